@@ -1,0 +1,61 @@
+# Every task, with all of its set-up: Python 3.11+ with venv and pip, and make, are all that a machine needs.
+# The locks name packages, versions and hashes, never an index: the machine's own settings say where packages come from.
+PYTHON ?= python3
+export PIP_FIND_LINKS =
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+bin := .venv/bin
+
+help:           ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+
+demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (about a minute)
+	$(bin)/python -m integration.demo
+check: .venv/installed  ## lint, types, walls and unit tests (under a minute)
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
+test: check     ## everything: check, then the tests on real brokers
+	$(bin)/pytest integration
+bench: .venv/installed  ## side by side with hand-written loops: CPU seconds per million records
+	$(bin)/python -m integration.bench
+soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
+	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
+ready: .venv/installed  ## set up, start the broker, one record through it, stop it
+	$(bin)/python -m integration.ready
+
+lint: .venv/installed  ## ruff: rules and format
+	$(bin)/ruff check --quiet
+	$(bin)/ruff format --quiet --check
+types: .venv/installed  ## mypy, strict
+	$(bin)/mypy --no-error-summary
+unit: .venv/installed  ## unit, property, wall and tidy tests
+	$(bin)/pytest --quiet
+lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
+	$(compile) --output-file bootstrap.lock bootstrap.in
+	$(compile) --all-extras --output-file requirements.lock pyproject.toml
+	$(bin)/python -m tidegate.drivers.kafka.jars
+clean:          ## remove the environment and what tests leave (the caches per user and .tidegate stay)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --no-header --no-emit-index-url --no-emit-find-links
+
+# pip brings uv, uv brings the rest; where only pip knows the way to the packages (its own index, its own certificates),
+# pip brings all. An environment that was complete once is brought up to date in place, any other is made anew.
+# The stamps are written last: an interrupted set-up starts again.
+.venv/ready: bootstrap.lock requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "tidegate needs Python 3.11 or later as $(PYTHON); name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@test -e $@ || $(PYTHON) -m venv --clear .venv || { \
+	    echo "$(PYTHON) -m venv failed. On Debian and Ubuntu it is a package of its own: apt install python3-venv" >&2; exit 1; }
+	@echo "setting up .venv" >&2
+	@$(bin)/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes --requirement bootstrap.lock
+	@$(bin)/uv pip sync --quiet --python $(bin)/python --no-build --require-hashes bootstrap.lock requirements.lock || { \
+	    echo "uv could not; pip does it (slower)" >&2; \
+	    $(bin)/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes --requirement requirements.lock; }
+	@touch $@
+# tidegate itself: a line in a .pth file and the command; hatchling and editables are in the lock, so nothing is fetched.
+.venv/installed: .venv/ready pyproject.toml
+	@$(bin)/uv pip install --quiet --offline --python $(bin)/python --no-deps --no-build-isolation --editable . || \
+	    $(bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	@touch $@
+.PHONY: help demo check test bench soak ready lint types unit lock clean

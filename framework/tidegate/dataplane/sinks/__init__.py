@@ -1,0 +1,1 @@
+"""Where records leave: writers that prepare at a barrier what the committer ends later."""

@@ -1,0 +1,1 @@
+"""Keyed state: cells, the write-back cache, and the backends behind one contract."""

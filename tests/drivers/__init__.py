@@ -1,0 +1,1 @@
+"""Tests of the drivers that need no server."""
