@@ -51,7 +51,7 @@ class SubtaskId(NamedTuple):
     """One parallel instance of a vertex."""
 
     vertex: VertexId
-    index: SubtaskIndex
+    index: SubtaskIndex  # type: ignore[assignment]  # hides tuple.index; nobody searches an id
 
     def __str__(self) -> str:
         return f"{self.vertex}#{self.index}"
@@ -61,7 +61,7 @@ class SlotId(NamedTuple):
     """A slot of a TaskManager, numbered from 0."""
 
     task_manager: TaskManagerId
-    index: int
+    index: int  # type: ignore[assignment]  # as above
 
     def __str__(self) -> str:
         return f"{self.task_manager}/{self.index}"
