@@ -1,4 +1,4 @@
-"""From what the user declared to what runs: logical graph, chaining, key groups, rescaling.
+"""The graph of a job: what was declared, how it is laid out on subtasks, and which of them owns a key.
 
-Pure: the same pipeline gives the same graph in every process.
+Pure functions and data. It knows nothing of the user's API above it, of Kafka, or of time.
 """

@@ -1,0 +1,210 @@
+"""The logical graph: what a pipeline's `define` declared, as data.
+
+It is not the plan (`graph/plan.py` lays it out on subtasks), and it runs nothing. `api` adds the steps,
+with the place where the user wrote each; every process of a job builds the same graph, and the data
+plane takes from its nodes what it runs: functions, declarations, types.
+
+Invariants: nodes stand in topological order (a step is added after its inputs); ids are unique and the
+same in every process; the fingerprint is the SHA-256 of the graph as canonical JSON, into which names,
+kinds, uids, edges, options, schemas and the *qualified names* of functions go, and never addresses,
+line numbers or code. Code is compared apart, by `api.code.code_digest`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from tidegate.errors import PipelineError
+
+Exchange = Literal["forward", "key"]
+Kind = Literal["source", "map", "flat_map", "filter", "process", "keyed_process", "sink"]
+
+MAIN: Final = "main"
+"""The port of a step's ordinary results; side outputs have ports of their own, by their names."""
+
+DEAD_LETTERS: Final = "dead_letters"
+"""The port of a source's undecodable records, where its policy sends them to a topic."""
+
+_UID = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
+_NUMBERED = re.compile(r"(?:map|flat_map|filter|process)-\d+")
+
+
+class _Unknown:
+    """The type of `UNKNOWN`."""
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN: Final[object] = _Unknown()
+"""The type of records of which nobody has said it. Not None and not Any: both are types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """An input of a step: from a node's port, and how its records are dealt out to subtasks.
+
+    `key` and `key_type` are there where `exchange` is "key". `record_type` is the type of the
+    records that travel; it may be UNKNOWN only where they are never stored or sent.
+    """
+
+    node: str
+    port: str = MAIN
+    exchange: Exchange = "forward"
+    key: Callable[[Any], Any] | None = None
+    key_type: object = UNKNOWN
+    record_type: object = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One declared step.
+
+    `uid` names its state for ever and is None for a stateless step. `options` go into the
+    fingerprint and are plain JSON. The rest is for the process that runs the step: `function` is the
+    user's callable or function object, `declaration` the source or sink as declared on the class,
+    `record_type` the type of the records on its main port.
+    """
+
+    id: str
+    kind: Kind
+    inputs: tuple[Edge, ...]
+    uid: str | None
+    options: Mapping[str, object]
+    place: str
+    function: object = None
+    declaration: object = None
+    record_type: object = UNKNOWN
+
+
+@dataclass(slots=True)
+class Graph:
+    """The steps of one pipeline, by id, in topological order."""
+
+    name: str
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def add(
+        self,
+        kind: Kind,
+        inputs: tuple[Edge, ...],
+        *,
+        place: str,
+        uid: str | None = None,
+        options: Mapping[str, object] | None = None,
+        function: object = None,
+        declaration: object = None,
+        record_type: object = UNKNOWN,
+    ) -> Node:
+        """Add a step and return it; a stateless one is numbered by kind, others are their uid.
+
+        `place` is the user's file and line. Raises PipelineError for a uid that is malformed or taken.
+        """
+        if uid is not None:
+            self._check_uid(uid, place)
+        number = 1 + sum(node.kind == kind for node in self.nodes.values())
+        node = Node(
+            id=uid or f"{kind}-{number}",
+            kind=kind,
+            inputs=inputs,
+            uid=uid,
+            options={} if options is None else dict(options),
+            place=place,
+            function=function,
+            declaration=declaration,
+            record_type=record_type,
+        )
+        self.nodes[node.id] = node
+        return node
+
+    def remove(self, node_id: str) -> Node | None:
+        """Take a node out, to add it again with more inputs; None if it is not there."""
+        return self.nodes.pop(node_id, None)
+
+    def check(self) -> None:
+        """Refuse what can only be said of the whole graph: chains that end nowhere, no sink at all."""
+        read = {edge.node for node in self.nodes.values() for edge in node.inputs}
+        for node in self.nodes.values():
+            if node.kind != "sink" and node.id not in read:
+                message = (
+                    f"{node.place}: the results of {node.id!r} go nowhere; end the chain with "
+                )
+                raise PipelineError(message + ".to(sink), or remove the step")
+        if not any(node.kind == "sink" for node in self.nodes.values()):
+            message = f"pipeline {self.name!r} writes to no sink; end a chain with .to(sink)"
+            raise PipelineError(message)
+
+    def describe(self) -> dict[str, object]:
+        """The graph as plain JSON: what the fingerprint is taken of, kept so that a mismatch can be named."""
+        return {"name": self.name, "nodes": [_describe(node) for node in self.nodes.values()]}
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the description, in hex: equal in every process that builds the same pipeline."""
+        text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def consumers(self, node_id: str) -> tuple[tuple[Node, Edge], ...]:
+        """Each input edge that reads from a node, with the node that it feeds, in graph order."""
+        return tuple(
+            (node, edge)
+            for node in self.nodes.values()
+            for edge in node.inputs
+            if edge.node == node_id
+        )
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes.values())
+
+    def _check_uid(self, uid: str, place: str) -> None:
+        if _UID.fullmatch(uid) is None:
+            message = (
+                f"{place}: uid={uid!r} must be 1 to 80 lower-case letters, digits, hyphens and "
+                "underscores, and begin with a letter or digit: it names files and state"
+            )
+            raise PipelineError(message)
+        if _NUMBERED.fullmatch(uid) is not None:
+            message = (
+                f"{place}: uid={uid!r} is how tidegate numbers steps that have no uid; "
+                "choose a name that says what the step does"
+            )
+            raise PipelineError(message)
+        taken = self.nodes.get(uid)
+        if taken is not None:
+            message = (
+                f"{place}: uid {uid!r} is already used by the step at {taken.place}; a uid names "
+                "one step's state, and sources and sinks take theirs from the attribute's name"
+            )
+            raise PipelineError(message)
+
+
+def function_name(function: object) -> str | None:
+    """A name that is the same in every process: module and qualified name, of the function or of the
+    object's class; None for None.
+    """
+    if function is None:
+        return None
+    if isinstance(function, functools.partial):
+        return function_name(function.func)
+    plain = inspect.isroutine(function) or isinstance(function, type)
+    named = function if plain else type(function)
+    return f"{getattr(named, '__module__', '')}:{getattr(named, '__qualname__', '')}"
+
+
+def _describe(node: Node) -> dict[str, object]:
+    inputs = [
+        [edge.node, edge.port, edge.exchange, function_name(edge.key)] for edge in node.inputs
+    ]
+    return {
+        "id": node.id,
+        "kind": node.kind,
+        "inputs": inputs,
+        "function": function_name(node.function),
+        "options": node.options,
+    }

@@ -1,0 +1,145 @@
+"""The physical plan: which steps run together in one subtask, and which edges are exchanges.
+
+A pure function of the graph and two numbers, computed alike by the JobMaster, which deploys it, and by
+every slot, which runs its part. It says nothing of places: which slot runs a subtask is the
+JobMaster's matter (subtask i of every vertex lives in the job's i-th slot).
+
+Chaining: a step joins its producer's vertex if it has exactly one input edge and that edge moves no
+record to another subtask: it is forward, or it is by key at parallelism 1. So a vertex is a small tree
+(one producer may feed several steps); a step with several inputs starts a vertex of its own, where
+barriers are aligned; a source starts one always. Where state lies does not depend on chaining: state
+is named by uid and key group. Every vertex has the job's parallelism in this version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tidegate.errors import InternalError, PipelineError
+from tidegate.graph.key_groups import MAX_PARALLELISM_LIMIT
+from tidegate.graph.logical import Edge, Graph, Node
+from tidegate.ids import ChannelId, SubtaskIndex, VertexId
+
+PlanExchange = Literal["forward", "key", "rebalance"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vertex:
+    """Steps that one subtask runs; `nodes` are their ids, producers before consumers."""
+
+    id: VertexId
+    nodes: tuple[str, ...]
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEdge:
+    """An edge between vertices. `input` is the position among the target node's inputs, where the
+    graph keeps the key function and the record type.
+    """
+
+    index: int
+    source: VertexId
+    source_node: str
+    port: str
+    target: VertexId
+    target_node: str
+    input: int
+    exchange: PlanExchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhysicalPlan:
+    """Vertices in topological order, and the edges between them by index."""
+
+    vertices: tuple[Vertex, ...]
+    edges: tuple[PlanEdge, ...]
+    parallelism: int
+    max_parallelism: int
+
+    def vertex(self, vertex_id: VertexId) -> Vertex:
+        """The vertex of that id; InternalError if there is none."""
+        for vertex in self.vertices:
+            if vertex.id == vertex_id:
+                return vertex
+        message = f"the plan has no vertex {vertex_id!r}"
+        raise InternalError(message)
+
+    def vertex_of(self, node_id: str) -> Vertex:
+        """The vertex that runs a step; InternalError if there is none."""
+        for vertex in self.vertices:
+            if node_id in vertex.nodes:
+                return vertex
+        message = f"no vertex of the plan runs step {node_id!r}"
+        raise InternalError(message)
+
+    def inputs_of(self, vertex_id: VertexId) -> tuple[PlanEdge, ...]:
+        """The edges into a vertex, by index."""
+        return tuple(edge for edge in self.edges if edge.target == vertex_id)
+
+    def outputs_of(self, vertex_id: VertexId) -> tuple[PlanEdge, ...]:
+        """The edges out of a vertex, by index."""
+        return tuple(edge for edge in self.edges if edge.source == vertex_id)
+
+    def channels(self, edge: PlanEdge) -> tuple[ChannelId, ...]:
+        """Every channel of an edge: i to i where it is forward, else all to all; by sender, receiver."""
+        senders = [SubtaskIndex(i) for i in range(self.vertex(edge.source).parallelism)]
+        receivers = [SubtaskIndex(i) for i in range(self.vertex(edge.target).parallelism)]
+        if edge.exchange == "forward":
+            return tuple(ChannelId(edge.index, i, i) for i in senders)
+        return tuple(ChannelId(edge.index, s, r) for s in senders for r in receivers)
+
+
+def plan(graph: Graph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
+    """Lay a graph out; PipelineError if the parallelism is out of bounds."""
+    if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+        message = (
+            f"pipeline {graph.name!r}: 1 <= parallelism ({parallelism}) <= max_parallelism "
+            f"({max_parallelism}) <= {MAX_PARALLELISM_LIMIT} must hold; max_parallelism is the number "
+            "of key groups, fixed for the life of the state"
+        )
+        raise PipelineError(message)
+    heads: dict[str, str] = {}
+    for node in graph:
+        chained = len(node.inputs) == 1 and _stays(node.inputs[0], parallelism)
+        heads[node.id] = heads[node.inputs[0].node] if chained else node.id
+    return PhysicalPlan(
+        vertices=tuple(
+            Vertex(
+                id=VertexId(head),
+                nodes=tuple(node.id for node in graph if heads[node.id] == head),
+                parallelism=parallelism,
+            )
+            for head in dict.fromkeys(heads.values())
+        ),
+        edges=tuple(
+            PlanEdge(
+                index=index,
+                source=VertexId(heads[edge.node]),
+                source_node=edge.node,
+                port=edge.port,
+                target=VertexId(heads[node.id]),
+                target_node=node.id,
+                input=position,
+                exchange=edge.exchange,
+            )
+            for index, (node, position, edge) in enumerate(_between(graph, heads))
+        ),
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+    )
+
+
+def _stays(edge: Edge, parallelism: int) -> bool:
+    return edge.exchange == "forward" or parallelism == 1
+
+
+def _between(graph: Graph, heads: dict[str, str]) -> list[tuple[Node, int, Edge]]:
+    """Each input edge that was not chained: all inputs of the nodes that start a vertex."""
+    return [
+        (node, position, edge)
+        for node in graph
+        if heads[node.id] == node.id
+        for position, edge in enumerate(node.inputs)
+    ]
