@@ -1,0 +1,166 @@
+"""The configuration: one model per section, every default here, every key documented in
+`default.toml`.
+
+Values come, first wins, from the command line, the environment (`TIDEGATE_CHECKPOINT__INTERVAL`), the
+nearest `tidegate.toml` upwards from the working folder, the pipeline's class statement, and the
+defaults. `cli` and tests call `load`; processes of a cluster get the effective settings with their
+submission (`from_dict`). Unknown keys are errors that name the key and its nearest neighbour.
+Durations and sizes carry their unit in the text ("10 s", "64 MiB"); in code they are milliseconds and
+bytes, and the name of what holds them says so.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_DURATION_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _measure(units: dict[str, int], what: str) -> Any:
+    pattern = re.compile(rf"(\d+)\s*({'|'.join(units)})")
+
+    def parse(value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value  # already in the smallest unit: the form in which settings travel
+        match = pattern.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            message = (
+                f"{value!r} is not a {what}; write a whole number and one of {', '.join(units)}"
+            )
+            raise ValueError(message)
+        return int(match[1]) * units[match[2]]
+
+    return BeforeValidator(parse)
+
+
+DurationMs = Annotated[int, _measure(_DURATION_MS, "duration"), Field(ge=0)]
+"""Milliseconds, written with a unit: "10 s"."""
+SizeBytes = Annotated[int, _measure(_SIZES, "size"), Field(ge=0)]
+"""Bytes, written with a unit: "64 MiB"."""
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and strict about names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(Section):
+    """The Kafka cluster that the job reads, writes and commits on."""
+
+    bootstrap: str = "localhost:9092"
+    properties: dict[str, str] = Field(default_factory=dict)
+    """librdkafka settings for every client: security and the like."""
+
+
+class JobSettings(Section):
+    """How wide a job runs; max_parallelism is fixed for the life of its state."""
+
+    parallelism: int = Field(default=1, ge=1)
+    max_parallelism: int = Field(default=128, ge=1, le=32_768)
+
+
+class CheckpointSettings(Section):
+    """When checkpoints are taken, how long they may take, where they are kept."""
+
+    interval: DurationMs = 10_000
+    timeout: DurationMs = 120_000
+    min_pause: DurationMs = 0
+    tolerable_failures: int = Field(default=2, ge=0)
+    retained: int = Field(default=2, ge=2)
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    storage: str = ".tidegate/checkpoints"
+    tolerated_outage: DurationMs = 180_000
+
+
+class StateSettings(Section):
+    """Where keyed state lives between checkpoints."""
+
+    backend: Literal["rocksdb", "memory"] = "rocksdb"
+    directory: str = ".tidegate/state"
+    cache_entries: int = Field(default=200_000, ge=1_000)
+
+
+class TaskManagerSettings(Section):
+    """A TaskManager of this configuration."""
+
+    slots: int = Field(default=1, ge=1, le=256)
+
+
+class ClusterSettings(Section):
+    """The processes of a cluster and when one is given up."""
+
+    task_managers: int = Field(default=1, ge=1, le=256)
+    slot_request_timeout: DurationMs = 300_000
+    heartbeat_interval: DurationMs = 1_000
+    heartbeat_timeout: DurationMs = 15_000
+
+
+class RestartSettings(Section):
+    """When a failed attempt is followed by another."""
+
+    strategy: Literal["exponential_delay", "fixed_delay", "failure_rate", "none"] = (
+        "exponential_delay"
+    )
+    initial_delay: DurationMs = 100
+    max_delay: DurationMs = 60_000
+    multiplier: float = Field(default=2.0, ge=1.0)
+    jitter: float = Field(default=0.1, ge=0.0, le=1.0)
+    reset_after: DurationMs = 600_000
+    attempts: int | None = Field(default=None, ge=1)
+    """Restarts in all before the job fails; None is without end."""
+    delay: DurationMs = 1_000
+    """Between restarts of `fixed_delay` and `failure_rate`."""
+    failures: int = Field(default=3, ge=1)
+    """Of `failure_rate`: so many within `failure_interval` fail the job."""
+    failure_interval: DurationMs = 60_000
+
+
+class ExchangeSettings(Section):
+    """The way between slots."""
+
+    credits: int = Field(default=8, ge=2)
+    """Frames in flight per channel."""
+
+
+class LogSettings(Section):
+    """Where processes write their logs."""
+
+    directory: str = ".tidegate/logs"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ConnectorSettings(Section):
+    """Overrides of one source or sink, by its attribute name."""
+
+    topic: str | None = None
+    properties: dict[str, str] = Field(default_factory=dict)
+
+
+class Config(Section):
+    """The effective configuration of a process."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    job: JobSettings = JobSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    state: StateSettings = StateSettings()
+    taskmanager: TaskManagerSettings = TaskManagerSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    restart: RestartSettings = RestartSettings()
+    exchange: ExchangeSettings = ExchangeSettings()
+    logs: LogSettings = LogSettings()
+    sources: dict[str, ConnectorSettings] = Field(default_factory=dict)
+    sinks: dict[str, ConnectorSettings] = Field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, durations in milliseconds: the form that travels with a submission."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls.model_validate(settings)

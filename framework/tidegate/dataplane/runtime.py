@@ -1,0 +1,69 @@
+"""What a subtask's parts (reader, operators, state, sinks) are given by the slot that runs them.
+
+One thread, the mailbox thread, calls all of them. Whatever blocks (a flush, an upload, a describe) is
+handed to `run_io`, and its outcome comes back through `post`, which runs an action in the mailbox
+thread between two batches. `fail` ends the attempt with an error; it may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidegate.config import Config
+from tidegate.ids import Attempt, JobName, SubtaskId
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.kafka import TransactionLog
+
+Action = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts of a slot since its start; written by the mailbox thread, read by the heartbeat."""
+
+    records_in: int = 0
+    records_out: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Runtime:
+    """The surroundings of one subtask."""
+
+    job: JobName
+    journal: str
+    attempt: Attempt
+    subtask: SubtaskId
+    parallelism: int
+    max_parallelism: int
+    config: Config
+    drivers: Drivers
+    blobs: BlobStore
+    """Paths in it begin with the job's name: `<job>/files/...`."""
+    local: Path
+    """An empty folder of this subtask, gone with the attempt."""
+    transactions: TransactionLog
+    """One for the whole slot."""
+    transaction_timeout_ms: int
+    warm_producers: int
+    transaction_slots: int
+    post: Callable[[Action], None]
+    """Run an action in the mailbox thread; from any thread, never blocks."""
+    run_io: Callable[[Action], None]
+    """Run an action in an I/O thread; what it raises goes to `fail`."""
+    fail: Callable[[BaseException], None]
+    counters: Counters = field(default_factory=Counters)
+
+    def kafka(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Librdkafka settings of the job's cluster, with a connector's own on top."""
+        settings: dict[str, Any] = {
+            "bootstrap.servers": self.config.kafka.bootstrap,
+            **self.config.kafka.properties,
+            **(overrides or {}),
+        }
+        return settings

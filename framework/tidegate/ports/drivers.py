@@ -1,0 +1,79 @@
+"""The bundle of drivers that a process is given.
+
+`bootstrap` makes the real one, `testing` a fake one; the control plane and slots see only this
+protocol, so that neither imports a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.elements import Origin
+from tidegate.ids import TransactionalId
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.clock import Clock
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.rpc import Rpc
+
+
+class KafkaAdmin(Protocol):
+    """Questions to a Kafka cluster that are asked at submit and at the start of an attempt."""
+
+    def cluster_id(self) -> str: ...
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions; RefusedError that names the topic where there is none."""
+        ...
+
+    def earliest(self, origins: list[Origin]) -> dict[Origin, int]: ...
+
+    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+        """End offsets for `read_committed` readers (the last stable offset)."""
+        ...
+
+    def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
+        """First offset at or after a time; the end offset where there is none."""
+        ...
+
+    def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]: ...
+
+    def transaction_max_timeout_ms(self) -> int:
+        """The broker's `transaction.max.timeout.ms`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Drivers(Protocol):
+    """Makes the drivers of one process. `kafka` is librdkafka settings, bootstrap.servers included."""
+
+    clock: Clock
+    rpc: Rpc
+
+    def blob_store(self, url: str) -> BlobStore:
+        """A path or URL of a folder; ConfigError for a scheme that no driver knows."""
+        ...
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog: ...
+
+    def partition_reader(
+        self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
+    ) -> PartitionReader: ...
+
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> Producer:
+        """A producer, its transactional id initialised: takes 0.06 or 0.5 s, so never in the loop."""
+        ...
+
+    def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
+        """An empty or existing store in `directory`; `backend` is `rocksdb` or `memory`."""
+        ...

@@ -1,0 +1,169 @@
+"""Kafka, as far as tidegate needs it: reading partitions, writing transactions, controlling them.
+
+Three ports. `PartitionReader` and `Producer` carry data (librdkafka), `TransactionLog` carries control
+messages to the transaction coordinator (kafka-python's protocol layer). They are shaped on what the
+commit protocol asks, not on a client's API; the fakes of `tidegate.testing` implement the same.
+
+Messages of a reader keep the client's own accessors (`value()`, `key()`, `offset()`, `timestamp()`,
+`headers()`), because wrapping each record in an object of ours would cost more than decoding it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tidegate.elements import Origin
+from tidegate.ids import TransactionalId
+
+
+class Message(Protocol):
+    """One record as the client library hands it over."""
+
+    def value(self) -> bytes | None: ...
+    def key(self) -> bytes | None: ...
+    def offset(self) -> int: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def headers(self) -> list[tuple[str, bytes]] | None: ...
+
+
+class Run(NamedTuple):
+    """Messages of one partition, in order. `position` is the next offset to read after them.
+
+    An empty run reports a position that moved without records (control records, end of partition).
+    """
+
+    origin: Origin
+    messages: Sequence[Message]
+    position: int
+
+
+class PartitionReader(Protocol):
+    """Reads assigned partitions from given offsets; never joins a group."""
+
+    def assign(self, positions: Mapping[Origin, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+        ...
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+        """What has arrived, waiting up to `timeout_s` for the first of it.
+
+        Raises KafkaError, among others when an assigned offset is not in the log any more.
+        """
+        ...
+
+    def pause(self, origins: Sequence[Origin]) -> None:
+        """Stop fetching these partitions (a bounded split that has reached its end)."""
+        ...
+
+    def high_watermarks(self) -> dict[Origin, int]:
+        """The newest known end offset of each assigned partition, without asking the broker."""
+        ...
+
+    def commit(self, positions: Mapping[Origin, int]) -> None:
+        """Commit offsets to the consumer group, without waiting: for lag monitoring only."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TransactionState(enum.Enum):
+    """States of a transaction at its coordinator, by Kafka's names."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    COMPLETE_COMMIT = "CompleteCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+    PREPARE_EPOCH_FENCE = "PrepareEpochFence"
+
+
+class TransactionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What DescribeTransactions says of one id."""
+
+    state: TransactionState
+    producer_id: int
+    epoch: int
+    start_ms: int
+    """Of the present or last transaction; -1 if there was none. Compared for equality only."""
+
+
+class Producer(Protocol):
+    """One librdkafka producer. With a transactional id it serves exactly one transaction.
+
+    Any exception out of any method means that the transaction cannot be trusted: the attempt fails.
+    A prepared producer is dropped, never closed: closing aborts.
+    """
+
+    def begin(self) -> None:
+        """Begin the transaction (transactional producers only)."""
+        ...
+
+    def send(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+    ) -> None:
+        """Hand over a batch, in order, serving the queue while it is full."""
+        ...
+
+    def send_one(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes]],
+        timestamp_ms: int | None,
+    ) -> None:
+        """Hand over one record with headers or a timestamp."""
+        ...
+
+    def flush(self, timeout_s: float) -> None:
+        """Return when everything is acknowledged; TransactionError if it is not, or anything failed."""
+        ...
+
+
+class EndOutcome(enum.Enum):
+    """What the coordinator answered to EndTxn."""
+
+    ACCEPTED = "accepted"
+    RETRY = "retry"
+    """Moved, loading, busy, unreachable or unanswered: the outcome may still be either."""
+    REFUSED = "refused"
+    """Fenced, another state, another producer id: Describe tells which."""
+    NOT_AUTHORISED = "not authorised"
+
+
+class TransactionLog(Protocol):
+    """Control messages to the transaction coordinators of one Kafka cluster.
+
+    Calls retry what is safe to retry within their own deadline and then raise KafkaUnavailableError.
+    """
+
+    def cluster_id(self) -> str: ...
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+        """The coordinator's facts; None when it does not know the id."""
+        ...
+
+    def end(
+        self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
+    ) -> EndOutcome:
+        """One raw EndTxn v3. Never retried inside: the caller describes, then decides."""
+        ...
+
+    def fence(self, transactional_id: TransactionalId) -> None:
+        """One raw InitProducerId: aborts what is open, locks out older producers of the id."""
+        ...
+
+    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+        """All ids with this prefix, asked of every broker; raises rather than leave one out."""
+        ...
+
+    def close(self) -> None: ...

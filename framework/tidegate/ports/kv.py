@@ -1,0 +1,44 @@
+"""A sorted store of bytes under one keyed operator of one subtask (RocksDB, or memory).
+
+The write-back cache above it batches: reads come as lists of keys, writes as one batch per barrier.
+The store keeps no log of its own; the checkpoint is the log. Called by one thread only, but for the
+files of a finished `checkpoint`, which the upload thread reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+
+class KeyValueStore(Protocol):
+    """Bytes to bytes, ordered by key."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of `keys`, in their order; None where there is none."""
+        ...
+
+    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes]) -> None:
+        """Apply as one batch."""
+        ...
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with `first <= key < end`, in order."""
+        ...
+
+    def checkpoint(self, directory: Path) -> list[Path]:
+        """Freeze the present content as files in the new folder `directory` (hard links where it can).
+
+        A file whose name appeared in an earlier checkpoint of this store has the same content, unless
+        it is named in `volatile_names`.
+        """
+        ...
+
+    def volatile_names(self) -> frozenset[str]:
+        """Names (or prefixes ending in `*`) of files that change between checkpoints."""
+        ...
+
+    def close(self) -> None:
+        """Release the files."""
+        ...

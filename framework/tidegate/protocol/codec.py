@@ -1,0 +1,51 @@
+"""Messages as bytes: one version byte, then the tagged struct as MessagePack.
+
+A receiver that does not know the version says so by name instead of failing on a field; within one
+version, fields are only added, with defaults.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.errors import RpcError
+from tidegate.protocol import messages
+from tidegate.protocol.messages import Message
+
+VERSION = 1
+
+_KINDS: tuple[type[Message], ...] = tuple(
+    kind
+    for kind in vars(messages).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+)
+
+
+def _union() -> object:
+    union: object = _KINDS[0]
+    for kind in _KINDS[1:]:
+        union = union | kind
+    return union
+
+
+_encoder = msgspec.msgpack.Encoder(decimal_format="string")
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_union())
+
+
+def encode(message: Message) -> bytes:
+    """The message with its version in front."""
+    return bytes((VERSION,)) + _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """The inverse; RpcError for another version or for bytes that are no message."""
+    if not data or data[0] != VERSION:
+        found = data[0] if data else "nothing"
+        raise RpcError(
+            f"A control message of protocol version {found} arrived, this process speaks {VERSION}: "
+            "all processes of a cluster must run the same version of tidegate."
+        )
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except msgspec.DecodeError as error:
+        raise RpcError(f"A control message cannot be read: {error}.") from error

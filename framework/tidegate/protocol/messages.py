@@ -1,0 +1,435 @@
+"""Messages between the processes of a cluster.
+
+One struct per message, tagged by its name; `codec.py` writes and reads them. Who sends what:
+
+    client      -> JobManager   SubmitJob, GetJob, ListJobs, StopJob
+    JobMaster   -> JobManager   RegisterJobMaster, RequestSlots, ReleaseSlots, ReportJob
+    TaskManager -> JobManager   RegisterTaskManager, TaskManagerHeartbeat, SlotExited
+    JobManager  -> TaskManager  StartSlot, StopSlot
+    JobManager  -> JobMaster    StopJob, SlotLost
+    slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
+                                InputEnded, TaskFailed, SlotHeartbeat
+    JobMaster   -> slot         Deploy, StartSources, TriggerCheckpoint, CheckpointCompleted,
+                                CheckpointAborted, TransactionsFreed
+
+Every message to or from a slot carries job and attempt; one of another attempt is refused with
+`Refused`, never interpreted. Messages of a JobManager carry its leader epoch. Delivery may repeat or
+lose a message: each handler is idempotent or counts by id.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.ids import (
+    Attempt,
+    CheckpointId,
+    JobName,
+    LeaderEpoch,
+    SlotId,
+    SubtaskId,
+    TaskManagerId,
+    TransactionalId,
+)
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, SubtaskSnapshot
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the tag is the class's name."""
+
+
+# --- replies ------------------------------------------------------------------------------------
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """Taken."""
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """Not taken: the sender is of another attempt or an older leader, or asks what cannot be."""
+
+    reason: str
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The handler raised; the caller raises the same."""
+
+    error: ErrorReport
+
+
+# --- client -------------------------------------------------------------------------------------
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it was submitted: enough to build its graph anew in any process, and to check it."""
+
+    job: JobName
+    reference: str
+    """`package.module:Class`."""
+    working_folder: str
+    """Comes first on the path of every process of the job."""
+    params: dict[str, str]
+    parallelism: int
+    max_parallelism: int
+    settings: dict[str, object]
+    """The effective configuration, as `Config.to_dict` gives it (secrets included: never logged)."""
+    fingerprint: str
+    code_digest: str
+    python_version: str
+    tidegate_version: str
+    bounded: bool = False
+    restore: str = "latest"
+    """`latest`, `none`, or a checkpoint id."""
+    accept_loss: bool = False
+    """The operator accepts the loss that the journal's last `lost` entry states."""
+    cluster: str = ""
+    """The cluster that runs the job: another one on the same storage leaves it alone."""
+
+
+class SubmitJob(Message, frozen=True, kw_only=True):
+    """Starts a job; the reply is Done once the job is stored and its JobMaster is on its way."""
+
+    submission: Submission
+
+
+class GetJob(Message, frozen=True, kw_only=True):
+    """The reply is a JobReport."""
+
+    job: JobName
+
+
+class ListJobs(Message, frozen=True, kw_only=True):
+    """The reply is a JobList."""
+
+
+class StopJob(Message, frozen=True, kw_only=True):
+    """`drain=False` cancels: no final checkpoint."""
+
+    job: JobName
+    final_checkpoint: bool = True
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an attempt ended, for the restart history."""
+
+    attempt: int
+    ended_ms: int
+    error: ErrorReport
+
+
+class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A completed checkpoint, for display."""
+
+    id: str
+    completed_ms: int
+    duration_ms: int
+    size: int
+    """Bytes of keyed state that the checkpoint refers to."""
+    transactions: int
+
+
+class SlotReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot of the live attempt."""
+
+    ordinal: int
+    slot: SlotId
+    pid: int
+    task_manager_pid: int
+
+
+class JobReport(Message, frozen=True, kw_only=True):
+    """The state of a job as its JobMaster last told it."""
+
+    job: JobName
+    state: str
+    """A name of `controlplane.jobmaster.machine.JobState`."""
+    attempt: int = 0
+    restarts: int = 0
+    jobmaster_pid: int = 0
+    records_in: int = 0
+    records_out: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+    lag: int | None = None
+    """Records between what was read and the end of the source partitions; None if not known."""
+    checkpoints_completed: int = 0
+    checkpoints_failed: int = 0
+    last_checkpoint: CheckpointReport | None = None
+    slots: tuple[SlotReport, ...] = ()
+    slots_missing: int = 0
+    error: ErrorReport | None = None
+    """Of a failed job; of a restarting one, why its last attempt ended."""
+    history: tuple[AttemptReport, ...] = ()
+    reported_ms: int = 0
+
+
+class JobList(Message, frozen=True, kw_only=True):
+    """All jobs of the cluster and the TaskManagers they may run on."""
+
+    jobs: tuple[JobReport, ...]
+    task_managers: tuple[tuple[str, int, int], ...] = ()
+    """Of each TaskManager: id, pid, number of slots."""
+
+
+# --- JobMaster and TaskManager to JobManager ----------------------------------------------------
+
+
+class RegisterJobMaster(Message, frozen=True, kw_only=True):
+    """The reply is JobMasterAccepted, or Refused when the process was replaced meanwhile."""
+
+    job: JobName
+    epoch: LeaderEpoch
+    address: str
+    pid: int
+
+
+class JobMasterAccepted(Message, frozen=True, kw_only=True):
+    """The job that this JobMaster is to run."""
+
+    submission: Submission
+
+
+class RequestSlots(Message, frozen=True, kw_only=True):
+    """Asks for `count` slots for one attempt, ordinals 0 to count-1; repeated until they register.
+
+    Slots of older attempts of the job are released by it.
+    """
+
+    job: JobName
+    epoch: LeaderEpoch
+    attempt: Attempt
+    count: int
+    jobmaster_address: str
+
+
+class ReleaseSlots(Message, frozen=True, kw_only=True):
+    """The job needs no slot of any attempt up to this one any more: their processes are killed."""
+
+    job: JobName
+    epoch: LeaderEpoch
+    attempt: Attempt
+
+
+class ReportJob(Message, frozen=True, kw_only=True):
+    """Pushed every half second and at every change of state; also the JobMaster's heartbeat."""
+
+    epoch: LeaderEpoch
+    report: JobReport
+
+
+class RegisterTaskManager(Message, frozen=True, kw_only=True):
+    """Sent once at start; the reply is Done, or Refused by another leader."""
+
+    id: TaskManagerId
+    epoch: LeaderEpoch
+    address: str
+    slots: int
+    pid: int
+
+
+class TaskManagerHeartbeat(Message, frozen=True, kw_only=True):
+    """A TaskManager that is silent for the timeout is lost with its slots."""
+
+    id: TaskManagerId
+    epoch: LeaderEpoch
+
+
+class SlotExited(Message, frozen=True, kw_only=True):
+    """A slot process ended. `status` as subprocess gives it: negative is a signal's number."""
+
+    id: TaskManagerId
+    epoch: LeaderEpoch
+    index: int
+    job: JobName
+    attempt: Attempt
+    pid: int
+    status: int
+
+
+# --- JobManager to TaskManager and JobMaster ----------------------------------------------------
+
+
+class StartSlot(Message, frozen=True, kw_only=True):
+    """Fork a slot process for an attempt; it registers with the JobMaster by itself."""
+
+    epoch: LeaderEpoch
+    index: int
+    ordinal: int
+    job: JobName
+    attempt: Attempt
+    jobmaster_address: str
+    working_folder: str
+    settings: dict[str, object]
+
+
+class StopSlot(Message, frozen=True, kw_only=True):
+    """Kill the slot's process if it belongs to this attempt or an older one."""
+
+    epoch: LeaderEpoch
+    index: int
+    job: JobName
+    attempt: Attempt
+
+
+class SlotLost(Message, frozen=True, kw_only=True):
+    """A slot of the attempt, or its whole TaskManager, is gone."""
+
+    job: JobName
+    attempt: Attempt
+    slot: SlotId
+    reason: str
+
+
+# --- slot to JobMaster --------------------------------------------------------------------------
+
+
+class RegisterSlot(Message, frozen=True, kw_only=True):
+    """A slot process is up and waits for its deployment."""
+
+    job: JobName
+    attempt: Attempt
+    ordinal: int
+    slot: SlotId
+    pid: int
+    task_manager_pid: int
+    address: str
+    """Where the slot takes control messages."""
+    exchange_address: str
+    """Where it takes connections of other slots: `unix:PATH` or `host:port`."""
+
+
+class TasksReady(Message, frozen=True, kw_only=True):
+    """All subtasks of the slot have restored their state, opened their functions and connected."""
+
+    job: JobName
+    attempt: Attempt
+    ordinal: int
+
+
+class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
+    """A subtask's part of a checkpoint is complete and durable."""
+
+    job: JobName
+    attempt: Attempt
+    checkpoint: CheckpointId
+    snapshot: SubtaskSnapshot
+    alignment_ms: int = 0
+    sync_ms: int = 0
+    """Time for which the subtask stood still for its snapshot."""
+
+
+class DeclineCheckpoint(Message, frozen=True, kw_only=True):
+    """A subtask's part of a checkpoint could not be made; one is enough to abort it."""
+
+    job: JobName
+    attempt: Attempt
+    checkpoint: CheckpointId
+    subtask: SubtaskId
+    reason: str
+
+
+class InputEnded(Message, frozen=True, kw_only=True):
+    """The subtask has processed the last record of a bounded run."""
+
+    job: JobName
+    attempt: Attempt
+    subtask: SubtaskId
+
+
+class TaskFailed(Message, frozen=True, kw_only=True):
+    """The attempt cannot go on; `subtask` is None where the slot as a whole failed."""
+
+    job: JobName
+    attempt: Attempt
+    subtask: SubtaskId | None
+    error: ErrorReport
+
+
+class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a slot since its start."""
+
+    records_in: int = 0
+    records_out: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+    lag: int | None = None
+
+
+class SlotHeartbeat(Message, frozen=True, kw_only=True):
+    """A slot whose heartbeats are refused or unanswered for the timeout ends itself."""
+
+    job: JobName
+    attempt: Attempt
+    ordinal: int
+    metrics: SlotMetrics
+
+
+# --- JobMaster to slot --------------------------------------------------------------------------
+
+
+class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """Keyed snapshots of one step that overlap this slot's key groups."""
+
+    snapshots: tuple[KeyedSnapshot, ...]
+
+
+class Deploy(Message, frozen=True, kw_only=True):
+    """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot i's)."""
+
+    job: JobName
+    attempt: Attempt
+    ordinal: int
+    journal: str
+    """The journal's random name, part of transactional ids."""
+    submission: Submission
+    peers: tuple[str, ...]
+    """Exchange addresses by ordinal."""
+    splits: tuple[SourceSplit, ...]
+    """The source splits that this slot's source subtasks read."""
+    restored: dict[str, RestoredState]
+    """By the uid of the step."""
+    transaction_timeout_ms: int
+    warm_producers: int
+    transaction_slots: int
+
+
+class StartSources(Message, frozen=True, kw_only=True):
+    """Every slot is ready and the fencing is done: sources may read."""
+
+    job: JobName
+    attempt: Attempt
+
+
+class TriggerCheckpoint(Message, frozen=True, kw_only=True):
+    """Sources of the slot inject the barrier; after a final one they emit nothing more."""
+
+    job: JobName
+    attempt: Attempt
+    checkpoint: CheckpointId
+    final: bool = False
+
+
+class CheckpointCompleted(Message, frozen=True, kw_only=True):
+    """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit."""
+
+    job: JobName
+    attempt: Attempt
+    checkpoint: CheckpointId
+    ended: tuple[TransactionalId, ...]
+
+
+class CheckpointAborted(Message, frozen=True, kw_only=True):
+    """Declined or expired: snapshots may be dropped, prepared transactions may not."""
+
+    job: JobName
+    attempt: Attempt
+    checkpoint: CheckpointId
+
+
+class TransactionsFreed(Message, frozen=True, kw_only=True):
+    """The journal names these no more (settled, or a newer publication): their ids may be used again."""
+
+    job: JobName
+    attempt: Attempt
+    freed: tuple[TransactionalId, ...]
