@@ -1,0 +1,101 @@
+"""What a node of the embedded broker is told: its server.properties, and ports that were free.
+
+Every node is broker and controller at once and listens on the loopback address only. Settings are
+chosen for tests and trials (quick coordinators, small internal topics), never for throughput, and
+leave Kafka's limits on transactions as they are, because those are what tidegate is checked against.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.errors import UserError
+
+HOST = "127.0.0.1"
+REPLICAS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NodePorts:
+    """Where a node listens: for clients, and for the other controllers."""
+
+    client: int
+    controller: int
+
+
+def server_properties(
+    node: int, ports: Sequence[NodePorts], home: Path, overrides: Mapping[str, str]
+) -> str:
+    """The text of server.properties for `node` (from 0) of a cluster that listens on `ports`.
+
+    Raises:
+        UserError: an override holds a line break.
+    """
+    replicas = min(len(ports), REPLICAS_MAX)
+    in_sync = max(1, replicas - 1)
+    mine = ports[node]
+    voters = ",".join(f"{n + 1}@{HOST}:{each.controller}" for n, each in enumerate(ports))
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": node + 1,
+        "controller.quorum.voters": voters,
+        "listeners": f"PLAINTEXT://{HOST}:{mine.client},CONTROLLER://{HOST}:{mine.controller}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{mine.client}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "log.dirs": home / "data",
+        # A missing topic is an error that tidegate reports; a broker that invents it hides that.
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": replicas,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "transaction.state.log.num.partitions": 4,
+        "group.initial.rebalance.delay.ms": 0,
+        # A killed broker may register again only when its session has ended: keep that short.
+        "broker.session.timeout.ms": 3000,
+        "broker.heartbeat.interval.ms": 500,
+        "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,  # default 128 MiB: half of the heap
+    } | dict(overrides)
+    for key, value in settings.items():
+        if "\n" in f"{key}{value}":
+            message = f"The broker setting {key!r} holds a line break; a setting is one line."
+            raise UserError(message)
+    # Backslashes start an escape in Java's format of properties.
+    return "".join(
+        f"{key}={str(value).replace(chr(92), chr(92) * 2)}\n" for key, value in settings.items()
+    )
+
+
+def bootstrap_servers(ports: Sequence[NodePorts]) -> str:
+    """`HOST:PORT` of every node, separated by commas."""
+    return ",".join(f"{HOST}:{each.client}" for each in ports)
+
+
+def choose_ports(nodes: int, wanted: Sequence[NodePorts] = ()) -> list[NodePorts]:
+    """Ports for each node, which were free a moment ago: those `wanted` as far as they are.
+
+    All are held until all are known, so that no two are the same. Another process can still take
+    one before the broker does: its log then says so, and the caller chooses again.
+    """
+    numbers = [number for each in wanted[:nodes] for number in (each.client, each.controller)]
+    numbers += [0] * (2 * nodes - len(numbers))
+    held = [_hold(number) for number in numbers]
+    chosen = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return [NodePorts(chosen[2 * n], chosen[2 * n + 1]) for n in range(nodes)]
+
+
+def _hold(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError:
+        if port == 0:
+            raise
+        return socket.create_server((HOST, 0))

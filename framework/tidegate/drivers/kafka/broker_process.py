@@ -1,0 +1,131 @@
+"""One process of the embedded broker: started, recognised again later, stopped.
+
+A process is its pid and its start time: a pid alone may belong to somebody else by the time that
+`tidegate kafka down` reads it from a file. A process outlives its starter (a standing broker) or dies
+with it (`owned`). Kernel and file system are read here; nobody else in this room does so.
+
+The kernel's request to die with the owner counts for the *thread* that started the process, so an
+owned broker is started from the main thread, or from a thread here that lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from tidegate.drivers.kafka.java import java_environment
+
+POLL_S = 0.02  # how often a process that is not our child is looked at
+LINUX = sys.platform == "linux"
+
+
+class BrokerProcess:
+    """A running or ended process of a broker."""
+
+    def __init__(
+        self, pid: int, started: str, child: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        self.pid = pid
+        self._started = started
+        self._child = child
+
+    @classmethod
+    def launch(cls, command: Sequence[str], *, log: Path, owned: bool) -> BrokerProcess:
+        """Start `command` with its output appended to `log`, in a session of its own.
+
+        A session of its own, because Ctrl-C in a terminal must not reach the broker before its
+        clients. On systems other than Linux `owned` ends with `stop`, not with a killed owner.
+        """
+        if owned and LINUX:
+            script = str(Path(__file__).with_name("with_owner.py"))
+            command = [sys.executable, "-I", "-S", script, str(os.getpid()), *command]
+        main_thread = threading.current_thread() is threading.main_thread()
+        if owned and not main_thread:
+            child = _lasting_thread().submit(_popen, command, log).result()
+        else:
+            child = _popen(command, log)
+        return cls(child.pid, start_time(child.pid) or "", child)
+
+    @classmethod
+    def read(cls, path: Path) -> BrokerProcess | None:
+        """The process that a pid file names, if it still runs."""
+        try:
+            pid, _, started = path.read_text(encoding="utf-8").strip().partition(" ")
+            found = cls(int(pid), started)
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if found.alive() else None
+
+    def write(self, path: Path) -> None:
+        """Write the pid file that `read` understands."""
+        path.write_text(f"{self.pid} {self._started}\n", encoding="utf-8")
+
+    def alive(self) -> bool:
+        """Whether it runs; one that has ended and was not yet waited for does not."""
+        if self._child is not None:
+            return self._child.poll() is None
+        return start_time(self.pid) == self._started
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; does nothing where the process has ended."""
+        if self.alive():
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return  # ended in between, which is what was wanted
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; False if it still runs after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self.alive():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+
+def start_time(pid: int) -> str | None:
+    """When the process `pid` was started, in a form only good for comparing; None if it is gone."""
+    if LINUX:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        # The command's name is in brackets and may hold anything: count from the last bracket.
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    answer = subprocess.run(
+        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout.split(maxsplit=1)
+    if not answer or answer[0].startswith("Z"):
+        return None
+    return answer[1].strip().replace(" ", "-")
+
+
+def _popen(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            env=java_environment(),
+            start_new_session=True,
+        )
+
+
+@cache
+def _lasting_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="owns-brokers")

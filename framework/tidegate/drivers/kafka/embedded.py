@@ -1,0 +1,374 @@
+"""Apache Kafka itself, without Docker and without an installed Java, for trials, tests and the demo.
+
+`EmbeddedKafka.start` brings up a KRaft cluster of one or more nodes on the loopback address from the
+locked jars (`jars`) on the pinned runtime (`java`), and returns when it answers (`ready`). It is the
+real server and no imitation; it is not a way to run Kafka in production. The command `tidegate kafka`
+uses it for a standing broker, the demo and the integration tests for one that dies with them.
+
+A cluster is its directory:
+
+    cluster.json        version, ports, cluster id: a start on the same directory keeps all three
+    lock                held while somebody starts it
+    <node>/             server.properties, data/, log, log.previous, and pid while it runs
+
+Invariant: a directory is never formatted twice and never started by two processes at once; ports are
+kept from start to start as long as nobody else has taken them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import msgspec
+
+from tidegate.drivers.kafka.broker_config import (
+    NodePorts,
+    bootstrap_servers,
+    choose_ports,
+    server_properties,
+)
+from tidegate.drivers.kafka.broker_process import BrokerProcess
+from tidegate.drivers.kafka.jars import VERSIONS, Report
+from tidegate.drivers.kafka.java import Java, find_java, java_environment, keep_archive
+from tidegate.drivers.kafka.ready import wait_ready
+from tidegate.errors import KafkaError, UserError, check
+
+START_TIMEOUT_S = 90.0  # 1.0 to 4 s on a quiet machine; a busy one has been seen to need 20
+STOP_TIMEOUT_S = 30.0  # 0.4 s; 2 s when it writes its archive; 5 s for three nodes
+STARTS_MAX = 3  # a port may be taken between our choice and the broker's bind, rarely twice
+LOG_LINES_SHOWN = 15
+NODES_MAX = 9
+
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What `cluster.json` says about a cluster."""
+
+    version: str
+    cluster_id: str
+    ports: list[NodePorts]
+    archive: Path
+    """Where the class-data archive goes that the first node may write at its end."""
+
+
+class _PortTakenError(Exception):
+    """Another process was faster than our broker; choose again."""
+
+
+class EmbeddedKafka:
+    """A cluster of Kafka that runs on this machine.
+
+    As a context manager it is stopped at the end of the block. Its data stays in its directory.
+    """
+
+    def __init__(
+        self, directory: Path, cluster: ClusterFile, processes: list[BrokerProcess | None]
+    ) -> None:
+        """Not for users: `start` and `attach` make one."""
+        self.directory = directory
+        self._cluster = cluster
+        self._processes = processes
+        self._java: Java | None = None
+        self._owned = False
+
+    @classmethod
+    def start(
+        cls,
+        version: str = VERSIONS[0],
+        *,
+        directory: Path,
+        nodes: int = 1,
+        owned: bool = False,
+        properties: Mapping[str, str] = NO_PROPERTIES,
+        report: Report | None = None,
+    ) -> Self:
+        """Start a cluster with its data in `directory` and return when it is ready.
+
+        Args:
+            version: of Kafka; one that has a lock, see `jars.VERSIONS`.
+            directory: made if it is not there; with data of an earlier start, that is used.
+            nodes: each is broker and controller.
+            owned: the brokers die with this process, also when it is killed (on Linux).
+            properties: added to each node's server.properties, or in place of ours.
+            report: is told about the progress of a download in short lines.
+
+        Raises:
+            UserError: the extra `broker` is missing, no such version, the directory holds another
+                version or number of nodes, or its cluster runs already.
+            KafkaError: it did not start; the message ends with the last lines of its log.
+            ExternalError: a download failed.
+        """
+        if not 1 <= nodes <= NODES_MAX:
+            message = f"A cluster of {nodes} nodes cannot be started: choose 1 to {NODES_MAX}."
+            raise UserError(message)
+        directory = directory.absolute()
+        java = find_java(version, report or (lambda _: None))
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory):
+            known = _read_cluster(directory)
+            _refuse_unfit(directory, known, version, nodes)
+            if known is not None and any(_read_processes(directory, known)):
+                message = (
+                    f"A broker runs already on the data in {directory}, at"
+                    f" {bootstrap_servers(known.ports)}. Use that one, or stop it first."
+                )
+                raise UserError(message)
+            for _ in range(STARTS_MAX):
+                known = ClusterFile(
+                    version=version,
+                    cluster_id=known.cluster_id if known else uuid.uuid4().hex[:22],
+                    ports=choose_ports(nodes, known.ports if known else ()),
+                    archive=java.kafka_archive,
+                )
+                cluster = cls(directory, known, [None] * nodes)
+                cluster._java, cluster._owned = java, owned
+                try:
+                    cluster._boot(properties)
+                except _PortTakenError:
+                    continue
+                return cluster
+        message = (
+            f"Kafka {version} did not start: {STARTS_MAX} times another process took one of its"
+            " ports before it could. Try again."
+        )
+        raise KafkaError(message)
+
+    @classmethod
+    def attach(cls, directory: Path) -> Self | None:
+        """The cluster that runs on `directory`, wholly or in part; None if none does."""
+        directory = directory.absolute()
+        cluster = _read_cluster(directory)
+        if cluster is None:
+            return None
+        processes = _read_processes(directory, cluster)
+        return cls(directory, cluster, processes) if any(processes) else None
+
+    @property
+    def version(self) -> str:
+        return self._cluster.version
+
+    @property
+    def bootstrap(self) -> str:
+        """`HOST:PORT` of every node, separated by commas, as `bootstrap.servers` wants it."""
+        return bootstrap_servers(self._cluster.ports)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each node as last started, also of one that has ended (0: unknown)."""
+        return [each.pid if each else 0 for each in self._processes]
+
+    @property
+    def alive(self) -> list[bool]:
+        """Whether each node's process runs."""
+        return [each is not None and each.alive() for each in self._processes]
+
+    def log(self, node: int = 0) -> Path:
+        """The file with a node's output."""
+        return self._home(node) / "log"
+
+    def stop(self) -> None:
+        """Stop every node in order, or by force where that takes too long; again does nothing."""
+        for each in self._processes:
+            if each is not None:
+                each.signal(signal.SIGTERM)
+        for node, each in enumerate(self._processes):
+            if each is not None and not each.wait(STOP_TIMEOUT_S):
+                each.signal(signal.SIGKILL)
+                each.wait(STOP_TIMEOUT_S)
+            self._pid_file(node).unlink(missing_ok=True)
+        keep_archive(self._recording(0), self._cluster.archive)
+
+    def kill(self, node: int = 0) -> None:
+        """End a node's process by SIGKILL and wait until it is gone; its data stays."""
+        process = self._processes[node]
+        if process is not None:
+            process.signal(signal.SIGKILL)
+            check(process.wait(STOP_TIMEOUT_S), f"process {process.pid} outlived SIGKILL")
+
+    def restart(self, node: int = 0) -> None:
+        """Start a node again on its data and ports, ending it first if it runs.
+
+        Raises:
+            KafkaError: it did not start; the message ends with the last lines of its log.
+        """
+        self.kill(node)
+        with _locked(self.directory):
+            self._launch(node)
+            try:
+                self._wait_ready()
+            except _PortTakenError:
+                raise self._not_started(node, "its port is taken") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _boot(self, properties: Mapping[str, str]) -> None:
+        _write_cluster(self.directory, self._cluster)
+        nodes = range(len(self._processes))
+        for node in nodes:
+            self._home(node).mkdir(exist_ok=True)
+            text = server_properties(node, self._cluster.ports, self._home(node), properties)
+            (self._home(node) / "server.properties").write_text(text, encoding="utf-8")
+        try:
+            self._format()
+            for node in nodes:
+                self._launch(node)
+            self._wait_ready()
+        except BaseException:  # whatever it was, no half-started cluster stays
+            for node in nodes:
+                self.kill(node)
+                self._pid_file(node).unlink(missing_ok=True)
+            raise
+
+    def _format(self) -> None:
+        running: dict[int, subprocess.Popen[bytes]] = {}
+        for node in range(len(self._processes)):
+            home = self._home(node)
+            if (home / "data" / "meta.properties").exists():
+                continue
+            words = ("format", "-t", self._cluster.cluster_id, "-c", home / "server.properties")
+            with self.log(node).open("wb") as log:
+                running[node] = subprocess.Popen(
+                    self._runtime().command("kafka.tools.StorageTool", *words),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=java_environment(),
+                )
+        for tool in running.values():
+            tool.wait()
+        for node, tool in running.items():
+            if tool.returncode != 0:
+                raise self._not_started(
+                    node, f"its data could not be formatted ({tool.returncode})"
+                )
+
+    def _launch(self, node: int) -> None:
+        home = self._home(node)
+        if self.log(node).exists():
+            self.log(node).replace(home / "log.previous")
+        record = self._recording(node) if node == 0 else None
+        command = self._runtime().command("kafka.Kafka", home / "server.properties", record=record)
+        process = BrokerProcess.launch(command, log=self.log(node), owned=self._owned)
+        process.write(self._pid_file(node))
+        self._processes[node] = process
+
+    def _wait_ready(self) -> None:
+        ports = [each.client for each in self._cluster.ports]
+        waiting = [node for node, alive in enumerate(self.alive) if alive]
+
+        def still_alive() -> None:
+            for node in waiting:
+                if not self.alive[node]:
+                    if "Address already in use" in self._log_tail(node):
+                        raise _PortTakenError
+                    raise self._not_started(node, "its process has ended")
+
+        # Of a cluster with dead nodes the living ones cannot name all: then only they are asked.
+        asked = [ports[node] for node in waiting]
+        if not wait_ready(asked, warm=True, timeout_s=START_TIMEOUT_S, still_alive=still_alive):
+            raise self._not_started(0, f"it gave no answer in {START_TIMEOUT_S:.0f} s")
+
+    def _not_started(self, node: int, reason: str) -> KafkaError:
+        which = f", node {node + 1}," if len(self._processes) > 1 else ""
+        return KafkaError(
+            f"Kafka {self.version}{which} did not start: {reason}."
+            f" The last lines of its log, {self.log(node)}:\n{self._log_tail(node)}"
+        )
+
+    def _log_tail(self, node: int) -> str:
+        try:
+            text = self.log(node).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return "(there is no log)"
+        return "\n".join(text.splitlines()[-LOG_LINES_SHOWN:]) or "(it is empty)"
+
+    def _runtime(self) -> Java:
+        if self._java is None:
+            self._java = find_java(self.version, lambda _: None)
+        return self._java
+
+    def _home(self, node: int) -> Path:
+        return self.directory / str(node + 1)
+
+    def _pid_file(self, node: int) -> Path:
+        return self._home(node) / "pid"
+
+    def _recording(self, node: int) -> Path:
+        return self._home(node) / "classes.jsa"
+
+
+def wipe(directory: Path) -> None:
+    """Delete a cluster with its data.
+
+    Raises:
+        UserError: it runs.
+    """
+    if EmbeddedKafka.attach(directory) is not None:
+        message = f"The broker on the data in {directory} runs: stop it before deleting its data."
+        raise UserError(message)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    # The lock goes with the process that holds it, however that ends.
+    with (directory / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _refuse_unfit(directory: Path, known: ClusterFile | None, version: str, nodes: int) -> None:
+    if known is None:
+        return
+    found = (known.version, len(known.ports))
+    if found != (version, nodes):
+        message = (
+            f"The data in {directory} is of Kafka {found[0]} with {found[1]} node(s), and cannot be"
+            f" used by Kafka {version} with {nodes}. Delete it (tidegate kafka down --wipe) or"
+            " choose another directory."
+        )
+        raise UserError(message)
+
+
+def _read_cluster(directory: Path) -> ClusterFile | None:
+    path = directory / "cluster.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ClusterFile, dec_hook=_decode_path)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        message = f"{path} is not what tidegate has written: {error}. Delete {directory}."
+        raise UserError(message) from error
+
+
+def _write_cluster(directory: Path, cluster: ClusterFile) -> None:
+    aside = directory / "cluster.json.new"
+    aside.write_bytes(msgspec.json.encode(cluster, enc_hook=str))
+    aside.replace(directory / "cluster.json")
+
+
+def _decode_path(kind: type, value: object) -> object:
+    return kind(value)
+
+
+def _read_processes(directory: Path, cluster: ClusterFile) -> list[BrokerProcess | None]:
+    pid_files = (directory / str(node + 1) / "pid" for node in range(len(cluster.ports)))
+    return [BrokerProcess.read(path) for path in pid_files]

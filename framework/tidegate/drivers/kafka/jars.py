@@ -1,0 +1,208 @@
+"""Kafka's jars: named and hashed by a lock in this package, downloaded once per user.
+
+`kafka-<version>.jars` holds one line per jar, its coordinates and its SHA-256, in the order of the
+class path. It names packages and never a registry: jgo knows where packages come from. jgo itself is
+not trusted with more than the download: it checks only a SHA-1 of the same server, and it writes in
+place, so that a killed download would leave a broken jar for ever. Hence a staging folder per
+download, our own hash, and one rename at the end: the cache holds a version whole or not at all.
+
+`embedded` calls `jars`; `make lock` runs this module to resolve the dependency trees again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidegate.errors import ExternalError, UserError, check
+
+VERSIONS = ("4.3.0", "3.9.1")
+"""The versions of Kafka with a lock in this package; the first is the default."""
+
+LOG_BINDING = "org.slf4j:slf4j-simple:1.7.36"
+"""Kafka's own dependencies carry no log binding: without one a broker that fails says nothing."""
+
+SHA256_DIGITS = 64
+DOWNLOADS_AT_ONCE = 8  # more gains nothing: the largest jar alone takes as long as all the others
+ATTEMPTS_PER_JAR = 3  # one hiccup of a registry must not cost the other 45 downloads
+DOWNLOAD_TIMEOUT_S = 60  # between two packets, not for the whole
+
+Report = Callable[[str], None]
+"""Is told about progress in short lines; the caller decides how to show them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of a lock."""
+
+    group: str
+    artifact: str
+    version: str
+    classifier: str
+    sha256: str
+
+    @property
+    def coordinates(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}:{self.classifier}"
+
+    @property
+    def file_name(self) -> str:
+        parts = (self.artifact, self.version, self.classifier)
+        return "-".join(part for part in parts if part) + ".jar"
+
+
+def jars(version: str, report: Report) -> list[Path]:
+    """The jars of a Kafka version in class path order, downloaded if they are not there.
+
+    Raises:
+        UserError: no such version, or jgo is not installed and jars are missing.
+        ExternalError: a download failed or a hash differs.
+    """
+    wanted = read_lock(version)
+    folder = cache_folder() / f"kafka-{version}"
+    paths = [folder / jar.file_name for jar in wanted]
+    if not all(path.exists() for path in paths):
+        _download(version, wanted, folder, report)
+    return paths
+
+
+def read_lock(version: str) -> list[Jar]:
+    """The lock of a Kafka version, in its order.
+
+    Raises:
+        UserError: this package has no lock for the version.
+    """
+    path = lock_path(version)
+    if not path.exists():
+        choice = " or ".join(VERSIONS)
+        message = f"Kafka {version} is not a version that tidegate can start: choose {choice}."
+        raise UserError(message)
+    return parse_lock(path.read_text(encoding="utf-8"))
+
+
+def parse_lock(text: str) -> list[Jar]:
+    """Parse the lines `group:artifact:version:classifier sha256`."""
+    found = []
+    for line in text.splitlines():
+        coordinates, _, sha256 = line.partition(" ")
+        fields = [*coordinates.split(":"), sha256]
+        check(len(fields) == len(Jar.__slots__), f"not a line of a lock of jars: {line!r}")
+        check(len(sha256) == SHA256_DIGITS, f"not a SHA-256 in a lock of jars: {line!r}")
+        found.append(Jar(*fields))
+    check(found, "a lock of jars is empty")
+    return found
+
+
+def lock_path(version: str) -> Path:
+    """Where the lock of a Kafka version is, or would be."""
+    return Path(__file__).with_name(f"kafka-{version}.jars")
+
+
+def cache_folder() -> Path:
+    """What tidegate keeps per user and could fetch or compute again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate"
+
+
+def missing_extra(what: str) -> UserError:
+    """The error for a library of the extra `broker` that is not installed."""
+    return UserError(
+        f"The embedded Kafka broker needs {what}, which is not installed. It comes with an extra:"
+        " pip install 'tidegate[broker]'. To use a broker of your own instead, pass"
+        " --kafka HOST:PORT."
+    )
+
+
+def _download(version: str, wanted: list[Jar], folder: Path, report: Report) -> None:
+    try:
+        from jgo.maven import MavenContext
+    except ImportError as error:
+        raise missing_extra("jgo") from error
+    staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    (staging / "jars").mkdir(parents=True)
+    try:
+        # Without a folder of its own it would fill the user's Maven repository.
+        context = MavenContext(repo_cache=staging / "repo", timeout=DOWNLOAD_TIMEOUT_S)
+        with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+            futures = [pool.submit(_fetch, context, jar, staging / "jars") for jar in wanted]
+            for count, future in enumerate(futures, 1):
+                try:
+                    future.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                report(f"downloading Kafka {version}: {count} of {len(wanted)} jars")
+        _put_in_place(staging / "jars", folder, [jar.file_name for jar in wanted])
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _fetch(context: Any, jar: Jar, into: Path) -> None:
+    failure: Exception | None = None
+    for _ in range(ATTEMPTS_PER_JAR):
+        try:
+            path = (
+                context.project(jar.group, jar.artifact)
+                .at_version(jar.version)
+                .artifact(jar.classifier)
+                .resolve()
+            )
+        except (OSError, RuntimeError, ValueError, AssertionError) as error:
+            failure = error
+            continue
+        if sha256_of(path) != jar.sha256:
+            path.unlink()
+            message = (
+                f"The jar {jar.coordinates} came with another SHA-256 than the one tidegate was"
+                " tested with, and was thrown away. Try again; if it stays so, a proxy or the"
+                " registry has changed it."
+            )
+            raise ExternalError(message)
+        path.rename(into / jar.file_name)
+        return
+    message = (
+        f"The jar {jar.coordinates} could not be downloaded: {failure}. Check that this machine"
+        " reaches a Maven registry, and try again: what is complete is kept."
+    )
+    raise ExternalError(message) from failure
+
+
+def _put_in_place(source: Path, folder: Path, names: list[str]) -> None:
+    if folder.exists() and not all((folder / name).exists() for name in names):
+        shutil.rmtree(folder)  # somebody has deleted jars from it
+    try:
+        source.rename(folder)
+    except OSError:
+        # Another process was first, which is as good; anything else is an error.
+        if not all((folder / name).exists() for name in names):
+            raise
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_lock(version: str) -> None:
+    """Resolve the dependency tree of a Kafka version and write its lock. Needs the network."""
+    # Not jgo.build: to sort jars it insists on a JDK of its own from the internet.
+    from jgo import resolve
+
+    lines = []
+    for artifact in resolve(f"org.apache.kafka:kafka_2.13:{version}+{LOG_BINDING}"):
+        names = (artifact.groupId, artifact.artifactId, artifact.version, artifact.classifier or "")
+        lines.append(f"{':'.join(names)} {sha256_of(artifact.resolve())}\n")
+    lock_path(version).write_text("".join(sorted(lines)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or VERSIONS:
+        write_lock(each)

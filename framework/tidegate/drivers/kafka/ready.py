@@ -1,0 +1,107 @@
+"""Asks a starting broker whether it is ready, in Kafka's own words and with nothing but a socket.
+
+Ready means: every node is in the metadata that every node gives, and the coordinators of transactions
+and of groups answer. Their first lookup creates the topics they live in, which takes a second that
+would otherwise be paid by the first transaction. The requests are old, fixed versions (Metadata 1,
+FindCoordinator 1, InitProducerId 0), which brokers from 2.0 to 4.3 know, so that no client library
+has to be imported to start one. This is a probe and no client.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+from tidegate.drivers.kafka.broker_config import HOST
+
+METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID = 3, 10, 22
+GROUP, TRANSACTION = 0, 1  # kinds of coordinators
+POLL_S = 0.05  # a node answers 0.9 to 1.5 s after its launch
+REQUEST_TIMEOUT_S = 5.0
+RESPONSE_BYTES_MAX = 1 << 20  # a probe's answer has some hundred bytes
+KEY = "tidegate-ready"
+
+
+def wait_ready(
+    ports: Sequence[int], *, warm: bool, timeout_s: float, still_alive: Callable[[], None]
+) -> bool:
+    """Wait until a broker on `ports` is ready; False after `timeout_s` seconds.
+
+    `warm` asks for the coordinators too. `still_alive` is called between questions and raises when
+    there is nothing left to wait for.
+    """
+    questions: list[Callable[[], bool]] = [
+        lambda port=port: _knows_nodes(port, len(ports))  # type: ignore[misc]
+        for port in ports
+    ]
+    if warm:
+        questions += [
+            lambda: _coordinator_answers(ports[0], TRANSACTION),
+            lambda: _coordinator_answers(ports[0], GROUP),
+            lambda: _gives_producer_ids(ports[0]),
+        ]
+    deadline = time.monotonic() + timeout_s
+    for question in questions:
+        while not _yes(question):
+            still_alive()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+    return True
+
+
+def _yes(question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except (OSError, struct.error):
+        return False  # not listening yet, or it closed the connection in the middle
+
+
+def _knows_nodes(port: int, nodes: int) -> bool:
+    # An array of length 0 asks about no topic at all. There may be more nodes than asked about: one
+    # that was killed stays in the metadata until its session ends.
+    answer = _ask(port, METADATA, 1, struct.pack(">i", 0))
+    (count,) = struct.unpack_from(">i", answer, 0)
+    return bool(count >= nodes)
+
+
+def _coordinator_answers(port: int, kind: int) -> bool:
+    answer = _ask(port, FIND_COORDINATOR, 1, _string(KEY) + struct.pack(">b", kind))
+    _throttled_ms, error = struct.unpack_from(">ih", answer, 0)
+    return bool(error == 0)
+
+
+def _gives_producer_ids(port: int) -> bool:
+    # No transactional id (length -1): this leaves nothing behind but a used-up number.
+    answer = _ask(port, INIT_PRODUCER_ID, 0, struct.pack(">hi", -1, 60_000))
+    _throttled_ms, error = struct.unpack_from(">ih", answer, 0)
+    return bool(error == 0)
+
+
+def _ask(port: int, api: int, version: int, body: bytes) -> bytes:
+    request = struct.pack(">hhi", api, version, 1) + _string(KEY) + body
+    with socket.create_connection((HOST, port), timeout=REQUEST_TIMEOUT_S) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        (size,) = struct.unpack(">i", _read(connection, 4))
+        if not 4 <= size <= RESPONSE_BYTES_MAX:  # noqa: PLR2004 - the correlation id alone
+            message = f"an answer of {size} bytes is not Kafka's"
+            raise ConnectionError(message)
+        return _read(connection, size)[4:]
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            message = "closed in the middle of an answer"
+            raise ConnectionError(message)
+        parts += part
+    return bytes(parts)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack(">h", len(raw)) + raw
