@@ -1,0 +1,150 @@
+"""Keyed process functions: the current key's cells are hung on the function, then it is called.
+
+Per batch: the keys, one load of the state that is not cached, one loop. Per record: one look-up of the
+key's cells, one attribute for each declared state, the call. State is loaded and saved by
+`dataplane/state`; this module only moves cells into place.
+
+Invariant: a function sees the cells of exactly the record's key; whether it assigned over a cell
+(`self.total = 5` for `self.total.value = 5`) is checked after every batch, before a barrier can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from tidegate.api.functions import Context, KeyedProcess, SideOutput
+from tidegate.api.state import Cell
+from tidegate.dataplane.operators.failures import user_code_error
+from tidegate.dataplane.operators.process import SideOutputs, guard_text_results
+from tidegate.dataplane.operators.stateless import Emit
+from tidegate.elements import RecordBatch
+from tidegate.errors import UserCodeError, check
+from tidegate.graph.logical import MAIN, Node
+from tidegate.ids import CheckpointId
+from tidegate.protocol.snapshots import KeyedSnapshot
+
+
+class KeyedStateLike(Protocol):
+    """The keyed state of one step in one subtask, as far as this loop and the task use it."""
+
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Load what is missing of these keys, together."""
+        ...
+
+    def entry(self, key: Any) -> Sequence[Cell]:
+        """The cells of a key, in the order of the declared states."""
+        ...
+
+    def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
+        """Freeze now; store in the background; `done` is called in the mailbox thread."""
+        ...
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """The checkpoint is published."""
+        ...
+
+    def close(self) -> None:
+        """Release the store."""
+        ...
+
+
+class _KeyedContext(Context[Any]):
+    __slots__ = ("offset", "side")
+
+    def __init__(self, side: SideOutputs) -> None:
+        self.side, self.offset = side, -1
+
+    def output(self, tag: SideOutput[Any], value: Any) -> None:
+        self.side.add(tag, value, self.offset)
+
+
+class KeyedOperator:
+    """One `KeyedProcess` function of one subtask, with its state."""
+
+    def __init__(
+        self, pipeline: str, node: Node, state: KeyedStateLike, emits: Mapping[str, Emit]
+    ) -> None:
+        self._pipeline, self._node, self.state = pipeline, node, state
+        self._function = cast("KeyedProcess[Any, Any, Any]", node.function)
+        kind = type(self._function)
+        self._names = tuple(kind.declared_states)
+        self._emit = emits[MAIN]
+        self._context = _KeyedContext(SideOutputs(kind.declared_outputs, emits))
+        self._process = guard_text_results(kind.result_type(), self._function.process)
+        key = node.inputs[0].key
+        check(
+            key is not None and all(edge.key is key for edge in node.inputs),
+            f"all inputs of keyed step {node.id!r} have the key function of its key_by",
+        )
+        self._key_of = cast("Callable[[Any], Any]", key)
+
+    def open(self) -> None:
+        """Let the function make its clients."""
+        self._function.open()
+
+    def close(self) -> None:
+        """Let the function close them; release the state."""
+        self._function.close()
+        self.state.close()
+
+    def process(self, batch: RecordBatch) -> None:
+        """Call the function for each record with its key's state in place; emit what it returns."""
+        keys = self._keys(batch)
+        self.state.prefetch(keys)
+        values: list[Any] = []
+        offsets: list[int] = []
+        remaining = iter(batch.values)
+        loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
+        try:
+            loop(remaining, keys, batch.offsets, values, offsets)
+        except Exception as error:
+            raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
+        self._check_cells()
+        if values:
+            self._emit(RecordBatch(values, offsets, batch.origin))
+        self._context.side.emit(batch.origin)
+
+    def _keys(self, batch: RecordBatch) -> list[Any]:
+        remaining = iter(batch.values)
+        try:
+            return list(map(self._key_of, remaining))
+        except Exception as error:
+            raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
+
+    def _loop_one_state(
+        self, remaining: Any, keys: Any, offsets: Any, out_values: Any, out_offsets: Any
+    ) -> None:
+        add_value, add_offset = out_values.append, out_offsets.append
+        process, context, entry = self._process, self._context, self.state.entry
+        hang, name = self._function.__dict__, self._names[0]
+        for value, key, offset in zip(remaining, keys, offsets, strict=False):
+            (hang[name],) = entry(key)
+            context.key = key
+            context.offset = offset
+            for result in process(value, context):
+                add_value(result)
+                add_offset(offset)
+
+    def _loop_many_states(
+        self, remaining: Any, keys: Any, offsets: Any, out_values: Any, out_offsets: Any
+    ) -> None:
+        add_value, add_offset = out_values.append, out_offsets.append
+        process, context, entry = self._process, self._context, self.state.entry
+        hang, names = self._function.__dict__, self._names
+        for value, key, offset in zip(remaining, keys, offsets, strict=False):
+            hang.update(zip(names, entry(key), strict=True))
+            context.key = key
+            context.offset = offset
+            for result in process(value, context):
+                add_value(result)
+                add_offset(offset)
+
+    def _check_cells(self) -> None:
+        for name in self._names:
+            if not isinstance(self._function.__dict__[name], Cell):
+                message = (
+                    f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.place}) assigned over "
+                    f"its state: write self.{name}.value = ... for self.{name} = ..."
+                )
+                raise UserCodeError(message)

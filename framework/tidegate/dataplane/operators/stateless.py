@@ -1,0 +1,100 @@
+"""Stateless steps, fused: a run of map, filter and flat_map becomes one generated loop over a batch.
+
+The loop is ordinary Python that can be printed (`FusedSteps.source`): one statement per step, one
+`for` per flat_map, and the columns that stay parallel to the values (offsets, and source keys where a
+sink wants them). Nothing is counted, timed or caught per record. When a step raises, the line of the
+generated loop says which one, and the input iterator's length hint says at which record.
+
+Called by `chain.py`; it does not know channels, barriers or tasks.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tidegate.dataplane.operators.failures import user_code_error
+from tidegate.elements import RecordBatch
+from tidegate.errors import InternalError
+from tidegate.graph.logical import Node
+
+Emit = Callable[[RecordBatch], None]
+
+STATELESS: Final = frozenset({"map", "filter", "flat_map"})
+
+
+class FusedSteps:
+    """One or more stateless steps in a row, as one operator."""
+
+    def __init__(self, pipeline: str, nodes: Sequence[Node], emit: Emit) -> None:
+        self._pipeline, self._nodes, self._emit = pipeline, tuple(nodes), emit
+        self.source, self._line_of_first = _loop_source(self._nodes)
+        self._file = f"<fused {' '.join(node.id for node in self._nodes)}>"
+        # The traceback of a failing step then shows the generated line.
+        lines = self.source.splitlines(keepends=True)
+        linecache.cache[self._file] = (len(self.source), None, lines, self._file)
+        scope: dict[str, Any] = {f"f{i}": node.function for i, node in enumerate(self._nodes)}
+        exec(compile(self.source, self._file, "exec"), scope)  # noqa: S102 - our own template, above
+        self._run: Callable[..., None] = scope["run"]
+
+    def process(self, batch: RecordBatch) -> None:
+        """Run the steps over a batch and emit what is left of it, if anything is."""
+        values: list[Any] = []
+        offsets: list[int] = []
+        keys: list[bytes | None] | None = None if batch.keys is None else []
+        remaining = iter(batch.values)
+        try:
+            self._run(remaining, batch.offsets, batch.keys, values, offsets, keys)
+        except Exception as error:
+            node = self._failing_step(error)
+            raise user_code_error(self._pipeline, node, batch, remaining, error) from error
+        if values:
+            self._emit(RecordBatch(values, offsets, batch.origin, keys))
+
+    def _failing_step(self, error: Exception) -> Node:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._file:
+                return self._nodes[self._line_of_first[trace.tb_lineno]]
+            trace = trace.tb_next
+        message = f"{self._file} raised outside its loop"
+        raise InternalError(message) from error
+
+
+def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
+    """The generated function, and for each of its lines which step it runs.
+
+    Two loops that differ only in the keys column: a per-record test of it would cost all that have
+    none.
+    """
+    lines = ["def run(remaining, offsets, keys, out_values, out_offsets, out_keys):"]
+    step_of_line: dict[int, int] = {}
+
+    def loop(head: str, tail: Sequence[str]) -> None:
+        lines.append(f"        {head}")
+        depth, value = 3, "v"
+        for index, node in enumerate(nodes):
+            indent = "    " * depth
+            if node.kind == "filter":
+                text = f"{indent}if not f{index}({value}): continue"
+            elif node.kind == "map":
+                text = f"{indent}v{index} = f{index}({value})"
+                value = f"v{index}"
+            else:
+                text = f"{indent}for v{index} in f{index}({value}):"
+                value, depth = f"v{index}", depth + 1
+            lines.append(text)
+            step_of_line[len(lines)] = index
+        lines.extend("    " * depth + line.format(value=value) for line in tail)
+
+    lines.append("    add_value, add_offset = out_values.append, out_offsets.append")
+    lines.append("    if keys is None:")
+    loop("for v, o in zip(remaining, offsets):", ["add_value({value})", "add_offset(o)"])
+    lines.append("    else:")
+    lines.append("        add_key = out_keys.append")
+    loop(
+        "for v, o, k in zip(remaining, offsets, keys):",
+        ["add_value({value})", "add_offset(o)", "add_key(k)"],
+    )
+    return "\n".join(lines) + "\n", step_of_line

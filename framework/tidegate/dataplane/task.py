@@ -1,0 +1,315 @@
+"""A subtask: the loop body that the slot's mailbox thread runs, a batch at a time.
+
+`SourceTask` reads splits, `InputTask` reads channels through the alignment machine; both push batches
+through a `Chain`, and both take their part of a checkpoint the same way (`_Subtask.take_snapshot`):
+sinks begin to prepare, keyed state is frozen, the barrier goes downstream, and when everything that
+was handed to I/O threads is durable, the subtask acknowledges.
+
+Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot; nothing is
+emitted between the snapshot and the barrier downstream; a subtask whose leaves cannot take more does
+not read. `step` never blocks, but for a source told how long it may wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidegate.checkpoint.alignment import Alignment, Block, TakeSnapshot, Unblock
+from tidegate.dataplane.operators.chain import Chain
+from tidegate.dataplane.runtime import Runtime
+from tidegate.elements import Barrier, Element, EndOfInput, RecordBatch
+from tidegate.errors import check
+from tidegate.graph.logical import DEAD_LETTERS
+from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
+from tidegate.protocol.snapshots import (
+    KeyedSnapshot,
+    PreparedTransaction,
+    SourceSplit,
+    SubtaskSnapshot,
+)
+
+
+class Reader(Protocol):
+    """A source's reader, as far as a task drives it."""
+
+    def open(self, splits: Sequence[SourceSplit]) -> None: ...
+    def poll(self, timeout_s: float) -> list[RecordBatch]: ...
+    def take_dead_letters(self) -> list[RecordBatch]: ...
+    def finished(self) -> bool: ...
+    def snapshot(self) -> tuple[SourceSplit, ...]: ...
+    def commit(self, splits: Sequence[SourceSplit]) -> None: ...
+    def lag(self) -> int | None: ...
+    def close(self) -> None: ...
+
+
+class Gate(Protocol):
+    """The input channels of a subtask."""
+
+    def next_element(self) -> tuple[int, Element] | None: ...
+    def block(self, channel: int) -> None: ...
+    def unblock_all(self) -> None: ...
+
+
+class Coordination(Protocol):
+    """Where a subtask reports: the slot passes it on to the JobMaster."""
+
+    def acknowledge(
+        self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
+    ) -> None:
+        """The subtask's part of a checkpoint is durable."""
+        ...
+
+    def input_ended(self, subtask: SubtaskId) -> None:
+        """The last record of a bounded run went through."""
+        ...
+
+
+class _Subtask:
+    """What source and input tasks share: the chain and the snapshot."""
+
+    def __init__(self, runtime: Runtime, chain: Chain, coordination: Coordination) -> None:
+        self.runtime, self.chain, self._coordination = runtime, chain, coordination
+        self.subtask = runtime.subtask
+
+    def step(self, timeout_s: float) -> bool:
+        """Do one batch's work; False if there was none to do."""
+        raise NotImplementedError
+
+    def trigger(self, barrier: Barrier) -> None:
+        """Inject a barrier (sources only)."""
+
+    def flush(self) -> None:
+        """Send what outlets hold back for fuller frames."""
+        for outlet in self.chain.outlets:
+            outlet.flush()
+
+    def checkpoint_completed(
+        self, checkpoint: CheckpointId, ended: Sequence[TransactionalId]
+    ) -> None:
+        """Published and committed: transactions that ended are carried no more."""
+        for sink in self.chain.sinks.values():
+            sink.ended(ended)
+        for keyed in self.chain.keyed.values():
+            keyed.state.completed(checkpoint)
+
+    def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
+        """Declined or expired; what was prepared stays prepared."""
+
+    def transactions_freed(self, freed: Sequence[TransactionalId]) -> None:
+        """The journal names these no more."""
+        for sink in self.chain.sinks.values():
+            sink.freed(freed)
+
+    def close(self) -> None:
+        """Close the user's functions and the clients that may be closed."""
+        self.chain.close()
+
+    def take_snapshot(self, barrier: Barrier, splits: tuple[SourceSplit, ...] = ()) -> None:
+        """The synchronous part, now; the acknowledgement follows when the rest is durable."""
+        started = self.runtime.drivers.clock.monotonic()
+        gathering = _Gathering(
+            parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
+            splits=splits,
+            done=lambda gathered: self._acknowledge(barrier.checkpoint, gathered),
+        )
+        for sink in self.chain.sinks.values():
+            sink.prepare(barrier.checkpoint, gathering.transactions_prepared)
+        for keyed in self.chain.keyed.values():
+            keyed.state.snapshot(barrier.checkpoint, gathering.state_stored)
+        for outlet in self.chain.outlets:
+            outlet.emit_control(barrier)
+        elapsed = self.runtime.drivers.clock.monotonic() - started
+        gathering.synchronous_part_done(round(elapsed * 1000))
+
+    def _acknowledge(self, checkpoint: CheckpointId, gathered: _Gathering) -> None:
+        snapshot = SubtaskSnapshot(
+            vertex=self.subtask.vertex,
+            index=self.subtask.index,
+            keyed=tuple(gathered.keyed),
+            splits=gathered.splits,
+            transactions=tuple(gathered.transactions),
+        )
+        self._coordination.acknowledge(checkpoint, snapshot, gathered.sync_ms)
+
+    def _end_output(self) -> None:
+        for outlet in self.chain.outlets:
+            outlet.emit_control(EndOfInput())
+        self._coordination.input_ended(self.subtask)
+
+
+class SourceTask(_Subtask):
+    """Reads splits; injects the barriers that the JobMaster triggers."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        chain: Chain,
+        coordination: Coordination,
+        reader: Reader,
+        splits: Sequence[SourceSplit],
+    ) -> None:
+        super().__init__(runtime, chain, coordination)
+        self.reader, self._splits = reader, splits
+        self._emit = chain.from_source()
+        self._pending: deque[RecordBatch] = deque()
+        self._barriers: deque[Barrier] = deque()
+        self._started = self._ended = self._final = False
+        self._snapshots: dict[CheckpointId, tuple[SourceSplit, ...]] = {}
+
+    def start(self) -> None:
+        """Read: every slot is ready, and what older attempts left at the broker is fenced."""
+        if not self._started:
+            self._started = True
+            self.reader.open(self._splits)
+
+    def trigger(self, barrier: Barrier) -> None:
+        """Queue a barrier; it is injected between two batches, after what was already read."""
+        self._barriers.append(barrier)
+
+    def step(self, timeout_s: float) -> bool:
+        """Emit a batch that was read, inject a barrier, or read."""
+        if not self._started or self._final:
+            return False
+        if self._barriers and not self._pending:
+            # Also where a sink waits for a transaction slot: it has nothing to prepare then.
+            self._inject(self._barriers.popleft())
+            return True
+        if not self.chain.writable():
+            return False
+        if self._pending:
+            self._emit(self._pending.popleft())
+            return True
+        if self._ended:
+            return False
+        self._read(timeout_s)
+        return bool(self._pending)
+
+    def checkpoint_completed(
+        self, checkpoint: CheckpointId, ended: Sequence[TransactionalId]
+    ) -> None:
+        """As for every subtask; and tell the consumer group how far we are, for lag monitors."""
+        super().checkpoint_completed(checkpoint, ended)
+        splits = self._snapshots.pop(checkpoint, None)
+        if splits:
+            self.reader.commit(splits)
+
+    def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
+        """Its positions are not told to the consumer group."""
+        self._snapshots.pop(checkpoint, None)
+
+    def close(self) -> None:
+        """Close the consumer too."""
+        super().close()
+        self.reader.close()
+
+    def _read(self, timeout_s: float) -> None:
+        batches = self.reader.poll(timeout_s)
+        dead = self.reader.take_dead_letters()
+        if dead:
+            to_dead_letters = self.chain.from_source(DEAD_LETTERS)
+            for batch in dead:
+                to_dead_letters(batch)
+        for batch in batches:
+            self.runtime.counters.records_in += len(batch)
+        self._pending.extend(batches)
+        if not self._pending and self.reader.finished():
+            self._ended = True
+            self._end_output()
+
+    def _inject(self, barrier: Barrier) -> None:
+        check(not self._pending, "a barrier is injected only after all that was read is emitted")
+        splits = self._snapshots[barrier.checkpoint] = self.reader.snapshot()
+        self._final = barrier.final
+        self.take_snapshot(barrier, splits)
+
+
+class InputTask(_Subtask):
+    """Reads channels, aligning their barriers."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        chain: Chain,
+        coordination: Coordination,
+        gate: Gate,
+        alignment: Alignment,
+    ) -> None:
+        super().__init__(runtime, chain, coordination)
+        self._gate, self._alignment = gate, alignment
+        self._emit = chain.entry()
+        self._ended = False
+
+    def step(self, timeout_s: float) -> bool:
+        """Take one element off an unblocked channel; never waits."""
+        del timeout_s
+        if not self.chain.writable():
+            return False
+        found = self._gate.next_element()
+        if found is None:
+            return False
+        channel, element = found
+        match element:
+            case RecordBatch():
+                self._emit(element)
+            case Barrier():
+                self._carry_out(self._alignment.barrier(channel, element))
+            case EndOfInput():
+                self._carry_out(self._alignment.end_of_input(channel))
+                if self._alignment.all_ended() and not self._ended:
+                    self._ended = True
+                    self._end_output()
+        return True
+
+    def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
+        """Stop aligning for it; late barriers of it start nothing."""
+        self._carry_out(self._alignment.cancel(checkpoint))
+
+    def _carry_out(self, instructions: Sequence[Block | TakeSnapshot | Unblock]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Block(channel=channel):
+                    self._gate.block(channel)
+                case TakeSnapshot(barrier=barrier):
+                    self.take_snapshot(barrier)
+                case Unblock():
+                    self._gate.unblock_all()
+
+
+Task = SourceTask | InputTask
+
+
+class _Gathering:
+    """The parts of one subtask's snapshot, as they become durable; all calls in the mailbox thread."""
+
+    def __init__(
+        self,
+        *,
+        parts: int,
+        splits: tuple[SourceSplit, ...],
+        done: Callable[[_Gathering], None],
+    ) -> None:
+        self._missing, self._done = parts, done
+        self.splits = splits
+        self.keyed: list[KeyedSnapshot] = []
+        self.transactions: list[PreparedTransaction] = []
+        self.sync_ms = 0
+
+    def transactions_prepared(self, transactions: tuple[PreparedTransaction, ...]) -> None:
+        self.transactions.extend(transactions)
+        self._part_done()
+
+    def state_stored(self, snapshot: KeyedSnapshot) -> None:
+        self.keyed.append(snapshot)
+        self._part_done()
+
+    def synchronous_part_done(self, sync_ms: int) -> None:
+        self.sync_ms = sync_ms
+        self._part_done()
+
+    def _part_done(self) -> None:
+        self._missing -= 1
+        check(self._missing >= 0, "a part of a snapshot was reported twice")
+        if self._missing == 0:
+            self._done(self)
