@@ -1,0 +1,161 @@
+"""Both ends of `ports.rpc` over gRPC.
+
+One unary method carries every message: bytes in, bytes out, written and read by `protocol.codec`. What
+a handler raises travels as `Failed` and is raised at the caller as the same class; what gRPC itself
+reports becomes RpcError with the address. No retries here: only the caller knows what is safe to
+repeat. A process that forks must never have imported a live server from here (the zygote imports, but
+starts nothing).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+# Before grpc is imported: its fork handlers would only complain, because no process of ours forks after
+# it has made a channel; and what it logs by itself at "info" is not for the terminal of a user.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+
+from tidegate.errors import RpcError, TidegateError
+from tidegate.ports.rpc import Handler
+from tidegate.protocol import codec
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import Failed, Message
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""A Deploy names every restored file of a slot; 64 MiB is hundreds of thousands of them."""
+
+_SERVER_THREADS = 16
+"""Handlers post to a loop and wait for it, so threads cost little; SubmitJob waits for storage."""
+_CALLS_MAX = 512
+"""Concurrent calls; beyond it gRPC refuses (RESOURCE_EXHAUSTED) and the caller comes again."""
+_STOP_GRACE_S = 0.2
+
+_METHOD = "/tidegate.Control/Call"
+_LIMITS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+]
+_CLIENT_OPTIONS = [
+    *_LIMITS,
+    # A restarted process has a new port, so an address that refused is seldom tried again; but where it
+    # is (a JobManager with a fixed port), the default of a second and more would dominate recovery.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_SERVER_OPTIONS = [*_LIMITS, ("grpc.so_reuseport", 0)]
+
+_log = logging.getLogger(__name__)
+
+
+class GrpcRpc:
+    """`ports.rpc.Rpc` by gRPC."""
+
+    def serve(self, handler: Handler, host: str = "127.0.0.1") -> GrpcServer:
+        """Listen on a free port of `host`; RpcError where that is not possible."""
+        return GrpcServer(handler, host)
+
+    def connect(self, address: str) -> GrpcClient:
+        """A client of `host:port`; connects at the first call."""
+        return GrpcClient(address)
+
+
+class GrpcServer:
+    """A listening endpoint; handlers run in its threads."""
+
+    def __init__(self, handler: Handler, host: str) -> None:
+        self._handler = handler
+        self._threads = ThreadPoolExecutor(_SERVER_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(
+            self._threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
+        )
+        self._server.add_generic_rpc_handlers((_OneMethod(self._call),))
+        try:
+            port = self._server.add_insecure_port(f"{host}:0")
+        except RuntimeError as error:
+            raise RpcError(
+                f"Cannot listen on {host}: {error}. Is it an address of this host?"
+            ) from error
+        self._address = f"{host}:{port}"
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        """`host:port`, as others reach it."""
+        return self._address
+
+    def close(self) -> None:
+        """Take no more calls; those under way get a moment to finish."""
+        self._server.stop(_STOP_GRACE_S).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, data: bytes, _context: object) -> bytes:
+        try:
+            reply: Message = self._handler(codec.decode(data))
+            return codec.encode(reply)
+        except TidegateError as error:
+            return codec.encode(Failed(error=ErrorReport.of(error)))
+        except Exception as error:  # noqa: BLE001  # a bug: reported to the caller, and logged here
+            _log.exception("a handler failed")
+            return codec.encode(Failed(error=ErrorReport.of(error)))
+
+
+class GrpcClient:
+    """A connection to one endpoint; safe to use from several threads."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=_CLIENT_OPTIONS)
+        self._method: Callable[..., bytes] = self._channel.unary_unary(_METHOD)
+
+    def call(self, message: Any, timeout_s: float = 10.0) -> Any:
+        """Send and wait for the reply. RpcError when it does not come; else what the handler raised."""
+        try:
+            data: bytes = self._method(codec.encode(message), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._translated(message, _code_of(error), timeout_s) from error
+        except ValueError as error:  # the channel was closed by another thread
+            raise RpcError(
+                f"{type(message).__name__} to {self._address} was not sent: the connection is closed."
+            ) from error
+        reply = codec.decode(data)
+        if isinstance(reply, Failed):
+            raise reply.error.exception()
+        return reply
+
+    def close(self) -> None:
+        """Calls under way end with RpcError."""
+        self._channel.close()
+
+    def _translated(
+        self, message: object, code: grpc.StatusCode | None, timeout_s: float
+    ) -> RpcError:
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            why = f"no reply within {timeout_s:g} s"
+        elif code is grpc.StatusCode.UNAVAILABLE:
+            why = "nobody answers there (the process is gone or not yet up)"
+        else:
+            why = f"gRPC says {code.name if code else 'nothing'}"
+        return RpcError(f"{type(message).__name__} to {self._address} failed: {why}.")
+
+
+def _code_of(error: Any) -> grpc.StatusCode | None:
+    """Errors of a call are calls themselves; the type of the base class does not say so."""
+    return error.code() if isinstance(error, grpc.Call) else None
+
+
+class _OneMethod(grpc.GenericRpcHandler):
+    def __init__(self, call: Callable[[bytes, Any], bytes]) -> None:
+        self._method: Any = grpc.unary_unary_rpc_method_handler(call)
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._method if handler_call_details.method == _METHOD else None

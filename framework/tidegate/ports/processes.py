@@ -1,0 +1,109 @@
+"""Processes of the cluster: started by role, ended with their parent, watched for their exit.
+
+Whoever starts a process learns of its end at once and with its status; a process whose parent is gone,
+however it went, ends itself. Slots are forks of a zygote that belongs to one TaskManager, so they
+have a port of their own. The driver is `drivers/process`; callbacks run in threads of the driver and
+must not block (they post to an event loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+ExitStatus = int
+"""As subprocess gives it: an exit code, or the negative number of the signal that killed."""
+
+
+class Child(Protocol):
+    """A started process. Its methods do nothing once it has ended."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def terminate(self) -> None:
+        """Ask for an orderly exit (SIGTERM)."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL; everything below it ends with it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotForked:
+    """The zygote has forked the slot process that was asked for."""
+
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotEnded:
+    """A slot process has ended and was reaped: its pid means nothing any more."""
+
+    index: int
+    pid: int
+    status: ExitStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteReady:
+    """Everything is imported; forks asked for earlier happen now."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteEnded:
+    """The zygote is gone and reaps nothing any more: the TaskManager must end, and its slots with it."""
+
+    status: ExitStatus
+
+
+ZygoteEvent = ZygoteReady | SlotForked | SlotEnded | ZygoteEnded
+
+
+class Zygote(Protocol):
+    """The process that a TaskManager's slots are forked from."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def fork(self, start: Any) -> None:
+        """Fork a slot for a StartSlot message; SlotForked follows, and later SlotEnded."""
+        ...
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL a slot process; nothing happens if it was reaped already."""
+        ...
+
+    def close(self) -> None:
+        """End the zygote and all of its slots."""
+        ...
+
+
+class Processes(Protocol):
+    """Starts processes of this cluster, with the settings that all of its processes share."""
+
+    def spawn(
+        self,
+        role: str,
+        arguments: Mapping[str, object],
+        *,
+        log: str,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Child:
+        """Start `role` (see `bootstrap`). `log` is a file below the configured log folder.
+
+        `on_ready` gets what the process announces once it serves. ExternalError if it cannot start.
+        """
+        ...
+
+    def start_zygote(
+        self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
+    ) -> Zygote:
+        """Start a zygote; `listener` hears of it and of its slots."""
+        ...
