@@ -2,4 +2,84 @@
 
 This package is what users import; everything below it is a room of its own with walls around it
 (ARCHITECTURE.md shows them). Code inside the framework imports the rooms, never this module.
+
+Names are loaded when they are first asked for, so that the command line starts without msgspec and
+pydantic. tests/api/test_public_names.py freezes the list.
 """
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.api.formats import Avro, Json, Raw, Utf8
+    from tidegate.api.functions import Context, KeyedProcess, Process, RecordContext, SideOutput
+    from tidegate.api.kafka import KafkaRecord, KafkaSink, KafkaSource, OutgoingRecord
+    from tidegate.api.keyed import KeyedStream
+    from tidegate.api.pipeline import Param, Pipeline, build
+    from tidegate.api.state import ListState, MapState, ValueState
+    from tidegate.api.streams import Stream
+    from tidegate.errors import PipelineError
+
+__all__ = [
+    "Avro",
+    "Context",
+    "Json",
+    "KafkaRecord",
+    "KafkaSink",
+    "KafkaSource",
+    "KeyedProcess",
+    "KeyedStream",
+    "ListState",
+    "MapState",
+    "OutgoingRecord",
+    "Param",
+    "Pipeline",
+    "PipelineError",
+    "Process",
+    "Raw",
+    "RecordContext",
+    "SideOutput",
+    "Stream",
+    "Utf8",
+    "ValueState",
+    "build",
+]
+
+_HOMES = {
+    "api.formats": ("Avro", "Json", "Raw", "Utf8"),
+    "api.functions": ("Context", "KeyedProcess", "Process", "RecordContext", "SideOutput"),
+    "api.kafka": ("KafkaRecord", "KafkaSink", "KafkaSource", "OutgoingRecord"),
+    "api.keyed": ("KeyedStream",),
+    "api.pipeline": ("Param", "Pipeline", "build"),
+    "api.state": ("ListState", "MapState", "ValueState"),
+    "api.streams": ("Stream",),
+    "errors": ("PipelineError",),
+}
+_LATER = {
+    "AggregatingState": "use ValueState",
+    "BoundedOutOfOrderness": "remove watermarks=",
+    "BroadcastProcess": "use KeyedProcess on a union of both streams",
+    "BroadcastState": "use MapState",
+    "CoProcess": "use KeyedProcess on a union of both streams",
+    "KeyedBatchProcess": "use KeyedProcess",
+    "Protobuf": "use Raw and parse the message in a map",
+    "ReducingState": "use ValueState",
+    "Session": "use KeyedProcess",
+    "Sliding": "use KeyedProcess",
+    "Tumbling": "use KeyedProcess with a MapState by window start",
+    "WindowProcess": "use KeyedProcess",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+                globals()[name] = value
+                return value
+        if name in _LATER:
+            from tidegate.api.place import refuse_later
+
+            refuse_later(name, _LATER[name])
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,88 @@
+"""From a reference, `pipelines.order_totals:OrderTotals`, to the class, and the digest of its code.
+
+Every process of a job imports the class by its reference, the client's working folder first on the
+path, and compares the digest with the submitted one: a changed helper matters as much as a changed
+lambda. The digest is over the files of the pipeline's top-level package as they lie on disk, not over
+what this process happens to have imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from tidegate.api.pipeline import Pipeline
+from tidegate.errors import PipelineError, TidegateError
+
+
+def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
+    """Import a pipeline class, with `folder` first on the path.
+
+    PipelineError, with the remedy, for a reference that is malformed, a module that is not there or
+    fails, and a name that is no pipeline.
+    """
+    module_name, colon, class_name = reference.partition(":")
+    if not (colon and module_name and class_name.isidentifier()):
+        raise PipelineError(
+            f"{reference!r} is not MODULE:CLASS; write, say, pipelines.order_totals:OrderTotals"
+        )
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except TidegateError:
+        raise
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise PipelineError(
+                f"there is no module {missing!r} in {folder} or on the path; run the command in the "
+                "folder that holds your pipelines"
+            ) from None
+        raise PipelineError(
+            f"importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, class_name, None)
+    if isinstance(found, type) and issubclass(found, Pipeline) and found.pipeline_name is not None:
+        return found
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Pipeline)
+        and value.pipeline_name is not None
+        and value.__module__ == module_name
+    ]
+    offered = f"it has {', '.join(sorted(names))}" if names else "it has none"
+    raise PipelineError(f"{module_name} has no pipeline {class_name!r}; {offered}")
+
+
+def code_digest(pipeline: type[Pipeline]) -> str:
+    """SHA-256, in hex, over the Python files of the package that holds the pipeline."""
+    top = sys.modules[pipeline.__module__.partition(".")[0]]
+    roots: Iterable[str] = getattr(top, "__path__", ())
+    digest = hashlib.sha256()
+    for root in roots:
+        for file in sorted(Path(root).rglob("*.py")):
+            digest.update(_entry(file.relative_to(root).as_posix(), file))
+    alone = getattr(top, "__file__", None)
+    if not roots and alone is not None:
+        digest.update(_entry(Path(alone).name, Path(alone)))
+    return digest.hexdigest()
+
+
+def _entry(name: str, file: Path) -> bytes:
+    content = file.read_bytes()
+    return f"{name}\0{len(content)}\0".encode() + content
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

@@ -1,0 +1,389 @@
+"""Kafka sources and sinks, declared as class attributes of a pipeline.
+
+On the class the attribute is the declaration (`OrderTotals.orders`: a KafkaSource[Order], which tests
+and tools use); on a pipeline object, inside `define`, a source is the stream that it starts
+(`self.orders`: a Stream[Order]). A declaration holds no graph, so building twice, or two pipelines in
+one process, never meet. It opens nothing: the data plane's sources and sinks read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    overload,
+)
+
+import msgspec
+
+from tidegate.api.formats import Format, Raw
+from tidegate.api.place import refuse_later, user_place
+from tidegate.api.streams import Stream
+from tidegate.api.times import Duration, to_ms
+from tidegate.errors import PipelineError
+from tidegate.graph.logical import DEAD_LETTERS, Edge, Graph
+
+if TYPE_CHECKING:
+    from tidegate.api.pipeline import Pipeline
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+Start = Literal["earliest", "latest", "group"] | int | Mapping[int, int]
+"""Where a source begins that no checkpoint tells: an int is a timestamp in ms, a mapping gives offsets
+by partition (others begin at the earliest).
+"""
+OnBadRecord = Literal["fail", "skip", "dead_letter"]
+Guarantee = Literal["exactly_once", "at_least_once", "none"]
+Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+Headers = tuple[tuple[str, bytes | None], ...]
+
+ORIGIN_TOPIC: Final = "tidegate.source.topic"
+ORIGIN_PARTITION: Final = "tidegate.source.partition"
+ORIGIN_OFFSET: Final = "tidegate.source.offset"
+ORIGIN_TIMESTAMP: Final = "tidegate.source.timestamp"
+ERROR: Final = "tidegate.error"
+"""Headers of a dead letter beside the record's own; the values are UTF-8 text, numbers in decimal."""
+
+DEFAULT_LINGER: Final = "5 ms"
+"""librdkafka's own default: batches fill at load, and an idle pipeline waits 5 ms at most."""
+
+_OURS = {
+    "bootstrap.servers": "it is kafka.bootstrap in the configuration, one cluster for a job",
+    "transactional.id": "the sink makes its own; they are how recovery finds its transactions",
+    "transaction.timeout.ms": "it is computed from the checkpoint settings",
+    "enable.idempotence": "the sink's guarantee decides it",
+    "enable.auto.commit": "offsets live in checkpoints",
+    "auto.offset.reset": "start= says where a source begins",
+    "group.id": "it is tidegate.<job>.<source>",
+}
+"""librdkafka settings that belong to the framework, with what a user does instead."""
+
+
+KafkaOverrides = Mapping[str, str | int | float | bool]
+"""librdkafka settings by name."""
+
+
+class SourceOptions(TypedDict, total=False):
+    """Keywords of a source beside its formats."""
+
+    start: Start
+    on_bad_record: OnBadRecord
+    dead_letters: str | None
+    kafka: KafkaOverrides
+    event_time: object
+    watermarks: object
+
+
+class SinkOptions(TypedDict, total=False):
+    """Keywords of a sink beside its formats and key."""
+
+    guarantee: Guarantee
+    compression: Compression
+    linger: Duration
+    kafka: KafkaOverrides
+
+
+class KafkaRecord(msgspec.Struct, Generic[K, V], frozen=True):
+    """A record with its provenance, from `KafkaSource.records`."""
+
+    key: K
+    value: V
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    headers: Headers = ()
+
+
+class OutgoingRecord(msgspec.Struct, Generic[K, V], frozen=True):
+    """A record in full, for `KafkaSink.records`. A value of None is a tombstone."""
+
+    key: K | None
+    value: V | None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+
+
+class Connector:
+    """What sources and sinks share: the topic; a name, which is their uid and part of transactional
+    ids, taken from the attribute; the place where they were written; librdkafka settings of their own.
+    """
+
+    def __init__(self, topic: str, kafka: KafkaOverrides | None) -> None:
+        self.topic = topic
+        self.names: list[str] = []
+        self.place = user_place()
+        self.kafka = dict(kafka or {})
+        for key in self.kafka.keys() & _OURS.keys():
+            raise PipelineError(
+                f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: {_OURS[key]}"
+            )
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # An error raised here would reach the user wrapped in a RuntimeError (Python 3.11);
+        # Pipeline.__init_subclass__ raises it.
+        self.names.append(name)
+
+    @property
+    def name(self) -> str:
+        if not self.names:
+            raise PipelineError(
+                f"{self.place}: the declaration for topic {self.topic!r} is not a class attribute of a "
+                "pipeline"
+            )
+        return self.names[0]
+
+
+class KafkaSource(Connector, Generic[T]):
+    """A topic that is read; `value` says the format and with it the type of the stream.
+
+    `start`: where to begin without a checkpoint. `on_bad_record`: what becomes of a record that the
+    format cannot decode: fail the job, skip and count it, or send its raw bytes to the topic
+    `dead_letters`. `kafka`: librdkafka settings of its consumer.
+
+    A record without a value (a tombstone) is a bad record here; `records` can let it through.
+    """
+
+    def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SourceOptions]) -> None:
+        super().__init__(topic, options.get("kafka"))
+        for keyword in ("event_time", "watermarks"):
+            if options.get(keyword) is not None:
+                refuse_later(f"{keyword}=", "remove it")
+        self.value = value
+        self.key: Format[Any] | None = None
+        self.whole = False
+        self.tombstones = False
+        self.start: Start = options.get("start", "earliest")
+        self.on_bad_record: OnBadRecord = options.get("on_bad_record", "fail")
+        self.dead_letters = options.get("dead_letters")
+        self._check()
+
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        key: Format[K],
+        value: Format[V],
+        tombstones: Literal[False] = False,
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[KafkaRecord[K, V]]: ...
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        key: Format[K],
+        value: Format[V],
+        tombstones: Literal[True],
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[KafkaRecord[K, V | None]]: ...
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        value: Format[V],
+        tombstones: Literal[False] = False,
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[KafkaRecord[bytes | None, V]]: ...
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        value: Format[V],
+        tombstones: Literal[True],
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[KafkaRecord[bytes | None, V | None]]: ...
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        value: Format[Any],
+        key: Format[Any] | None = None,
+        tombstones: bool = False,
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[Any]:
+        """The same, with key, headers and provenance of each record.
+
+        Without `key`, keys are raw bytes or None. With it, a record without a key is a bad record. With
+        `tombstones=True`, a record without a value comes through with None.
+        """
+        source: KafkaSource[Any] = KafkaSource(topic, value=value, **options)
+        source.key, source.whole, source.tombstones = key, True, tombstones
+        return source
+
+    @overload
+    def __get__(self, instance: None, owner: type[Pipeline]) -> Self: ...
+    @overload
+    def __get__(self, instance: Pipeline, owner: type[Pipeline]) -> Stream[T]: ...
+    def __get__(self, instance: Pipeline | None, owner: type[Pipeline]) -> Self | Stream[T]:
+        if instance is None:
+            return self
+        if self.name not in instance.graph.nodes:
+            self._add_to(instance.graph)
+        of = self.record_type()
+        return Stream(instance.graph, (Edge(node=self.name, record_type=of),), of)
+
+    def record_type(self) -> object:
+        """The type of the stream's records."""
+        if not self.whole:
+            return self.value.of
+        key: Any = bytes | None if self.key is None else self.key.of
+        value: Any = self.value.of
+        value = value | None if self.tombstones else value
+        return KafkaRecord[key, value]
+
+    def _add_to(self, graph: Graph) -> None:
+        options = {
+            "topic": self.topic,
+            "key": None if self.key is None else self.key.describe(),
+            "value": self.value.describe(),
+            "whole": self.whole,
+            "on_bad_record": self.on_bad_record,
+        }
+        graph.add(
+            "source",
+            (),
+            place=self.place,
+            uid=self.name,
+            options=options,
+            declaration=self,
+            record_type=self.record_type(),
+        )
+        if self.dead_letters is not None:
+            letters = KafkaSink.records(self.dead_letters, key=Raw(), value=Raw())
+            letters.names.append(f"{self.name}-dead-letters")
+            letters.place = self.place
+            edge = Edge(node=self.name, port=DEAD_LETTERS, record_type=letters.record_type())
+            letters.connect(graph, (edge,))
+
+    def _check(self) -> None:
+        where = f"{self.place}: source of topic {self.topic!r}"
+        start = self.start
+        if isinstance(start, str) and start not in ("earliest", "latest", "group"):
+            raise PipelineError(
+                f"{where}: start={start!r} must be 'earliest', 'latest', 'group', a timestamp in ms or "
+                "a dict of offsets by partition"
+            )
+        if isinstance(start, int) and start < 0:
+            raise PipelineError(f"{where}: start={start} is no timestamp in ms since the epoch")
+        if isinstance(start, Mapping) and any(n < 0 for pair in start.items() for n in pair):
+            raise PipelineError(f"{where}: start={dict(start)} has a negative partition or offset")
+        _check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
+        if (self.on_bad_record == "dead_letter") != (self.dead_letters is not None):
+            raise PipelineError(
+                f"{where}: on_bad_record='dead_letter' and dead_letters='topic' are given together or "
+                "not at all"
+            )
+
+
+class KafkaSink(Connector, Generic[T]):
+    """A topic that is written.
+
+    `key_by` takes the record's key from the value: text or bytes, or anything else with its format in
+    `key`. `linger` is how long a batch may wait for more records; `kafka` are librdkafka settings of
+    its producers.
+    """
+
+    @overload
+    def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SinkOptions]) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Format[T],
+        key_by: Callable[[T], str | bytes],
+        **options: Unpack[SinkOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Format[T],
+        key: Format[K],
+        key_by: Callable[[T], K],
+        **options: Unpack[SinkOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Format[T],
+        key: Format[Any] | None = None,
+        key_by: Callable[[T], Any] | None = None,
+        **options: Unpack[SinkOptions],
+    ) -> None:
+        super().__init__(topic, options.get("kafka"))
+        where = f"{self.place}: sink for topic {topic!r}"
+        if key is not None and key_by is None:
+            raise PipelineError(f"{where}: key is a format; key_by must say what the key is")
+        self.value, self.key, self.key_by = value, key, key_by
+        self.whole = False
+        self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
+        self.compression: Compression = options.get("compression", "none")
+        self.linger_ms = to_ms(options.get("linger", DEFAULT_LINGER))
+        _check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
+        _check_choice(where, "compression", self.compression, get_args(Compression))
+
+    @staticmethod
+    def records(
+        topic: str, *, key: Format[K], value: Format[V], **options: Unpack[SinkOptions]
+    ) -> KafkaSink[OutgoingRecord[K, V]]:
+        """The same for records given in full: with headers, timestamp, or no value (a tombstone)."""
+        whole: Format[Any] = value
+        sink: KafkaSink[OutgoingRecord[K, V]] = KafkaSink(topic, value=whole, **options)
+        sink.key, sink.whole = key, True
+        return sink
+
+    def record_type(self) -> object:
+        """The type of the records that the sink takes."""
+        if not self.whole or self.key is None:
+            return self.value.of
+        key: Any = self.key.of
+        value: Any = self.value.of
+        return OutgoingRecord[key, value]
+
+    def connect(self, graph: Graph, edges: tuple[Edge, ...]) -> None:
+        """End a chain here; a second chain adds its edges to the same node."""
+        before = graph.nodes.get(self.name)
+        if before is not None and before.declaration is self:
+            graph.remove(self.name)
+            edges = before.inputs + edges
+        options = {
+            "topic": self.topic,
+            "key": None if self.key is None else self.key.describe(),
+            "value": self.value.describe(),
+            "whole": self.whole,
+            "guarantee": self.guarantee,
+        }
+        graph.add(
+            "sink",
+            edges,
+            place=self.place,
+            uid=self.name,
+            options=options,
+            function=self.key_by,
+            declaration=self,
+            record_type=self.record_type(),
+        )
+
+
+def _check_choice(where: str, keyword: str, given: object, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        names = ", ".join(repr(name) for name in allowed)
+        raise PipelineError(f"{where}: {keyword}={given!r} must be one of {names}")

@@ -1,0 +1,115 @@
+"""Keyed streams: everything that keeps state by key.
+
+A `KeyedStream` is not a `Stream`: after `key_by` comes a step that uses the key, so nobody has to ask
+whether a map keeps it. Every step here keeps state and takes `uid` as a required keyword. Its records
+and keys cross an exchange and are stored, so both types must be known by now; else the build fails and
+says how to state them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Generic, Never, TypeVar
+
+from tidegate.api.fields import name_of
+from tidegate.api.functions import KeyedProcess
+from tidegate.api.place import refuse_later, user_place
+from tidegate.api.streams import Processed, check_function, check_record_type
+from tidegate.api.types import KeyLike, type_info
+from tidegate.errors import PipelineError
+from tidegate.graph.logical import UNKNOWN, Edge, Graph
+
+K = TypeVar("K", bound=KeyLike)
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class KeyedStream(Generic[K, T]):
+    """Records of type T, partitioned by a key of type K."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        edges: tuple[Edge, ...],
+        of: object,
+        key: Callable[[T], K],
+        key_of: object,
+    ) -> None:
+        self.graph, self.edges, self.of, self.key, self.key_of = graph, edges, of, key, key_of
+
+    def process(self, function: KeyedProcess[K, T, U], *, uid: str) -> Processed[U]:
+        """A function object with state per key; `uid` names the state in checkpoints for ever."""
+        place = user_place()
+        check_function(self.graph, function, KeyedProcess, place)
+        check_record_type(function, self.of, f"step {uid!r}", place)
+        of = function.record_type() if self.of is UNKNOWN else self.of
+        key_of = self._key_type(function, uid, place)
+        options = {
+            "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", place),
+            "record": _schema(of, f"step {uid!r} sends its records to other slots", "map", place),
+            "state": {name: s.describe() for name, s in function.declared_states.items()},
+        }
+        why_not = type_info(key_of).why_not_key
+        if why_not:
+            raise PipelineError(f"{place}: step {uid!r}: {why_not}")
+        edges = tuple(
+            dataclasses.replace(edge, exchange="key", key=self.key, key_type=key_of, record_type=of)
+            for edge in self.edges
+        )
+        result = function.result_type()
+        node = self.graph.add(
+            "keyed_process",
+            edges,
+            place=place,
+            uid=uid,
+            options=options,
+            function=function,
+            record_type=result,
+        )
+        return Processed(
+            self.graph, (Edge(node=node.id, record_type=result),), result, type(function)
+        )
+
+    def reduce(self, *_args: object, **_options: object) -> Never:
+        refuse_later("reduce", "use .process() with a KeyedProcess and a ValueState")
+
+    def window(self, *_args: object, **_options: object) -> Never:
+        refuse_later("window", "use .process() with a KeyedProcess and a MapState by window start")
+
+    def interval_join(self, *_args: object, **_options: object) -> Never:
+        refuse_later("interval_join", _JOIN)
+
+    def as_of_join(self, *_args: object, **_options: object) -> Never:
+        refuse_later("as_of_join", _JOIN)
+
+    def connect(self, *_args: object, **_options: object) -> Never:
+        refuse_later("connect", _JOIN)
+
+    def connect_broadcast(self, *_args: object, **_options: object) -> Never:
+        refuse_later("connect_broadcast", _JOIN)
+
+    def _key_type(self, function: KeyedProcess[K, T, U], uid: str, place: str) -> object:
+        """The key's type comes from `key_by` or else from the function class; the two must not differ."""
+        declared = function.key_type()
+        of = declared if self.key_of is UNKNOWN else self.key_of
+        if declared not in (UNKNOWN, of):
+            raise PipelineError(
+                f"{place}: step {uid!r} declares keys of {name_of(declared)}, key_by gives {name_of(of)}"
+            )
+        return of
+
+
+_JOIN = (
+    "map both streams to one union type, unite them, and key them by the same key into a KeyedProcess "
+    "that keeps what waits for its partner in state"
+)
+
+
+def _schema(of: object, why: str, step: str, place: str) -> object:
+    if of is UNKNOWN:
+        raise PipelineError(
+            f"{place}: {why}, and the type is not known: say it with .{step}(..., returns=Type), or give "
+            "a def with a return annotation instead of the lambda"
+        )
+    return type_info(of).avro

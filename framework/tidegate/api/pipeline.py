@@ -1,0 +1,209 @@
+"""The pipeline class: what is checked when Python reads the class, and how a graph is built from it.
+
+Checked at class creation, so on import and in an editor's test run: the name, each declaration's own
+consistency, `define`. Checked by `build`: everything that needs the graph. Neither does I/O, but for
+reading schema files.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
+
+import msgspec
+
+from tidegate.api.fields import MISSING, name_of
+from tidegate.api.kafka import Connector
+from tidegate.api.place import user_place
+from tidegate.api.times import Duration, to_ms
+from tidegate.errors import PipelineError, TidegateError
+from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
+from tidegate.graph.logical import Graph
+
+V = TypeVar("V")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class Param(Generic[V]):
+    """A typed parameter of a pipeline: `minimum = Param(Decimal, default=Decimal(0))`, set by
+    `--set minimum=5` or the configuration. `check` says whether a value is allowed.
+    """
+
+    def __init__(
+        self,
+        of: type[V],
+        *,
+        default: V = MISSING,
+        help: str = "",  # noqa: A002 - the word that users of argument parsers expect
+        check: Callable[[V], bool] | None = None,
+    ) -> None:
+        if default is not MISSING and not isinstance(default, of):
+            raise PipelineError(f"{user_place()}: default={default!r} is not of type {name_of(of)}")
+        self.of, self.default, self.help, self.check = of, default, help, check
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> V: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | V:
+        if instance is None:
+            return self
+        raise PipelineError(f"parameter {self.name!r} has no value; pipelines are made by build()")
+
+    def parse(self, raw: object) -> V:
+        """From text or from a value of the type; lax as a command line must be."""
+        try:
+            value = msgspec.convert(raw, self.of, strict=False)
+        except msgspec.ValidationError as error:
+            raise PipelineError(f"parameter {self.name!r}: {error}; given was {raw!r}") from None
+        if self.check is not None and not self.check(value):
+            raise PipelineError(f"parameter {self.name!r}: {value!r} is not allowed; {self.help}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassSettings:
+    """What the class statement says of the job's settings; None leaves it to the configuration."""
+
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    checkpoint_interval_ms: int | None = None
+
+
+class Pipeline:
+    """Base of all pipelines: `class OrderTotals(Pipeline, name="order-totals")`.
+
+    A shared base passes `name=None` and cannot be run. The other keywords are settings of the job, over
+    which the command line, the environment and `tidegate.toml` have precedence.
+    """
+
+    pipeline_name: ClassVar[str | None] = None
+    settings: ClassVar[ClassSettings] = ClassSettings()
+    connectors: ClassVar[dict[str, Connector]] = {}
+    params: ClassVar[dict[str, Param[Any]]] = {}
+    graph: Graph
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        checkpoint_interval: Duration | None = None,
+    ) -> None:
+        cls.pipeline_name = name
+        if name is not None and _NAME.fullmatch(name) is None:
+            raise PipelineError(
+                f"{cls.__name__}: name={name!r} must be lower-case letters, digits and hyphens, 63 at "
+                "most: it is part of transactional ids"
+            )
+        cls.settings = ClassSettings(
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            checkpoint_interval_ms=(
+                None if checkpoint_interval is None else to_ms(checkpoint_interval)
+            ),
+        )
+        _check_parallelism(cls.__name__, parallelism or 1, max_parallelism)
+        members = {key: v for base in reversed(cls.__mro__) for key, v in vars(base).items()}
+        cls.connectors = {key: v for key, v in members.items() if isinstance(v, Connector)}
+        cls.params = {key: v for key, v in members.items() if isinstance(v, Param)}
+        for key in (*cls.connectors, *cls.params):
+            if key in vars(Pipeline) or key in Pipeline.__annotations__:
+                raise PipelineError(
+                    f"{cls.__name__}.{key}: the name is used by Pipeline itself; choose another"
+                )
+        for key, connector in cls.connectors.items():
+            _check_connector(cls.__name__, key, connector)
+        if name is not None and cls.define is Pipeline.define:
+            raise PipelineError(f"{cls.__name__} has no define(); it says how records flow")
+
+    def __init__(self, params: Mapping[str, object]) -> None:
+        if self.pipeline_name is None:
+            raise PipelineError(f"{type(self).__name__} is a base (name=None) and cannot be run")
+        unknown = params.keys() - self.params.keys()
+        if unknown:
+            raise PipelineError(
+                f"{type(self).__name__} has no parameter {', '.join(sorted(unknown))}; it has "
+                f"{sorted(self.params)}"
+            )
+        self.graph = Graph(self.pipeline_name)
+        for key, param in self.params.items():
+            raw = params.get(key, param.default)
+            if raw is MISSING:
+                raise PipelineError(
+                    f"parameter {key!r} of {type(self).__name__} is required: --set {key}=...; "
+                    f"{param.help}"
+                )
+            self.__dict__[key] = param.parse(raw)
+
+    def define(self) -> None:
+        """Declare the graph.
+
+        Deterministic, without I/O: every process of a job calls it and must get the same graph.
+        """
+        raise NotImplementedError
+
+
+def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> Graph:
+    """The checked graph of a pipeline: what submit and every worker do first.
+
+    PipelineError for any mistake in it, with the user's file and line; also for an exception that the
+    user's `define` raises itself.
+    """
+    instance = pipeline(params or {})
+    try:
+        instance.define()
+    except TidegateError:
+        raise
+    except Exception as error:
+        raise PipelineError(
+            f"{_raised_at(error)}: {pipeline.__name__}.define() raised {type(error).__name__}: {error}"
+        ) from error
+    for name, connector in pipeline.connectors.items():
+        if name not in instance.graph.nodes:
+            raise PipelineError(
+                f"{connector.place}: {pipeline.__name__}.{name} is declared and not used in define(); "
+                "use it or remove it"
+            )
+    instance.graph.check()
+    return instance.graph
+
+
+def _raised_at(error: Exception) -> str:
+    """File and line of the user's innermost frame of an exception."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "define()"
+
+
+def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None) -> None:
+    groups = DEFAULT_MAX_PARALLELISM if max_parallelism is None else max_parallelism
+    if not 1 <= parallelism <= groups <= MAX_PARALLELISM_LIMIT:
+        raise PipelineError(
+            f"{name}: 1 <= parallelism ({parallelism}) <= max_parallelism ({groups}) <= "
+            f"{MAX_PARALLELISM_LIMIT} must hold"
+        )
+
+
+def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
+    if len(connector.names) > 1:
+        raise PipelineError(
+            f"{pipeline}.{key} is the same object as {connector.names[0]!r}; declare each source and "
+            "sink anew"
+        )
+    if _CONNECTOR_NAME.fullmatch(key) is None:
+        raise PipelineError(
+            f"{connector.place}: {pipeline}.{key}: the name of a source or sink is lower-case letters, "
+            "digits and underscores, 63 at most: it is part of transactional ids"
+        )

@@ -1,0 +1,252 @@
+"""Keyed state, declared as attributes of a function class and typed there.
+
+A declaration (`total = ValueState(Decimal, ...)`) is a non-data descriptor: on the class it is itself,
+on an instance it is typed as the cell of the current key. The loop that calls the function hangs the
+current key's cells on the instance, so that an access in the hot path is a plain attribute and never a
+call. A cell is the state of one key; the backends of the data plane make, load, save and drop cells.
+
+What a backend relies on: `ValueCell.value` differs by identity from `saved` once it was assigned, and a
+value whose type can change in place (`State.types[0].immutable` is false) counts as changed once the
+cell was touched; `ListCell.changed` and `MapCell`'s methods tell the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, Self, TypeVar, overload
+
+from typing_extensions import TypeForm
+
+from tidegate.api.fields import MISSING, name_of
+from tidegate.api.place import refuse_later
+from tidegate.api.types import TypeInfo, type_info
+from tidegate.errors import PipelineError
+
+V = TypeVar("V")
+A = TypeVar("A")
+
+
+class Cell:
+    """The state of one key."""
+
+    __slots__ = ()
+
+    def clear(self) -> None:
+        """Forget: the next read sees what a new key sees."""
+        raise NotImplementedError
+
+
+class ValueCell(Cell, Generic[V]):
+    """`.value` is a plain slot; `saved` is what the backend last stored or loaded."""
+
+    __slots__ = ("_new", "saved", "value")
+    value: V
+    saved: object
+
+    def __init__(self, new: Callable[[], V]) -> None:
+        self._new = new
+        self.value = self.saved = new()
+
+    def clear(self) -> None:
+        self.value = self._new()
+
+
+class ListCell(Cell, Generic[V]):
+    """An ordered list that is stored and loaded whole; `changed` since it was last saved."""
+
+    __slots__ = ("_items", "changed")
+
+    def __init__(self, items: Iterable[V] = ()) -> None:
+        self._items: list[V] = list(items)
+        self.changed = False
+
+    def append(self, item: V) -> None:
+        self._items.append(item)
+        self.changed = True
+
+    def replace(self, items: Iterable[V]) -> None:
+        self._items = list(items)
+        self.changed = True
+
+    def __iter__(self) -> Iterator[V]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def clear(self) -> None:
+        self.replace(())
+
+
+class MapCell(Cell, Generic[A, V]):
+    """A map whose entries are stored one by one, so that it may be larger than memory.
+
+    This one keeps them in memory; a backend's own reads and writes through. Assigning is what changes
+    an entry: a value that was changed in place must be assigned again.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[A, V] = {}
+
+    def __getitem__(self, key: A) -> V:
+        return self._entries[key]
+
+    def __setitem__(self, key: A, value: V) -> None:
+        self._entries[key] = value
+
+    def __delitem__(self, key: A) -> None:
+        del self._entries[key]
+
+    def __contains__(self, key: A) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[A]:
+        return iter(self._entries)
+
+    @overload
+    def get(self, key: A) -> V | None: ...
+    @overload
+    def get(self, key: A, default: V) -> V: ...
+    def get(self, key: A, default: V | None = None) -> V | None:
+        return self._entries.get(key, default)
+
+    def keys(self) -> Iterator[A]:
+        return iter(self)
+
+    def items(self) -> Iterator[tuple[A, V]]:
+        return iter(self._entries.items())
+
+    def clear(self) -> None:
+        self._entries = {}
+
+
+class State:
+    """A declared state: its name (the attribute's) and types, which the manifest records."""
+
+    kind: ClassVar[str]
+    name = ""
+
+    def __init__(self, *types: object, ttl: object = None) -> None:
+        if ttl is not None:
+            refuse_later("ttl=", "remove it, and bound the state yourself")
+        self.types: tuple[TypeInfo, ...] = tuple(type_info(of) for of in types)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if not self.name:  # a second name is refused when the function class is made
+            self.name = name
+
+    if TYPE_CHECKING:
+
+        def __set__(self, instance: object, value: Never) -> None:
+            """`self.total = x` is a mistake (it is `self.total.value = x`); at run time the class must
+            stay a non-data descriptor.
+            """
+
+    def new_cell(self) -> Cell:
+        """A cell of a key that was never seen."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, object]:
+        """Kind and Avro schemas: what a restore compares."""
+        return {"kind": self.kind, "schemas": [info.avro for info in self.types]}
+
+
+class ValueState(State, Generic[V]):
+    """One value per key. A default is needed: a value, or a factory for a type that can change.
+
+    `V | None` with default=None says 'maybe absent'.
+    """
+
+    kind = "value"
+
+    @overload
+    def __init__(self, of: TypeForm[V], *, default: V, ttl: object = None) -> None: ...
+    @overload
+    def __init__(
+        self, of: TypeForm[V], *, factory: Callable[[], V], ttl: object = None
+    ) -> None: ...
+    def __init__(
+        self,
+        of: TypeForm[V],
+        *,
+        default: V = MISSING,
+        factory: Callable[[], V] = MISSING,
+        ttl: object = None,
+    ) -> None:
+        super().__init__(of, ttl=ttl)
+        if (default is MISSING) == (factory is MISSING):
+            raise PipelineError(
+                f"ValueState({name_of(of)}) needs default= or factory=, and only one: what does a key "
+                "see that was never seen?"
+            )
+        if default is not MISSING:
+            _check_default(of, default, mutable=not self.types[0].immutable)
+        self._new = factory if factory is not MISSING else lambda: default
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> ValueCell[V]: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | ValueCell[V]:
+        return self if instance is None else _unbound(self)
+
+    def new_cell(self) -> ValueCell[V]:
+        return ValueCell(self._new)
+
+
+class ListState(State, Generic[V]):
+    """A list per key, stored whole: keep it short."""
+
+    kind = "list"
+
+    def __init__(self, of: TypeForm[V], *, ttl: object = None) -> None:
+        super().__init__(of, ttl=ttl)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> ListCell[V]: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | ListCell[V]:
+        return self if instance is None else _unbound(self)
+
+    def new_cell(self) -> ListCell[V]:
+        return ListCell()
+
+
+class MapState(State, Generic[A, V]):
+    """A map per key, stored entry by entry. Its own keys are of a key type."""
+
+    kind = "map"
+
+    def __init__(self, key: TypeForm[A], value: TypeForm[V], *, ttl: object = None) -> None:
+        super().__init__(key, value, ttl=ttl)
+        if self.types[0].why_not_key:
+            raise PipelineError(f"MapState({name_of(key)}, ...): {self.types[0].why_not_key}")
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> MapCell[A, V]: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | MapCell[A, V]:
+        return self if instance is None else _unbound(self)
+
+    def new_cell(self) -> MapCell[A, V]:
+        return MapCell()
+
+
+def _unbound(declaration: State) -> Any:
+    raise PipelineError(
+        f"state {declaration.name!r} is only there while a record is processed; read it in process()"
+    )
+
+
+def _check_default(of: object, default: object, *, mutable: bool) -> None:
+    """What checkers let pass: `ValueState(Decimal, default="0")` is a state of `object` to them."""
+    if mutable and default is not None and type(default) not in (str, bytes, int, float, bool):
+        raise PipelineError(
+            f"default={default!r} would be shared by all keys; write factory={type(default).__name__}"
+        )
+    if isinstance(of, type) and not isinstance(default, of):
+        raise PipelineError(f"default={default!r} is not of type {name_of(of)}")

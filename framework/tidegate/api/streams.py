@@ -1,0 +1,155 @@
+"""Streams: what `define` chains. A method adds a step to the graph and returns the typed stream of its
+results.
+
+Every step that keeps state takes `uid` as a required keyword: a checker sees a missing one before a
+run does. Types at run time are carried along (`of`), and asked for only where records are stored or
+sent between slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
+
+from tidegate.api.fields import name_of
+from tidegate.api.functions import Function, Process, SideOutput
+from tidegate.api.place import refuse_later, user_place
+from tidegate.api.results import item_type, result_type
+from tidegate.api.types import KeyLike
+from tidegate.errors import PipelineError
+from tidegate.graph.logical import UNKNOWN, Edge, Graph, Kind
+
+if TYPE_CHECKING:
+    from tidegate.api.kafka import KafkaSink
+    from tidegate.api.keyed import KeyedStream
+
+T = TypeVar("T")
+U = TypeVar("U")
+X = TypeVar("X")
+K = TypeVar("K", bound=KeyLike)
+
+
+class Stream(Generic[T]):
+    """Records of type T."""
+
+    def __init__(self, graph: Graph, edges: tuple[Edge, ...], of: object) -> None:
+        self.graph, self.edges, self.of = graph, edges, of
+
+    def map(self, function: Callable[[T], U], *, returns: type[U] | None = None) -> Stream[U]:
+        """One result for each record."""
+        return self._step("map", function, result_type(function, self.of, returns))
+
+    def filter(self, predicate: Callable[[T], bool]) -> Stream[T]:
+        """The records for which the predicate holds."""
+        return self._step("filter", predicate, self.of)
+
+    def flat_map(
+        self, function: Callable[[T], Iterable[U]], *, returns: type[U] | None = None
+    ) -> Stream[U]:
+        """Any number of results for each record; `returns` is the type of one."""
+        return self._step("flat_map", function, item_type(function, returns))
+
+    def union(self, *others: Stream[T]) -> Stream[T]:
+        """The records of all, those of each in their order."""
+        known = [stream.of for stream in (self, *others) if stream.of is not UNKNOWN]
+        for of in known:
+            if of != known[0]:
+                raise PipelineError(
+                    f"{user_place()}: a union of streams of {name_of(known[0])} and {name_of(of)}; map "
+                    "them to one type first"
+                )
+        edges = self.edges + tuple(edge for other in others for edge in other.edges)
+        return Stream(self.graph, edges, known[0] if known else UNKNOWN)
+
+    def process(self, function: Process[T, U]) -> Processed[U]:
+        """A function object with side outputs, `open` and `close`, without key or state."""
+        place = user_place()
+        check_function(self.graph, function, Process, place)
+        check_record_type(function, self.of, "process()", place)
+        step: Stream[U] = self._step("process", function, function.result_type())
+        return Processed(self.graph, step.edges, step.of, type(function))
+
+    def key_by(self, key: Callable[[T], K], *, returns: type[K] | None = None) -> KeyedStream[K, T]:
+        """Records of equal keys meet in one place, in order.
+
+        The key is a value of the record, never a position or a hash.
+        """
+        from tidegate.api.keyed import KeyedStream  # built on streams, and key_by is the way to it
+
+        return KeyedStream(self.graph, self.edges, self.of, key, result_type(key, self.of, returns))
+
+    def to(self, sink: KafkaSink[T]) -> None:
+        """End the chain. A sink may end several chains of its pipeline."""
+        from tidegate.api.kafka import KafkaSink  # its sources are streams
+
+        if not isinstance(sink, KafkaSink):
+            raise PipelineError(f"{user_place()}: .to() takes a KafkaSink, not {sink!r}")
+        sink.connect(self.graph, self.edges)
+
+    def map_batch(self, *_args: object, **_options: object) -> Never:
+        refuse_later("map_batch", "use .map()")
+
+    def map_arrow(self, *_args: object, **_options: object) -> Never:
+        refuse_later("map_arrow", "use .map()")
+
+    def map_async(self, *_args: object, **_options: object) -> Never:
+        refuse_later("map_async", "use .map()")
+
+    def broadcast(self) -> Never:
+        refuse_later("broadcast", "key both streams, and join them by union and a KeyedProcess")
+
+    def _step(self, kind: Kind, function: object, of: object) -> Stream[Any]:
+        node = self.graph.add(
+            kind, self.edges, place=user_place(), function=function, record_type=of
+        )
+        return Stream(self.graph, (Edge(node=node.id, record_type=of),), of)
+
+
+class Processed(Stream[T]):
+    """Results of a process function, which may have side outputs."""
+
+    def __init__(
+        self, graph: Graph, edges: tuple[Edge, ...], of: object, function: type[Function]
+    ) -> None:
+        super().__init__(graph, edges, of)
+        self.function = function
+
+    def side_output(self, tag: SideOutput[X]) -> Stream[X]:
+        """The stream of a tag that the function class declares:
+        `checked.side_output(CheckOrder.suspicious)`.
+        """
+        if self.function.declared_outputs.get(tag.name) is not tag:
+            raise PipelineError(
+                f"{user_place()}: {self.function.__name__} declares no side output {tag.name!r}; take "
+                "the tag from the function class itself"
+            )
+        edges = tuple(Edge(node=e.node, port=tag.name, record_type=tag.of) for e in self.edges)
+        return Stream(self.graph, edges, tag.of)
+
+
+def check_function(graph: Graph, function: object, base: type[Function], place: str) -> None:
+    """Refuse what is no function object of that kind, and one that another step has already: its state
+    cells hang on the object.
+    """
+    if not isinstance(function, base):
+        given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        raise PipelineError(
+            f"{place}: process() takes an object of a class derived from {base.__name__} here, not {given}"
+        )
+    for node in graph:
+        if node.function is function:
+            raise PipelineError(
+                f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} at "
+                f"{node.place}; make one for each step"
+            )
+
+
+def check_record_type(function: Function, of: object, step: str, place: str) -> None:
+    """Refuse a function that declares other records than the stream has, where both are known."""
+    declared = function.record_type()
+    narrower = isinstance(of, type) and isinstance(declared, type) and issubclass(of, declared)
+    if UNKNOWN not in (declared, of) and declared != of and not narrower:
+        raise PipelineError(
+            f"{place}: {step}: {type(function).__name__} declares records of {name_of(declared)}, the "
+            f"stream has {name_of(of)}"
+        )

@@ -1,0 +1,258 @@
+"""What the framework knows about a user's type: its Avro schema, whether it may be a key, and whether
+a value of it can change in place.
+
+One function, `type_info`, answers for every kind of type: state, wire, formats and the schema check at
+submit all ask it. What a user's function returns is the other question; `api/results.py` answers it.
+
+Schemas are written out in full at each place (a record used twice is there twice): they are compared
+and fingerprinted; `api/avro.py` names the repetitions where Avro's own rules want it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, ClassVar, Literal, Protocol, Union, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+
+from tidegate.api.fields import (
+    MISSING,
+    RecordField,
+    compares_fields,
+    fields_of,
+    is_frozen,
+    is_model,
+    name_of,
+)
+from tidegate.errors import PipelineError
+
+AvroSchema = Any
+"""An Avro schema as JSON: a name, a list (a union) or a dict."""
+
+FACTORY = "tidegate.factory"
+"""Marks a field whose default a function makes, and which therefore no schema can state."""
+
+
+class DataclassLike(Protocol):
+    """Any dataclass.
+
+    That it must be frozen to be a key cannot be said to a type checker; `type_info` says it when the
+    graph is built.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+KeyLike = Union[
+    str,
+    bytes,
+    int,
+    Decimal,
+    date,
+    UUID,
+    enum.Enum,
+    DataclassLike,
+    msgspec.Struct,
+    "tuple[KeyLike, ...]",
+]
+"""What a checker lets be a key (bool is an int, datetime a date)."""
+
+_SCALARS: dict[object, AvroSchema] = {
+    str: "string",
+    bytes: "bytes",
+    bool: "boolean",
+    int: "long",
+    float: "double",
+    type(None): "null",
+    None: "null",
+    Decimal: {"type": "string", "logicalType": "decimal-string"},
+    datetime: {"type": "long", "logicalType": "timestamp-micros"},
+    date: {"type": "int", "logicalType": "date"},
+    UUID: {"type": "string", "logicalType": "uuid"},
+}
+_NEVER_KEYS = (float, type(None), None)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NOT_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """The facts about one type. `why_not_key` is empty for a type whose canonical key bytes are
+    defined; `immutable` says that no value of it can change in place.
+    """
+
+    python: object
+    avro: AvroSchema
+    immutable: bool
+    why_not_key: str
+
+
+def type_info(of: object) -> TypeInfo:
+    """The facts about `of`, or a PipelineError that names the field whose type has no schema."""
+    return _info(of, ())
+
+
+def is_union(of: object) -> bool:
+    """Whether a type is written `A | B`, in either way."""
+    return get_origin(of) in (Union, types.UnionType)
+
+
+def literal_type(of: object) -> type:
+    """The one type of a Literal's values; PipelineError if they are of several."""
+    kinds = {type(value) for value in get_args(of)}
+    if len(kinds) != 1:
+        raise PipelineError(f"{name_of(of)} mixes types; use values of one type, or an Enum")
+    return kinds.pop()
+
+
+def _info(of: object, inside: tuple[object, ...]) -> TypeInfo:
+    try:
+        scalar = of in _SCALARS
+    except TypeError:  # not hashable, so it is no type at all
+        raise PipelineError(f"{of!r} is not a type") from None
+    if scalar:
+        never = of in _NEVER_KEYS
+        why_not = f"{name_of(of)} is not a key: it has no canonical bytes" if never else ""
+        return TypeInfo(of, _SCALARS[of], immutable=True, why_not_key=why_not)
+    if isinstance(of, type) and issubclass(of, enum.Enum):
+        return _enum(of)
+    if of is Any:
+        return _compound(of, {"type": "string", "logicalType": "json"}, "the type is not known")
+    if get_origin(of) is Literal:
+        return _info(literal_type(of), inside)
+    generic = _generic(of, inside)
+    return _record(of, inside) if generic is None else generic
+
+
+def _generic(of: object, inside: tuple[object, ...]) -> TypeInfo | None:
+    """Unions and containers; None for anything else."""
+    origin, arguments = get_origin(of), get_args(of)
+    if is_union(of):
+        branches = [_info(argument, inside) for argument in arguments]
+        union = [branch.avro for branch in branches]
+        immutable = all(branch.immutable for branch in branches)
+        return TypeInfo(of, union, immutable, "a union is not a key; give the key one type")
+    if origin is tuple:
+        return _tuple(of, arguments, inside)
+    if origin in (list, set, frozenset, Sequence):
+        avro = {"type": "array", "items": _info(arguments[0], inside).avro}
+        return _compound(of, avro, f"a {name_of(origin)} is not a key; use a tuple")
+    if origin in (dict, Mapping):
+        return _mapping(of, arguments, inside)
+    if of in (list, set, frozenset, tuple, dict):
+        raise PipelineError(f"{name_of(of)} does not say of what: write {name_of(of)}[...]")
+    return None
+
+
+def _compound(of: object, avro: AvroSchema, why_not_key: str) -> TypeInfo:
+    return TypeInfo(of, avro, immutable=False, why_not_key=why_not_key)
+
+
+def _enum(of: type[enum.Enum]) -> TypeInfo:
+    if issubclass(of, enum.Flag):
+        raise PipelineError(f"{of.__name__} is a Flag, which has no schema; keep it as an int")
+    symbols = [member.name for member in of]
+    avro = {"type": "enum", "name": of.__name__, "symbols": symbols}
+    return TypeInfo(of, avro, immutable=True, why_not_key="")
+
+
+def _mapping(of: object, arguments: tuple[Any, ...], inside: tuple[object, ...]) -> TypeInfo:
+    key, value = (_info(argument, inside).avro for argument in arguments)
+    why_not = "a dict is not a key; use a frozen dataclass"
+    if arguments[0] is str:
+        return _compound(of, {"type": "map", "values": value}, why_not)
+    if arguments[0] not in _SCALARS and not isinstance(arguments[0], type(enum.Enum)):
+        raise PipelineError(
+            f"{name_of(of)}: the keys of a dict must be of a plain type to be stored"
+        )
+    entry = [{"name": "key", "type": key}, {"name": "value", "type": value}]
+    items = {"type": "record", "name": "entry", "fields": entry}
+    return _compound(of, {"type": "array", "items": items}, why_not)
+
+
+def _tuple(of: object, arguments: tuple[object, ...], inside: tuple[object, ...]) -> TypeInfo:
+    parts = [_info(a, inside) for a in arguments if a is not ...]
+    if not parts:
+        raise PipelineError(f"{name_of(of)} has no parts and so no schema")
+    why_not = next((part.why_not_key for part in parts if part.why_not_key), "")
+    avro: AvroSchema = {"type": "array", "items": parts[0].avro}
+    if ... not in arguments:
+        fields = [{"name": f"f{i}", "type": part.avro} for i, part in enumerate(parts)]
+        avro = {"type": "record", "name": "tuple", "fields": fields}
+    return TypeInfo(of, avro, all(part.immutable for part in parts), why_not)
+
+
+def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
+    fields = fields_of(of)
+    if fields is None:
+        raise PipelineError(
+            f"{name_of(of)} has no schema; use a dataclass, a msgspec Struct, a pydantic model, a "
+            "TypedDict or a plain type"
+        )
+    if of in inside:
+        raise PipelineError(f"{name_of(of)} contains itself, which no schema of ours can say")
+    avro_fields, immutable, why_not = [], is_frozen(of), ""
+    for field in fields:
+        try:
+            info = _info(field.of, (*inside, of))
+        except PipelineError as error:
+            raise PipelineError(f"{name_of(of)}.{field.name}: {error}") from None
+        avro_fields.append(_avro_field(field, info.avro))
+        immutable = immutable and info.immutable
+        if field.in_key and info.why_not_key and not why_not:
+            why_not = f"{name_of(of)}.{field.name}: {info.why_not_key}"
+    if not compares_fields(of):
+        why_not = f"{name_of(of)} compares by identity (eq=False), so no two keys would be equal"
+    elif not is_frozen(of):
+        why_not = f"{name_of(of)} can change; make it frozen (frozen=True) to use it as a key"
+    name = _NOT_A_NAME.sub("_", name_of(of)).strip("_")
+    return TypeInfo(of, {"type": "record", "name": name, "fields": avro_fields}, immutable, why_not)
+
+
+def _avro_field(field: RecordField, avro: AvroSchema) -> dict[str, Any]:
+    """A field's schema with its default, where a schema can state one. Avro wants a default to be of a
+    union's first branch, so null comes first where the default is None.
+    """
+    described: dict[str, Any] = {"name": field.name, "type": avro}
+    if field.default is None and isinstance(avro, list) and "null" in avro:
+        described["type"] = ["null", *(branch for branch in avro if branch != "null")]
+    if field.default is not MISSING:
+        described["default"] = _plain(field.default)
+    elif field.factory in (list, set, frozenset, tuple):
+        described["default"] = []
+    elif field.factory is dict:
+        described["default"] = {} if isinstance(avro, dict) and avro["type"] == "map" else []
+    elif field.factory is not MISSING:
+        described[FACTORY] = True
+    return described
+
+
+def _plain(value: object) -> object:
+    """A default as JSON says it, in the form of the field's own schema: an enum by its name, a date by
+    its day number, a record by its fields.
+    """
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(value, date):
+        return value.toordinal() - date(1970, 1, 1).toordinal()
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if (
+        is_model(type(value))
+        or dataclasses.is_dataclass(value)
+        or isinstance(value, msgspec.Struct)
+    ):
+        fields: Iterable[RecordField] = fields_of(type(value)) or ()
+        return {field.name: _plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return msgspec.to_builtins(value)
