@@ -78,6 +78,10 @@ class UserCodeError(UserError):
     retry = Retry.RESTORE
 
 
+class RecordTooLargeError(UserError):
+    """A record that fits in no frame between slots; names the edge and the record's origin."""
+
+
 # --- the world's --------------------------------------------------------------------------------
 
 
@@ -118,6 +122,10 @@ class RpcError(ExternalError):
     """A process of the cluster did not answer in time or is gone."""
 
     retry = Retry.BACKOFF
+
+
+class ExchangeError(ExternalError):
+    """The connection to another slot is lost, or what came over it is no frame of this attempt."""
 
 
 class DataLossError(ExternalError):

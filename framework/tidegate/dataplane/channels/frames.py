@@ -1,0 +1,251 @@
+"""The frames that channels between slots carry, and their codec.
+
+A frame is bytes that begin with a version and a kind; the exchange (`ports/exchange.py`) adds length
+and channel number. Big-endian numbers throughout:
+
+    data            version | 1 | u16 segments | { u32 header size | u32 values size | header | values }
+    barrier         version | 2 | u64 attempt | u64 counter | u8 final
+    end of input    version | 3
+    credit          version | 4 | u32 data frames that the sender may send in addition
+
+A segment is one batch: its header is the msgpack array [topic, partition, offsets, keys or nil], its
+values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame holds several,
+because a batch split over many subtasks leaves small pieces. Both ends run the same version of the
+same code (the deployment says so), hence one version byte and no negotiation.
+
+Called by `outlet` and `inbox`. Nothing is decoded twice or copied more often than the codec must.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
+from tidegate.errors import (
+    ExchangeError,
+    RecordTooLargeError,
+    TidegateError,
+    UserCodeError,
+)
+from tidegate.ids import Attempt, CheckpointId
+from tidegate.ports.exchange import MAX_FRAME_BYTES
+
+VERSION: Final = 1
+
+DATA_HEAD_BYTES: Final = 4
+SEGMENT_HEAD_BYTES: Final = 8
+
+MAX_SEGMENTS: Final = 128
+"""Segments of one frame: two parts each, and one system call takes 1024 parts at most."""
+
+
+class FrameKind(enum.IntEnum):
+    """The second byte of a frame."""
+
+    DATA = 1
+    BARRIER = 2
+    END_OF_INPUT = 3
+    CREDIT = 4
+
+
+class ColumnCodec(Protocol):
+    """Turns a column of values of one type into bytes and back (`api/wire.py` makes them)."""
+
+    def encode(self, values: list[Any]) -> bytes: ...
+
+    def decode(self, data: bytes | memoryview) -> list[Any]: ...
+
+
+class Segment(NamedTuple):
+    """An encoded batch, in two parts that are never joined."""
+
+    head: bytes
+    values: bytes
+    records: int
+
+    @property
+    def size(self) -> int:
+        """Bytes in the frame."""
+        return len(self.head) + len(self.values)
+
+
+_DATA_HEAD = Struct(">BBH")
+_SEGMENT_HEAD = Struct(">II")
+_BARRIER = Struct(">BBQQB")
+_CREDIT = Struct(">BBI")
+_END_OF_INPUT = bytes((VERSION, FrameKind.END_OF_INPUT))
+
+_Header = tuple[str, int, list[int], list[bytes | None] | None]
+_header_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+class FrameCodec:
+    """Encodes and decodes the data frames of one edge.
+
+    `edge` is how errors name it: the steps at both ends. `step` is the uid or id of the step whose
+    results travel.
+    """
+
+    def __init__(self, edge: str, step: str, column: ColumnCodec) -> None:
+        self.edge = edge
+        self._step = step
+        self._column = column
+
+    def encode(self, batch: RecordBatch) -> list[Segment]:
+        """Encode a batch, in several segments where one would not fit in a frame.
+
+        Raises RecordTooLargeError for a record that fits in none, UserCodeError for a value that is
+        not of the edge's type; both name the record's origin.
+        """
+        try:
+            values = self._column.encode(batch.values)
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise self._wrong_value(batch, error) from error
+        header = (batch.origin[0], batch.origin[1], batch.offsets, batch.keys)
+        head = _header_encoder.encode(header)
+        size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
+        if size <= MAX_FRAME_BYTES:
+            return [Segment(_SEGMENT_HEAD.pack(len(head), len(values)) + head, values, len(batch))]
+        if len(batch) == 1:
+            raise RecordTooLargeError(
+                f"the result of step {self._step!r} for the record at {_place(batch, 0)} takes {size} "
+                f"bytes on the edge {self.edge}, and a frame between slots holds {MAX_FRAME_BYTES}; "
+                "send less per record (a reference to a large object, or its parts as several records)"
+            )
+        half = len(batch) // 2
+        return [
+            *self.encode(slice_batch(batch, 0, half)),
+            *self.encode(slice_batch(batch, half, len(batch))),
+        ]
+
+    def decode(self, payload: bytes) -> list[RecordBatch]:
+        """The batches of a data frame, in order; ExchangeError if it is torn or of another version."""
+        try:
+            return self._read(payload)
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise ExchangeError(
+                f"a frame of {len(payload)} bytes on the edge {self.edge} cannot be read: {error}; the "
+                "attempt ends and the job is restored"
+            ) from error
+
+    def _read(self, payload: bytes) -> list[RecordBatch]:
+        version, kind, segments = _DATA_HEAD.unpack_from(payload)
+        _must(version == VERSION and kind == FrameKind.DATA, "it is no data frame of this version")
+        _must(segments, "it holds nothing")
+        view = memoryview(payload)
+        batches = []
+        at = DATA_HEAD_BYTES
+        for _ in range(segments):
+            head_size, values_size = _SEGMENT_HEAD.unpack_from(payload, at)
+            at += SEGMENT_HEAD_BYTES
+            middle, end = at + head_size, at + head_size + values_size
+            _must(end <= len(payload), "it ends within a segment")
+            topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
+            values = self._column.decode(view[middle:end])
+            _must(_fit(values, offsets, keys), "its columns differ in length")
+            batches.append(RecordBatch(values, offsets, Origin(topic, partition), keys))
+            at = end
+        _must(at == len(payload), "it goes on behind its last segment")
+        return batches
+
+    def _wrong_value(self, batch: RecordBatch, error: Exception) -> UserCodeError:
+        # Once, on the way to the end of the attempt: so the slow way to find the one is fine.
+        index = 0
+        for index, value in enumerate(batch.values):  # noqa: B007 - read after the loop
+            try:
+                self._column.encode([value])
+            except Exception as single:  # noqa: BLE001 - whatever the codec raises, it is this value's
+                error = single
+                break
+        value = batch.values[index]
+        return UserCodeError(
+            f"step {self._step!r} gave a {type(value).__name__} for the record at "
+            f"{_place(batch, index)} that cannot be sent along the edge {self.edge}: {error}; results "
+            "must be of the type that the step declares"
+        )
+
+
+def data_frame(segments: Sequence[Segment]) -> list[bytes]:
+    """The parts of a data frame of at most `MAX_SEGMENTS` segments."""
+    parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]
+    for segment in segments:
+        parts.append(segment.head)
+        parts.append(segment.values)
+    return parts
+
+
+def control_frame(element: Barrier | EndOfInput) -> bytes:
+    """A barrier or the end of input as a frame."""
+    match element:
+        case Barrier(checkpoint=checkpoint, final=final):
+            return _BARRIER.pack(
+                VERSION, FrameKind.BARRIER, checkpoint.attempt, checkpoint.counter, final
+            )
+        case EndOfInput():
+            return _END_OF_INPUT
+
+
+def credit_frame(frames: int) -> bytes:
+    """Leave to send so many data frames more."""
+    return _CREDIT.pack(VERSION, FrameKind.CREDIT, frames)
+
+
+def frame_kind(payload: bytes) -> FrameKind:
+    """The kind of a frame; ExchangeError if it is none of this version."""
+    if len(payload) >= 2 and payload[0] == VERSION and 1 <= payload[1] <= len(FrameKind):  # noqa: PLR2004
+        return FrameKind(payload[1])
+    raise ExchangeError(
+        f"a frame of {len(payload)} bytes begins with {payload[:2]!r}, which no slot of this version "
+        "sends; the attempt ends and the job is restored"
+    )
+
+
+def read_control(payload: bytes) -> Barrier | EndOfInput:
+    """The inverse of `control_frame`; ExchangeError for anything else."""
+    if payload == _END_OF_INPUT:
+        return EndOfInput()
+    if len(payload) == _BARRIER.size and frame_kind(payload) is FrameKind.BARRIER:
+        _, _, attempt, counter, final = _BARRIER.unpack(payload)
+        return Barrier(CheckpointId(Attempt(attempt), counter), final=bool(final))
+    raise ExchangeError(f"{payload[:32]!r} is neither a barrier nor an end of input")
+
+
+def read_credit(payload: bytes) -> int:
+    """The inverse of `credit_frame`; ExchangeError for anything else."""
+    if len(payload) == _CREDIT.size and frame_kind(payload) is FrameKind.CREDIT:
+        frames: int = _CREDIT.unpack(payload)[2]
+        return frames
+    raise ExchangeError(f"{payload[:32]!r} is no credit")
+
+
+def slice_batch(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
+    """Records `start` to `stop` (not included) of a batch; the columns are copied."""
+    return RecordBatch(
+        batch.values[start:stop],
+        batch.offsets[start:stop],
+        batch.origin,
+        None if batch.keys is None else batch.keys[start:stop],
+    )
+
+
+def _must(holds: object, what: str) -> None:
+    if not holds:
+        raise ValueError(what)  # `decode` says where
+
+
+def _fit(values: list[Any], offsets: list[int], keys: list[bytes | None] | None) -> bool:
+    return len(values) == len(offsets) and (keys is None or len(keys) == len(values))
+
+
+def _place(batch: RecordBatch, index: int) -> str:
+    return f"{batch.origin.topic}-{batch.origin.partition}@{batch.offsets[index]}"

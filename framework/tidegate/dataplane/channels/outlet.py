@@ -1,0 +1,365 @@
+"""The sending side of channels: which subtask gets a record, and how it travels there.
+
+An outlet is one edge's end in one sending subtask. `ForwardOutlet` has one channel, `RebalanceOutlet`
+deals batches out in turn, `KeyOutlet` splits batches by the key group of each record. A channel is
+local (the receiver's queue, by reference) or remote: then small batches are gathered into frames, and
+a frame leaves when the receiver has granted credit for it.
+
+Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves first
+within each channel, so that a barrier flushes what is gathered and queues behind what waits for
+credit, though it needs none itself; never more data frames are under way than were granted; what waits
+here is bounded, because a task emits only while `writable` holds, one batch of input at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from tidegate.dataplane.channels.frames import (
+    MAX_SEGMENTS,
+    FrameCodec,
+    Segment,
+    control_frame,
+    data_frame,
+    slice_batch,
+)
+from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.elements import Barrier, EndOfInput, RecordBatch
+from tidegate.errors import TidegateError, UserCodeError, check
+from tidegate.graph.key_groups import key_group, subtask_of
+from tidegate.ids import SubtaskIndex
+from tidegate.ports.exchange import MAX_FRAME_BYTES
+
+FRAME_RECORDS: Final = 512
+"""Records after which a frame is sent: the cost of a frame (about 20 us at both ends) is then 0.04 us
+a record, and a receiver still takes turns between channels a thousand times a second."""
+
+FRAME_BYTES: Final = 64 << 10
+"""Bytes after which a frame is sent: with 8 credits, half a MiB under way for each channel."""
+
+CACHED_KEYS: Final = 1 << 17
+"""Keys whose subtask is remembered, at about 150 bytes each; all are forgotten when there are more."""
+
+Control = Barrier | EndOfInput
+SendFrame = Callable[[Sequence[bytes]], None]
+
+
+class OutputChannel(Protocol):
+    """The way to one receiving subtask."""
+
+    def put(self, batch: RecordBatch) -> None:
+        """Send a batch that is not empty; the channel owns it from now on."""
+        ...
+
+    def put_control(self, element: Control) -> None:
+        """Send a control element behind all that was put before."""
+        ...
+
+    def writable(self) -> bool:
+        """Whether another batch may be put."""
+        ...
+
+    def flush(self) -> None:
+        """Send what is gathered, where credit allows."""
+        ...
+
+
+class LocalChannel:
+    """To a subtask of the same slot: straight into its queue."""
+
+    __slots__ = ("_input",)
+
+    def __init__(self, receiver: InputChannel) -> None:
+        self._input = receiver
+
+    def put(self, batch: RecordBatch) -> None:
+        self._input.offer(batch)
+
+    def put_control(self, element: Control) -> None:
+        self._input.offer(element)
+
+    def writable(self) -> bool:
+        return self._input.depth < self._input.capacity
+
+    def flush(self) -> None:
+        """Nothing is gathered here."""
+
+
+class RemoteChannel:
+    """To a subtask of another slot: gathers segments into frames and sends them as credit allows.
+
+    `credits` are those granted at the start; `grant` adds what the receiver gives back.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_codec",
+        "_flush_due",
+        "_segment_records",
+        "_segments",
+        "_segments_bytes",
+        "_segments_records",
+        "_send",
+        "_waiting",
+        "credits",
+    )
+
+    def __init__(self, codec: FrameCodec, initial_credits: int, send: SendFrame) -> None:
+        self.credits = initial_credits
+        """Data frames that may be sent now."""
+        self._capacity = initial_credits
+        self._codec = codec
+        self._send = send
+        self._segments: list[Segment] = []  # of the frame that is being gathered
+        self._segments_records = 0
+        self._segments_bytes = 0
+        self._flush_due = False
+        self._waiting: deque[list[bytes] | Control] = (
+            deque()
+        )  # begins with a data frame, or is empty
+        self._segment_records = 64  # adapts to the size of records: about a frame's bytes
+
+    @property
+    def waiting(self) -> int:
+        """Frames that wait for credit or behind one that does."""
+        return len(self._waiting)
+
+    @property
+    def gathered(self) -> int:
+        """Records of the frame that is being gathered."""
+        return self._segments_records
+
+    def put(self, batch: RecordBatch) -> None:
+        start, size = 0, len(batch)
+        while start < size:
+            stop = min(size, start + self._segment_records)
+            whole = start == 0 and stop == size
+            part = batch if whole else slice_batch(batch, start, stop)
+            for segment in self._codec.encode(part):
+                self._gather(segment)
+            start = stop
+
+    def put_control(self, element: Control) -> None:
+        self._cut()
+        if self._waiting:
+            self._waiting.append(element)
+        else:
+            self._send((control_frame(element),))
+
+    def writable(self) -> bool:
+        return not self._waiting
+
+    def flush(self) -> None:
+        if not self._segments:
+            return
+        if self.credits > 0:
+            self._cut()
+        else:
+            self._flush_due = True  # until credit comes the frame goes on growing
+
+    def grant(self, frames: int) -> None:
+        """Credits that came back; InternalError if they were never spent."""
+        self.credits += frames
+        check(
+            frames > 0 and self.credits <= self._capacity,
+            f"{frames} credits came back on the edge {self._codec.edge}, which makes {self.credits} "
+            f"of {self._capacity}",
+        )
+        self._send_waiting()
+        if self._flush_due and self.credits > 0:
+            self._cut()
+
+    def _gather(self, segment: Segment) -> None:
+        size = segment.size
+        if self._segments_bytes + size > MAX_FRAME_BYTES // 2:
+            self._cut()
+        self._segments.append(segment)
+        self._segments_records += segment.records
+        self._segments_bytes += size
+        ideal = FRAME_BYTES * segment.records // size
+        self._segment_records = min(FRAME_RECORDS, max(1, ideal))
+        if (
+            self._segments_records >= FRAME_RECORDS
+            or self._segments_bytes >= FRAME_BYTES
+            or len(self._segments) >= MAX_SEGMENTS
+        ):
+            self._cut()
+
+    def _cut(self) -> None:
+        """End the frame that is being gathered, and send it or let it wait."""
+        self._flush_due = False
+        if not self._segments:
+            return
+        frame = data_frame(self._segments)
+        self._segments = []
+        self._segments_records = self._segments_bytes = 0
+        self._waiting.append(frame)
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            first = waiting[0]
+            if isinstance(first, list):
+                if self.credits == 0:
+                    return
+                self.credits -= 1
+                self._send(first)
+            else:
+                self._send((control_frame(first),))
+            waiting.popleft()
+
+
+class Outlet:
+    """What all outlets share: control elements go to every channel, behind what was emitted before."""
+
+    def __init__(self, channels: Sequence[OutputChannel]) -> None:
+        check(channels, "an outlet needs a channel")
+        self.channels = tuple(channels)
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Send a batch; the outlet owns it from now on. Call it while `writable` holds."""
+        raise NotImplementedError
+
+    def emit_control(self, element: Control) -> None:
+        """Send a barrier or the end of input along every channel."""
+        for channel in self.channels:
+            channel.put_control(element)
+
+    def writable(self) -> bool:
+        """Whether every channel can take another batch; a task that may not write must not read."""
+        return all(channel.writable() for channel in self.channels)
+
+    def flush(self) -> None:
+        """Send what is gathered; called when the mailbox has nothing better to do."""
+        for channel in self.channels:
+            channel.flush()
+
+
+class ForwardOutlet(Outlet):
+    """One channel, to the subtask of the same index."""
+
+    def __init__(self, channel: OutputChannel) -> None:
+        super().__init__((channel,))
+        self._channel = channel
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Send a batch along the channel."""
+        if batch.values:
+            self._channel.put(batch)
+
+    def writable(self) -> bool:
+        """Whether the channel can take another batch."""
+        return self._channel.writable()
+
+
+class RebalanceOutlet(Outlet):
+    """Batches to all receivers in turn. Order holds within a channel only."""
+
+    def __init__(self, channels: Sequence[OutputChannel]) -> None:
+        super().__init__(channels)
+        self._next = 0
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Send a batch to the receiver whose turn it is."""
+        if batch.values:
+            self.channels[self._next].put(batch)
+            self._next = (self._next + 1) % len(self.channels)
+
+
+class _Routes(dict[Any, int]):
+    """Key -> receiver, filled on first sight: a hit costs one lookup in C, without a call of ours."""
+
+    def __init__(
+        self, key_encoder: Callable[[Any], bytes], max_parallelism: int, parallelism: int
+    ) -> None:
+        super().__init__()
+        self._key_encoder = key_encoder
+        self._max_parallelism = max_parallelism
+        self._parallelism = parallelism
+
+    def __missing__(self, key: Any) -> SubtaskIndex:
+        group = key_group(self._key_encoder(key), self._max_parallelism)
+        receiver = subtask_of(group, self._parallelism, self._max_parallelism)
+        if len(self) >= CACHED_KEYS:
+            self.clear()
+        self[key] = receiver
+        return receiver
+
+
+class KeyOutlet(Outlet):
+    """Each record to the subtask that owns its key's group, so that a key's records keep their order.
+
+    `channels` are by receiving subtask. `step` is the sending step, for errors of the key function.
+    """
+
+    def __init__(
+        self,
+        key: Callable[[Any], Any],
+        key_encoder: Callable[[Any], bytes],
+        max_parallelism: int,
+        channels: Sequence[OutputChannel],
+        *,
+        step: str,
+    ) -> None:
+        super().__init__(channels)
+        self._key = key
+        self._step = step
+        self._routes = _Routes(key_encoder, max_parallelism, len(channels))
+
+    def emit(self, batch: RecordBatch) -> None:
+        """Split a batch by receiver and send the parts; UserCodeError if the key function fails."""
+        if not batch.values:
+            return
+        receivers: list[int] = []
+        try:
+            # One pass in C, apart from the key function; what came before an error stays in the list
+            # and says which record it was, without asking the user's function again.
+            receivers.extend(map(self._routes.__getitem__, map(self._key, batch.values)))
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise self._key_error(batch, len(receivers), error) from error
+        first = receivers[0]
+        if receivers.count(first) == len(receivers):
+            self.channels[first].put(batch)
+        elif batch.keys is None:
+            self._split(batch, receivers)
+        else:
+            self._split_with_keys(batch, batch.keys, receivers)
+
+    def _split(self, batch: RecordBatch, receivers: list[int]) -> None:
+        values: list[list[Any]] = [[] for _ in self.channels]
+        offsets: list[list[int]] = [[] for _ in self.channels]
+        for receiver, value, offset in zip(receivers, batch.values, batch.offsets, strict=True):
+            values[receiver].append(value)
+            offsets[receiver].append(offset)
+        for receiver, channel in enumerate(self.channels):
+            if values[receiver]:
+                channel.put(RecordBatch(values[receiver], offsets[receiver], batch.origin))
+
+    def _split_with_keys(
+        self, batch: RecordBatch, keys: list[bytes | None], receivers: list[int]
+    ) -> None:
+        rows: list[list[int]] = [[] for _ in self.channels]
+        for row, receiver in enumerate(receivers):
+            rows[receiver].append(row)
+        for receiver, channel in enumerate(self.channels):
+            if chosen := rows[receiver]:
+                channel.put(
+                    RecordBatch(
+                        [batch.values[row] for row in chosen],
+                        [batch.offsets[row] for row in chosen],
+                        batch.origin,
+                        [keys[row] for row in chosen],
+                    )
+                )
+
+    def _key_error(self, batch: RecordBatch, index: int, error: Exception) -> UserCodeError:
+        origin = batch.origin
+        return UserCodeError(
+            f"key_by after step {self._step!r} failed for the record at {origin.topic}-"
+            f"{origin.partition}@{batch.offsets[index]}: {type(error).__name__}: {error}"
+        )
