@@ -1,0 +1,107 @@
+"""`MemoryStore`: the key-value store of one keyed step, in memory, with the semantics of RocksDB's.
+
+For small state and for tests. A checkpoint is one file with everything in it, so nothing is shared
+between checkpoints; opening a folder that holds such a file reads it. Called by one thread.
+
+The file is one MessagePack array: format, keys in ascending order, values in the same order. It
+stands in checkpoints, so the format only ever grows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import CorruptCheckpointError, StorageError
+
+FILE_NAME: Final = "memory.kv"
+FORMAT: Final = 1
+
+
+class _Content(msgspec.Struct, array_like=True, frozen=True):
+    """What a checkpoint file holds: keys in ascending order, and their values."""
+
+    format: int
+    keys: list[bytes]
+    values: list[bytes]
+
+
+class MemoryStore:
+    """An empty store, or the content of the checkpoint that lies in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._values: dict[bytes, bytes] = {}
+        self._sorted: list[bytes] | None = []
+        """The keys in order; None after a write that added or removed one."""
+        path = directory / FILE_NAME
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            data = path.read_bytes() if path.exists() else None
+        except OSError as error:
+            raise StorageError(f"the state store in {directory} could not open: {error}") from error
+        if data is not None:
+            self._load(path, data)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        get = self._values.get
+        return [get(key) for key in keys]
+
+    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes]) -> None:
+        size = len(self._values)
+        removed = False
+        for key in deletes:
+            removed = self._values.pop(key, None) is not None or removed
+        self._values.update(puts)
+        if removed or len(self._values) != size:
+            self._sorted = None
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        keys = self._in_order()
+        pairs = [
+            (key, self._values[key])
+            for key in keys[bisect_left(keys, first) : bisect_left(keys, end)]
+        ]
+        return iter(pairs)
+
+    def checkpoint(self, directory: Path) -> list[Path]:
+        keys = self._in_order()
+        content = _Content(FORMAT, keys, [self._values[key] for key in keys])
+        path = directory / FILE_NAME
+        try:
+            directory.mkdir(parents=True)
+            path.write_bytes(msgspec.msgpack.encode(content))
+        except OSError as error:
+            raise StorageError(
+                f"the state store in {self._directory} could not checkpoint: {error}"
+            ) from error
+        return [path]
+
+    def volatile_names(self) -> frozenset[str]:
+        return frozenset({FILE_NAME})
+
+    def close(self) -> None:
+        self._values.clear()
+        self._sorted = []
+
+    def _in_order(self) -> list[bytes]:
+        if self._sorted is None:
+            self._sorted = sorted(self._values)
+        return self._sorted
+
+    def _load(self, path: Path, data: bytes) -> None:
+        try:
+            content = msgspec.msgpack.decode(data, type=_Content)
+        except msgspec.DecodeError as error:
+            raise CorruptCheckpointError(f"{path} holds no state store: {error}") from error
+        if content.format != FORMAT or len(content.keys) != len(content.values):
+            raise CorruptCheckpointError(
+                f"{path} holds a state store of format {content.format}; this version of tidegate "
+                f"reads format {FORMAT}"
+            )
+        self._values = dict(zip(content.keys, content.values, strict=True))
+        self._sorted = content.keys

@@ -1,0 +1,138 @@
+"""The contract of `ports/kv.py`: what every key-value store does.
+
+A test class of a driver inherits it and says how a store is opened. No test of its own runs from here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.errors import StorageError
+from tidegate.ports.kv import KeyValueStore
+
+Open = Callable[[Path], KeyValueStore]
+
+
+class KeyValueStoreContract:
+    """Inherit, and override the fixture `open_store`."""
+
+    @pytest.fixture
+    def open_store(self) -> Open:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, open_store: Open, tmp_path: Path) -> Iterator[KeyValueStore]:
+        store = open_store(tmp_path / "store")
+        yield store
+        store.close()
+
+    def test_reads_come_in_the_order_of_the_keys_asked_for(self, store: KeyValueStore) -> None:
+        store.write([(b"a", b"1"), (b"b", b"2"), (b"empty", b"")], [])
+        assert store.get_many([b"b", b"none", b"a", b"empty", b"b"]) == [
+            b"2",
+            None,
+            b"1",
+            b"",
+            b"2",
+        ]
+        assert store.get_many([]) == []
+
+    def test_a_write_replaces_and_deletes(self, store: KeyValueStore) -> None:
+        store.write([(b"a", b"1"), (b"b", b"2")], [])
+        store.write([(b"a", b"3")], [b"b", b"never there"])
+        assert store.get_many([b"a", b"b"]) == [b"3", None]
+
+    def test_in_one_write_deletes_come_before_puts(self, store: KeyValueStore) -> None:
+        store.write([(b"a", b"1")], [b"a"])
+        assert store.get_many([b"a"]) == [b"1"]
+
+    def test_a_write_takes_any_iterables(self, store: KeyValueStore) -> None:
+        store.write(((bytes([n]), b"v") for n in range(3)), iter([b"x"]))
+        assert len(list(store.scan(b"", b"\xff"))) == 3
+
+    def test_a_scan_is_ordered_and_its_end_is_excluded(self, store: KeyValueStore) -> None:
+        keys = [b"\x00\x01", b"\x00\x01\x00", b"\x00\x02", b"\x00\xff", b"\x01\x00", b"\x02"]
+        store.write([(key, key[::-1]) for key in reversed(keys)], [])
+        assert list(store.scan(b"\x00\x01\x00", b"\x01\x00")) == [
+            (key, key[::-1]) for key in keys[1:4]
+        ]
+        assert list(store.scan(b"\x05", b"\x06")) == []
+        store.write([(b"\x00\x01\x01", b"new")], [b"\x00\x02"])
+        assert [key for key, _ in store.scan(b"\x00\x01\x00", b"\x01\x00")] == [
+            b"\x00\x01\x00",
+            b"\x00\x01\x01",
+            b"\x00\xff",
+        ]
+
+    def test_a_scan_sees_what_was_there_when_it_began(self, store: KeyValueStore) -> None:
+        store.write([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")], [])
+        pairs = store.scan(b"a", b"z")
+        store.write([(b"d", b"4"), (b"b", b"changed")], [b"c"])
+        assert list(pairs) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+
+    def test_a_checkpoint_opens_as_a_store_with_the_content_of_its_moment(
+        self, store: KeyValueStore, open_store: Open, tmp_path: Path
+    ) -> None:
+        store.write([(b"a", b"1"), (b"b", b"2")], [])
+        files = store.checkpoint(tmp_path / "deep" / "checkpoint")
+        store.write([(b"a", b"later")], [b"b"])
+        assert sorted(files) == sorted((tmp_path / "deep" / "checkpoint").iterdir())
+        laid_out = tmp_path / "laid-out"
+        laid_out.mkdir()
+        for file in files:
+            shutil.copy(file, laid_out / file.name)
+        other = open_store(laid_out)
+        assert list(other.scan(b"", b"\xff")) == [(b"a", b"1"), (b"b", b"2")]
+        other.write([(b"c", b"3")], [b"a"])
+        other.checkpoint(tmp_path / "second")
+        other.close()
+        again = open_store(tmp_path / "second")
+        assert list(again.scan(b"", b"\xff")) == [(b"b", b"2"), (b"c", b"3")]
+        again.close()
+        assert store.get_many([b"a", b"b"]) == [b"later", None]
+
+    def test_an_empty_store_has_a_checkpoint_too(
+        self, store: KeyValueStore, open_store: Open, tmp_path: Path
+    ) -> None:
+        assert store.checkpoint(tmp_path / "checkpoint")
+        other = open_store(tmp_path / "checkpoint")
+        assert list(other.scan(b"", b"\xff")) == []
+        other.close()
+
+    def test_a_file_of_the_same_name_is_the_same_unless_it_is_volatile(
+        self, store: KeyValueStore, tmp_path: Path
+    ) -> None:
+        seen: dict[str, bytes] = {}
+        for round_number in range(12):  # enough for a compaction
+            pairs = [(bytes([n]), b"%d" % round_number * 50) for n in range(200)]
+            store.write(pairs, [])
+            for file in store.checkpoint(tmp_path / f"checkpoint-{round_number}"):
+                if not is_volatile(file.name, store.volatile_names()):
+                    content = file.read_bytes()
+                    assert seen.setdefault(file.name, content) == content
+
+    def test_a_checkpoint_into_a_folder_that_is_there_is_refused(
+        self, store: KeyValueStore, tmp_path: Path
+    ) -> None:
+        (tmp_path / "taken").mkdir()
+        with pytest.raises(StorageError, match="could not checkpoint"):
+            store.checkpoint(tmp_path / "taken")
+
+    def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(
+        self, open_store: Open, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text("no folder")
+        with pytest.raises(StorageError, match=r"file/store could not open"):
+            open_store(tmp_path / "file" / "store")
+
+
+def is_volatile(name: str, patterns: frozenset[str]) -> bool:
+    """Whether a file may change between checkpoints, by `volatile_names`."""
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+        for pattern in patterns
+    )

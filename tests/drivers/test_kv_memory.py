@@ -1,0 +1,31 @@
+"""The in-memory key-value store: the contract, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.contracts.kv import KeyValueStoreContract, Open
+from tidegate.drivers.memory_kv import FILE_NAME, MemoryStore
+from tidegate.errors import CorruptCheckpointError
+
+
+class TestMemoryStore(KeyValueStoreContract):
+    @pytest.fixture
+    def open_store(self) -> Open:
+        return MemoryStore
+
+    def test_the_file_of_a_checkpoint_is_what_old_checkpoints_hold(self, tmp_path: Path) -> None:
+        store = MemoryStore(tmp_path / "store")
+        store.write([(b"b", b"2"), (b"a", b"1")], [])
+        (file,) = store.checkpoint(tmp_path / "checkpoint")
+        assert file.name == "memory.kv"
+        assert file.read_bytes() == bytes.fromhex("93 01 92 c40161 c40162 92 c40131 c40132")
+
+    @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([2, [], []])])
+    def test_a_file_that_is_no_store_is_refused(self, tmp_path: Path, data: bytes) -> None:
+        (tmp_path / FILE_NAME).write_bytes(data)
+        with pytest.raises(CorruptCheckpointError, match=r"memory\.kv holds"):
+            MemoryStore(tmp_path)

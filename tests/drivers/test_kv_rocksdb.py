@@ -1,0 +1,72 @@
+"""The RocksDB key-value store: the contract, what a checkpoint shares, and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.kv import KeyValueStoreContract, Open
+from tidegate.drivers.rocksdb import RocksDBStore, store
+from tidegate.errors import StorageError
+
+
+class TestRocksDBStore(KeyValueStoreContract):
+    @pytest.fixture
+    def open_store(self) -> Open:
+        return RocksDBStore
+
+    def test_checkpoints_share_their_tables_by_hard_links(self, tmp_path: Path) -> None:
+        rocks = RocksDBStore(tmp_path / "store")
+        rocks.write([(b"a", b"1")], [])
+        first = {file.name: file for file in rocks.checkpoint(tmp_path / "1")}
+        rocks.write([(b"b", b"2")], [])
+        second = {file.name: file for file in rocks.checkpoint(tmp_path / "2")}
+        (table,) = [name for name in first if name.endswith(".sst")]
+        assert second[table].samefile(first[table])
+        rocks.close()
+
+    def test_nothing_of_the_log_or_the_options_is_in_a_checkpoint(self, tmp_path: Path) -> None:
+        rocks = RocksDBStore(tmp_path / "store")
+        rocks.write([(b"a", b"1")], [])
+        names = {file.name.split("-")[0] for file in rocks.checkpoint(tmp_path / "1")}
+        assert {name for name in names if not name.endswith(".sst")} == {
+            "CURRENT",
+            "MANIFEST",
+            "rocksdict",
+        }
+        rocks.close()
+
+    def test_what_was_not_in_a_checkpoint_is_not_in_the_log_either(self, tmp_path: Path) -> None:
+        rocks = RocksDBStore(tmp_path / "store")
+        rocks.write([(bytes([n]), b"x" * 1000) for n in range(100)], [])
+        assert all(log.stat().st_size == 0 for log in (tmp_path / "store").glob("*.log"))
+        rocks.close()
+
+    def test_a_closed_store_is_our_error(self, tmp_path: Path) -> None:
+        rocks = RocksDBStore(tmp_path / "store")
+        rocks.close()
+        with pytest.raises(StorageError, match="could not read"):
+            rocks.get_many([b"a"])
+        with pytest.raises(StorageError, match="could not write"):
+            rocks.write([(b"a", b"1")], [])
+        with pytest.raises(StorageError, match="could not scan"):
+            rocks.scan(b"a", b"b")
+
+    def test_a_full_disk_names_the_folder_and_the_remedy(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class FullDisk:
+            def __init__(self, db: object) -> None:
+                pass
+
+            def create_checkpoint(self, path: str) -> None:
+                raise Exception(f"IO error: No space left on device: While appending: {path}")  # noqa: TRY002
+
+        rocks = RocksDBStore(tmp_path / "store")
+        monkeypatch.setattr(store, "Checkpoint", FullDisk)
+        with pytest.raises(
+            StorageError, match=r"store could not checkpoint: .*disk is full.*state"
+        ):
+            rocks.checkpoint(tmp_path / "1")
+        rocks.close()
