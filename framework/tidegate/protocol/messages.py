@@ -10,7 +10,7 @@ One struct per message, tagged by its name; `codec.py` writes and reads them. Wh
     slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
                                 InputEnded, TaskFailed, SlotHeartbeat
     JobMaster   -> slot         Deploy, StartSources, TriggerCheckpoint, CheckpointCompleted,
-                                CheckpointAborted, TransactionsFreed
+                                CheckpointAborted, TransactionsFreed, CloseTasks
 
 Every message to or from a slot carries job and attempt; one of another attempt is refused with
 `Refused`, never interpreted. Messages of a JobManager carry its leader epoch. Delivery may repeat or
@@ -85,6 +85,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The operator accepts the loss that the journal's last `lost` entry states."""
     cluster: str = ""
     """The cluster that runs the job: another one on the same storage leaves it alone."""
+    id: str = ""
+    """Random, made by the client: a restart of the same submit is told from a new submit by it."""
+    id: str = ""
+    """Random, made by the client: tells a new submit of a name from the same one seen again."""
 
 
 class SubmitJob(Message, frozen=True, kw_only=True):
@@ -245,6 +249,8 @@ class SlotExited(Message, frozen=True, kw_only=True):
     attempt: Attempt
     pid: int
     status: int
+    serial: int = 0
+    """Of the StartSlot that began it."""
 
 
 # --- JobManager to TaskManager and JobMaster ----------------------------------------------------
@@ -261,15 +267,21 @@ class StartSlot(Message, frozen=True, kw_only=True):
     jobmaster_address: str
     working_folder: str
     settings: dict[str, object]
+    serial: int = 0
+    """Grows with every StartSlot of a JobManager: one that arrives late or twice is recognised."""
 
 
 class StopSlot(Message, frozen=True, kw_only=True):
-    """Kill the slot's process if it belongs to this attempt or an older one."""
+    """Kill the slot's process if it belongs to this attempt or an older one.
+
+    The reply is Done when the process is gone; a StartSlot up to this serial is refused from then on.
+    """
 
     epoch: LeaderEpoch
     index: int
     job: JobName
     attempt: Attempt
+    serial: int = 0
 
 
 class SlotLost(Message, frozen=True, kw_only=True):
@@ -433,3 +445,10 @@ class TransactionsFreed(Message, frozen=True, kw_only=True):
     job: JobName
     attempt: Attempt
     freed: tuple[TransactionalId, ...]
+
+
+class CloseTasks(Message, frozen=True, kw_only=True):
+    """The job has ended: close the user's functions and leave."""
+
+    job: JobName
+    attempt: Attempt

@@ -1,0 +1,212 @@
+"""The composition root: makes the real drivers and starts one role of a cluster in this process.
+
+`python -m tidegate.bootstrap ROLE` is how a parent starts a child (`drivers/process`); arguments come
+by standard input. Roles: `jobmanager`, `jobmaster`, `taskmanager`, `zygote`, and `slot` as a fork of the
+zygote. Nothing else joins drivers to the planes: a service gets what it needs as ports.
+
+What holds for every role: it ends with its parent; SIGINT is ignored (a Ctrl-C is the command line's to
+interpret); SIGTERM is an orderly exit; the exit never waits for threads that are stuck.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from tidegate.config import Config
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.logs import set_up_logging, set_up_structlog
+from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
+from tidegate.drivers.process.spawn import OsProcesses
+from tidegate.errors import TidegateError
+from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
+
+SLOT_MAIN = "tidegate.slot.main:run_slot"
+JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
+
+FAILED = 1
+"""Exit status of a process that raised; its log says what."""
+
+_PRELOADED = (
+    "confluent_kafka",
+    "fastavro",
+    "grpc",
+    "kafka.admin",
+    "mmh3",
+    "msgspec",
+    "obstore",
+    "rocksdict",
+    "structlog",
+)
+"""What slots use of others' libraries. Imported by the zygote; a library that starts a thread or opens
+a file when it is imported must not stand here."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What every process of a cluster is given, and gives to its children."""
+
+    config: Config
+    cluster: str
+    """Names the cluster in the checkpoint storage."""
+    mains: Mapping[str, str] = field(default_factory=dict)
+    """`slot` and `jobmaster` as `module:function`, where a test brings its own."""
+    path: tuple[str, ...] = ()
+    """Folders that come first on the module path of every process."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "cluster": self.cluster,
+            "mains": dict(self.mains),
+            "path": list(self.path),
+        }
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Common:
+        return cls(
+            config=Config.from_dict(given["config"]),
+            cluster=given["cluster"],
+            mains=given["mains"],
+            path=tuple(given["path"]),
+        )
+
+
+def processes(common: Common) -> OsProcesses:
+    """Starts processes of the cluster that `common` describes."""
+    return OsProcesses(common.to_dict(), Path(common.config.logs.directory))
+
+
+def main(role: str) -> NoReturn:
+    """Run a role until it ends, and end this process with its status."""
+    status = FAILED
+    try:
+        given = read_arguments()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _orderly)
+        common = Common.from_dict(given["common"])
+        sys.path[:0] = common.path
+        set_up_logging(common.config.logs.level, role=role, pid=os.getpid())
+        if role != "zygote":  # which has the TaskManager's socket for that, and must have no thread
+            hold_lifeline()
+        status = _ROLES[role](common, given["arguments"])
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else FAILED
+    except TidegateError as error:
+        _log.error("%s", error, exc_info=error.__cause__ or error)  # with the cause
+    except BaseException:  # noqa: BLE001  # the last frame of a process: said, then left
+        _log.exception("the %s process failed", role)
+    finally:
+        _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit without waiting for threads: one may hang in a call that nobody will answer."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def _orderly(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _announce(facts: Mapping[str, object]) -> None:
+    """Tell the parent what it waits for; afterwards standard output is the log, as in other roles."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+
+
+def _jobmanager(common: Common, _arguments: dict[str, Any]) -> int:
+    from tidegate.controlplane.dispatcher.service import run_jobmanager
+
+    return run_jobmanager(
+        common.cluster, common.config, RealDrivers(), processes(common), announce=_announce
+    )
+
+
+def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
+    set_up_structlog(
+        common.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
+    )
+    sys.path.insert(0, arguments["working_folder"])
+    run = _named(common.mains.get("jobmaster", JOBMASTER_MAIN))
+    status: int = run(
+        JobName(arguments["job"]),
+        arguments["jobmanager_address"],
+        LeaderEpoch(arguments["epoch"]),
+        RealDrivers(),
+    )
+    return status
+
+
+def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
+    from tidegate.controlplane.taskmanager.service import run_taskmanager
+
+    return run_taskmanager(
+        TaskManagerId(arguments["id"]),
+        arguments["jobmanager_address"],
+        LeaderEpoch(arguments["epoch"]),
+        arguments["slots"],
+        common.config,
+        RealDrivers(),
+        processes(common),
+    )
+
+
+def _zygote(common: Common, arguments: dict[str, Any]) -> int:
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    drivers = RealDrivers()
+    run = _named(common.mains.get("slot", SLOT_MAIN))
+    from tidegate.drivers.process.zygote import run_zygote
+    from tidegate.protocol.messages import StartSlot
+
+    task_manager = TaskManagerId(arguments["task_manager"])
+    logs = Path(common.config.logs.directory)
+
+    def slot_log(start: StartSlot) -> Path:
+        return logs / start.job / f"slot-{task_manager}-{start.index}.log"
+
+    def slot_main(start: StartSlot) -> int:
+        level = common.config.logs.level
+        names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
+        set_up_logging(level, role="slot", **names, pid=os.getpid())
+        set_up_structlog(level, role="slot", **names, pid=os.getpid())
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
+        sys.path.insert(0, start.working_folder)
+        status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
+        return status
+
+    commands = socket.socket(fileno=arguments["commands_fd"])
+    return run_zygote(commands, slot_main, slot_log)
+
+
+def _named(reference: str) -> Callable[..., Any]:
+    module, name = reference.split(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+_ROLES: dict[str, Callable[[Common, dict[str, Any]], int]] = {
+    "jobmanager": _jobmanager,
+    "jobmaster": _jobmaster,
+    "taskmanager": _taskmanager,
+    "zygote": _zygote,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,81 @@
+"""The real drivers of a process, as `ports.drivers.Drivers`.
+
+Each is imported when it is first asked for: a TaskManager needs none of Kafka, and what a process does
+not import it does not pay for at its start. The zygote imports them all beforehand, for its forks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.drivers.clock import SystemClock
+from tidegate.errors import ConfigError
+from tidegate.ids import TransactionalId
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.clock import Clock
+from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.rpc import Rpc
+
+
+class RealDrivers:
+    """Drivers of one process."""
+
+    clock: Clock
+    rpc: Rpc
+
+    def __init__(self) -> None:
+        from tidegate.drivers.rpc.channel import GrpcRpc
+
+        self.clock = SystemClock()
+        self.rpc = GrpcRpc()
+
+    def blob_store(self, url: str) -> BlobStore:
+        from tidegate.drivers.storage import open_store
+
+        return open_store(url)
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
+        from tidegate.drivers.kafka.admin import KafkaAdminClient
+
+        return KafkaAdminClient(kafka)
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+
+        return KafkaTransactionLog(kafka)
+
+    def partition_reader(
+        self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
+    ) -> PartitionReader:
+        from tidegate.drivers.kafka.reader import KafkaPartitionReader
+
+        return KafkaPartitionReader(kafka, group, with_end_of_partition=with_end_of_partition)
+
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> Producer:
+        from tidegate.drivers.kafka.producer import KafkaProducer
+
+        return KafkaProducer(kafka, transactional_id, transaction_timeout_ms)
+
+    def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
+        if backend == "rocksdb":
+            from tidegate.drivers.rocksdb.store import RocksDBStore
+
+            return RocksDBStore(directory)
+        if backend == "memory":
+            from tidegate.drivers.memory_kv import MemoryStore
+
+            return MemoryStore(directory)
+        raise ConfigError(f"state.backend = {backend!r} is unknown: choose 'rocksdb' or 'memory'.")
+
+
+if TYPE_CHECKING:
+    _: Drivers = RealDrivers()

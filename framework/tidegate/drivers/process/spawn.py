@@ -1,0 +1,209 @@
+"""Starting processes by role: `ports.processes.Processes` by subprocess.
+
+A child is `python -m tidegate.bootstrap ROLE` with the arguments as the first line of its standard
+input, which is its lifeline from then on (`lifeline.py`). Its output goes to its log file; the one
+line that a server announces itself with goes to its parent first. One waiting thread per child
+reports the exit status the moment the child is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from tidegate.drivers.process import frames
+from tidegate.drivers.process.lifeline import encode_arguments
+from tidegate.errors import ExternalError
+from tidegate.ports.processes import (
+    ExitStatus,
+    SlotEnded,
+    SlotForked,
+    ZygoteEnded,
+    ZygoteEvent,
+    ZygoteReady,
+)
+
+_MODULE = "tidegate.bootstrap"
+_CHILD_ENVIRONMENT = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # before anything can import grpc: see drivers/rpc
+    "GRPC_VERBOSITY": "NONE",
+}
+
+
+class OsProcesses:
+    """Starts processes that share `common`: settings every process of the cluster is given."""
+
+    def __init__(self, common: Mapping[str, object], logs: Path) -> None:
+        self._common = dict(common)
+        self._logs = logs
+
+    def spawn(
+        self,
+        role: str,
+        arguments: Mapping[str, object],
+        *,
+        log: str,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> OsChild:
+        """Start `role`; ExternalError names the reason if the operating system refuses."""
+        child = OsChild(
+            self._start(role, arguments, log, announces=on_ready is not None, pass_fds=())
+        )
+        child.watch(on_exit, on_ready)
+        return child
+
+    def start_zygote(
+        self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
+    ) -> OsZygote:
+        """Start a zygote; what is asked of it before it is ready waits in the socket."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._start(
+                "zygote",
+                {**arguments, "commands_fd": theirs.fileno()},
+                log,
+                announces=False,
+                pass_fds=(theirs.fileno(),),
+            )
+        return OsZygote(OsChild(process), ours, listener)
+
+    def _start(
+        self,
+        role: str,
+        arguments: Mapping[str, object],
+        log: str,
+        *,
+        announces: bool,
+        pass_fds: tuple[int, ...],
+    ) -> subprocess.Popen[bytes]:
+        path = self._logs / log
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab", opener=_private) as output:
+                process = subprocess.Popen(
+                    # -P: the working folder is for the user's modules, ours come first in our own
+                    # processes; it is put on the path of those that run the user's code.
+                    [sys.executable, "-P", "-m", _MODULE, role],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE if announces else output,
+                    stderr=output,
+                    env={**os.environ, **_CHILD_ENVIRONMENT},
+                    pass_fds=pass_fds,
+                    start_new_session=True,  # Ctrl-C is the command line's to interpret
+                )
+        except OSError as error:
+            raise ExternalError(f"Cannot start the {role} process: {error}.") from error
+        _write_arguments(process, {"common": self._common, "arguments": dict(arguments)})
+        return process
+
+
+class OsChild:
+    """A started process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def watch(
+        self,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Report what it announces, then its exit, from a thread of its own."""
+        threading.Thread(
+            target=self._wait, args=(on_exit, on_ready), name=f"wait-{self.pid}", daemon=True
+        ).start()
+
+    def _wait(
+        self,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        if on_ready is not None and self._process.stdout is not None:
+            with self._process.stdout as output:
+                line = output.readline()
+            if line.endswith(b"\n"):
+                on_ready(json.loads(line))
+        status = self._process.wait()
+        _close(self._process.stdin)
+        on_exit(status)
+
+
+class OsZygote:
+    """A TaskManager's end of its zygote; notices are read in a thread of its own."""
+
+    def __init__(
+        self, child: OsChild, commands: socket.socket, listener: Callable[[ZygoteEvent], None]
+    ) -> None:
+        self._child = child
+        self._commands = commands
+        self._listener = listener
+        self._reader = threading.Thread(target=self._listen, name="zygote", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def fork(self, start: Any) -> None:
+        self._tell(frames.Fork(start=start))
+
+    def kill(self, pid: int) -> None:
+        self._tell(frames.Kill(pid=pid))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # it ended before
+            self._commands.shutdown(socket.SHUT_WR)
+
+    def _tell(self, command: frames.Command) -> None:
+        with contextlib.suppress(ConnectionError):  # it is gone: the reader reports that
+            frames.send(self._commands, command)
+
+    def _listen(self) -> None:
+        while (notice := frames.receive_notice(self._commands)) is not None:
+            match notice:
+                case frames.Ready(pid=pid):
+                    self._listener(ZygoteReady(pid=pid))
+                case frames.Forked(index=index, pid=pid):
+                    self._listener(SlotForked(index=index, pid=pid))
+                case frames.Exited(index=index, pid=pid, status=status):
+                    self._listener(SlotEnded(index=index, pid=pid, status=status))
+        self._child.watch(lambda status: self._listener(ZygoteEnded(status=status)))
+        self._commands.close()
+
+
+def _private(path: str, flags: int) -> int:
+    """Logs may quote records: for their owner only."""
+    return os.open(path, flags, 0o600)
+
+
+def _write_arguments(process: subprocess.Popen[bytes], arguments: Mapping[str, object]) -> None:
+    lifeline = process.stdin
+    if lifeline is not None:
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its exit will be reported
+            lifeline.write(encode_arguments(arguments))
+            lifeline.flush()
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    if stream is not None:
+        with contextlib.suppress(BrokenPipeError):  # flushing arguments that nobody read
+            stream.close()
