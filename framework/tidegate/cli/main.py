@@ -1,20 +1,55 @@
 """The command `tidegate`: gathers the commands, each in a module of its own, and runs one.
 
-Only typer is imported here, so that help appears in about a tenth of a second.
+It owns what is the same for all: a mistake of the user or a failure of the world is one paragraph on
+stderr, never our traceback, and the exit code says which it was. Only typer and the tree of errors
+are imported here, so that help appears in about a tenth of a second.
 """
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+from tidegate.cli import kafka
+from tidegate.errors import Domain, TidegateError
+
+FAILED = 1  # the job, or something outside
+REFUSED = 2  # a mistake of the user; nothing was started
+INTERRUPTED = 130  # by Ctrl-C: 128 and the signal's number, as shells have it
+
+# Without markup typer need not import rich, which takes longer than all the rest.
+app = typer.Typer(
+    name="tidegate",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(kafka.app, name="kafka")
 
 
 @app.callback()
 def tidegate() -> None:
-    """Kafka-native, exactly-once stream pipelines."""
+    """Kafka-native, exactly-once stream pipelines in Python.
+
+    Example: tidegate kafka up
+    """
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script: run the command and turn its outcome into an exit code."""
+    try:
+        app(standalone_mode=True)
+    except TidegateError as error:
+        if error.domain is Domain.INTERNAL:
+            raise  # our own bug: the traceback is what we need to see
+        print(f"tidegate: {error}", file=sys.stderr)
+        sys.exit(REFUSED if error.domain is Domain.USER else FAILED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()
