@@ -60,6 +60,10 @@ class RefusedError(UserError):
     """The cluster refuses a submit: nothing was started, nothing was changed."""
 
 
+class JobClosedError(RefusedError):
+    """The journal is closed for this submission: the job has finished or was cancelled."""
+
+
 class CodeMismatchError(RefusedError):
     """A process sees a pipeline class that differs from the submitted one."""
 
@@ -102,10 +106,26 @@ class KafkaUnavailableError(KafkaError):
     retry = Retry.BACKOFF
 
 
+class KafkaNotAuthorisedError(KafkaUnavailableError):
+    """The job's principal lacks a right, or its credentials are refused, while the job runs.
+
+    Treated as an outage, because what was taken away by mistake is given back; at submit the same
+    finding is a RefusedError.
+    """
+
+
 class StorageError(ExternalError):
     """The checkpoint storage failed or its answer is not known; the same call may be repeated."""
 
     retry = Retry.BACKOFF
+
+
+class CheckpointError(ExternalError):
+    """More checkpoints in a row failed than are tolerable; the attempt ends."""
+
+
+class OutcomeUnknownError(ExternalError):
+    """It is not known whether a journal entry was written: the attempt ends, the next claim decides."""
 
 
 class CorruptCheckpointError(ExternalError):

@@ -83,6 +83,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """`latest`, `none`, or a checkpoint id."""
     accept_loss: bool = False
     """The operator accepts the loss that the journal's last `lost` entry states."""
+    id: str = ""
+    """Random, made by the client: tells a new submit of the job from a restart of an old one."""
+    take_over: bool = False
+    """Fence transactional ids that another journal under this job's name has left in Kafka."""
     cluster: str = ""
     """The cluster that runs the job: another one on the same storage leaves it alone."""
     id: str = ""

@@ -1,0 +1,474 @@
+"""The checkpoint coordinator of one attempt: when a checkpoint begins, is complete, or is given up.
+
+A pure machine: the JobMaster's shell feeds it events that carry the time, and carries its instructions
+out. It does not publish (`procedures/publish.py`), does not know the journal, and sends no message; it
+lives as long as the attempt, so that a checkpoint id (attempt and counter) is never used twice.
+
+Theory of operation. At most one checkpoint is under way. It waits for the acknowledgement of every
+subtask; one decline or the timeout aborts it; when all are in, it is handed out as `Complete` and only
+`Published` or `PublishFailed` ends it: a publication that may be in the journal can not be aborted,
+so no timeout applies any more. The next one begins one interval after the trigger of the last, but not
+before `min_pause` after the last publication. Failures in a row are counted, each checkpoint once, and
+reset by a publication; more than tolerable fail the attempt.
+
+After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
+published: sources emit nothing after a final barrier, so there is no way back to ordinary ones.
+
+What was prepared is never dropped. The transactions of every acknowledgement, late and aborted ones
+too, are remembered per subtask until they are known to be ended; of subtasks that have finished, the
+whole last snapshot is carried into every later checkpoint.
+
+Keeps invariants 2 and 5 of ARCHITECTURE.md, as far as they are decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import msgspec
+
+from tidegate.checkpoint.coordination import (
+    Abort,
+    Acknowledged,
+    Complete,
+    CoordinatorEvent,
+    CoordinatorInstruction,
+    Declined,
+    FailAttempt,
+    Ignored,
+    Published,
+    PublishFailed,
+    Started,
+    StopRequested,
+    TaskEnded,
+    Tick,
+    TransactionsEnded,
+    Trigger,
+    WakeAt,
+)
+from tidegate.checkpoint.pending import (
+    AcknowledgeResult,
+    CompletedCheckpoint,
+    PendingCheckpoint,
+    state_size,
+    union,
+)
+from tidegate.config import CheckpointSettings
+from tidegate.errors import CheckpointError, InternalError, check
+from tidegate.ids import Attempt, CheckpointId, SubtaskId
+from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
+
+STORY_LENGTH: Final = 50
+"""Events kept for the message of an illegal move: a few checkpoints' worth at common widths."""
+
+
+class Phase(enum.Enum):
+    """What the coordinator is doing."""
+
+    CREATED = "created"
+    """The attempt is being deployed."""
+    IDLE = "idle"
+    """No checkpoint is under way."""
+    PENDING = "pending"
+    """Subtasks are acknowledging."""
+    PUBLISHING = "publishing"
+    """All have; the publication is being made."""
+    FINISHED = "finished"
+    """The final checkpoint is published."""
+    FAILED = "failed"
+    """Too many checkpoints in a row failed."""
+
+
+MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.CREATED: frozenset({Phase.IDLE}),
+    Phase.IDLE: frozenset({Phase.PENDING}),
+    Phase.PENDING: frozenset({Phase.IDLE, Phase.PUBLISHING, Phase.FAILED}),
+    Phase.PUBLISHING: frozenset({Phase.IDLE, Phase.FINISHED, Phase.FAILED}),
+    Phase.FINISHED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+"""Every legal move. What happens on which event stands in `CheckpointCoordinator.TRANSITIONS`."""
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When checkpoints are taken, in seconds."""
+
+    interval_s: float
+    timeout_s: float
+    min_pause_s: float = 0.0
+    tolerable_failures: int = 0
+
+    @classmethod
+    def of(cls, settings: CheckpointSettings) -> CoordinatorSettings:
+        """From the configuration's milliseconds."""
+        return cls(
+            interval_s=settings.interval / 1000,
+            timeout_s=settings.timeout / 1000,
+            min_pause_s=settings.min_pause / 1000,
+            tolerable_failures=settings.tolerable_failures,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointCounts:
+    """For display; only ever counted up, but for the failures in a row."""
+
+    triggered: int = 0
+    completed: int = 0
+    failed: int = 0
+    failed_in_a_row: int = 0
+    last: CompletedCheckpoint | None = None
+    last_failure: str | None = None
+
+
+class CheckpointCoordinator:
+    """The machine; `subtasks` are all that must acknowledge. Events are in `coordination.py`."""
+
+    TRANSITIONS: ClassVar[dict[tuple[Phase, type], str]] = {
+        (Phase.CREATED, Started): "_start",
+        (Phase.CREATED, Tick): "_nothing",
+        (Phase.CREATED, StopRequested): "_stop_later",
+        (Phase.CREATED, TaskEnded): "_end_task",
+        (Phase.IDLE, Tick): "_trigger_if_due",
+        (Phase.IDLE, Acknowledged): "_late",
+        (Phase.IDLE, Declined): "_nothing",
+        (Phase.IDLE, TransactionsEnded): "_forget",
+        (Phase.IDLE, StopRequested): "_stop_now",
+        (Phase.IDLE, TaskEnded): "_end_task",
+        (Phase.PENDING, Tick): "_expire_if_due",
+        (Phase.PENDING, Acknowledged): "_acknowledge",
+        (Phase.PENDING, Declined): "_decline",
+        (Phase.PENDING, TransactionsEnded): "_forget",
+        (Phase.PENDING, StopRequested): "_stop_later",
+        (Phase.PENDING, TaskEnded): "_end_task_while_pending",
+        (Phase.PUBLISHING, Tick): "_nothing",
+        (Phase.PUBLISHING, Acknowledged): "_late",
+        (Phase.PUBLISHING, Declined): "_nothing",
+        (Phase.PUBLISHING, Published): "_complete",
+        (Phase.PUBLISHING, PublishFailed): "_fail_publication",
+        (Phase.PUBLISHING, TransactionsEnded): "_forget",
+        (Phase.PUBLISHING, StopRequested): "_stop_later",
+        (Phase.PUBLISHING, TaskEnded): "_end_task",
+        (Phase.FINISHED, Tick): "_nothing",
+        (Phase.FINISHED, Acknowledged): "_late",
+        (Phase.FINISHED, Declined): "_nothing",
+        (Phase.FINISHED, TransactionsEnded): "_forget",
+        (Phase.FINISHED, StopRequested): "_nothing",
+        (Phase.FINISHED, TaskEnded): "_end_task",
+        (Phase.FAILED, Tick): "_nothing",
+        (Phase.FAILED, Acknowledged): "_late",
+        (Phase.FAILED, Declined): "_nothing",
+        (Phase.FAILED, TransactionsEnded): "_forget",
+        (Phase.FAILED, StopRequested): "_nothing",
+        (Phase.FAILED, TaskEnded): "_end_task",
+    }
+    """Phase and event to method; what is not here is an illegal move."""
+
+    def __init__(
+        self, attempt: Attempt, subtasks: Iterable[SubtaskId], settings: CoordinatorSettings
+    ) -> None:
+        self._attempt = attempt
+        self._settings = settings
+        self._running: frozenset[SubtaskId] = frozenset(subtasks)
+        check(self._running, "a coordinator of no subtask at all")
+        self._phase = Phase.CREATED
+        self._pending: PendingCheckpoint | None = None
+        self._counter = 0
+        self._stopping = False
+        #: When the next ordinary checkpoint is due by the interval alone.
+        self._due_s = math.inf
+        self._last_completion_s = -math.inf
+        self._wake_s = math.inf
+        #: Per subtask, the transactions of its newest acknowledgement that are not known to be ended.
+        self._carried: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
+        self._carried_since: dict[SubtaskId, CheckpointId] = {}
+        #: The newest snapshot of each subtask, for those that finish.
+        self._newest: dict[SubtaskId, SubtaskSnapshot] = {}
+        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self.counts = CheckpointCounts()
+
+    @property
+    def phase(self) -> Phase:
+        """What the coordinator is doing."""
+        return self._phase
+
+    @property
+    def pending(self) -> CheckpointId | None:
+        """The checkpoint under way."""
+        return None if self._pending is None else self._pending.id
+
+    @property
+    def missing(self) -> frozenset[SubtaskId]:
+        """Subtasks whose acknowledgement the pending checkpoint still waits for."""
+        return frozenset() if self._pending is None else self._pending.missing
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+        """Take one event; InternalError, with the story so far, if it is illegal in this phase."""
+        self._story.append(f"{self._phase.value}: {_brief(event)}")
+        method = self.TRANSITIONS.get((self._phase, type(event)))
+        if method is None:
+            raise InternalError(self._told(f"{type(event).__name__} is illegal"))
+        instructions: list[CoordinatorInstruction] = getattr(self, method)(event)
+        wake_s = self._next_wake_s()
+        if wake_s != self._wake_s:
+            self._wake_s = wake_s
+            if wake_s < math.inf:
+                instructions.append(WakeAt(time_s=wake_s))
+        return instructions
+
+    def validate(self) -> None:
+        """Check what must hold between any two events; for tests and the simulator."""
+        under_way = self._phase in {Phase.PENDING, Phase.PUBLISHING}
+        check(
+            (self._pending is not None) == under_way, self._told("pending record and phase differ")
+        )
+        if self._pending is not None:
+            complete = not self._pending.missing
+            check(
+                complete == (self._phase is Phase.PUBLISHING), self._told("complete, yet waiting")
+            )
+            check(self._pending.id.counter == self._counter, self._told("not the newest counter"))
+        if self._phase is not Phase.FAILED:
+            tolerable = self._settings.tolerable_failures
+            check(self.counts.failed_in_a_row <= tolerable, self._told("too many failures"))
+
+    def __repr__(self) -> str:
+        return (
+            f"<CheckpointCoordinator {self._phase.value} attempt={self._attempt} "
+            f"pending={self.pending} missing={len(self.missing)} stopping={self._stopping}>"
+        )
+
+    # --- beginning ------------------------------------------------------------------------------
+
+    def _start(self, event: Started) -> list[CoordinatorInstruction]:
+        self._move(Phase.IDLE)
+        self._due_s = event.now_s + self._settings.interval_s
+        return self._trigger(event.now_s) if self._stopping else []
+
+    def _trigger_if_due(self, event: Tick) -> list[CoordinatorInstruction]:
+        if event.now_s < self._next_trigger_s():
+            return []
+        return self._trigger(event.now_s)
+
+    def _trigger(self, now_s: float) -> list[CoordinatorInstruction]:
+        self._counter += 1
+        self._pending = PendingCheckpoint(
+            id=CheckpointId(self._attempt, self._counter),
+            final=self._stopping,
+            started_s=now_s,
+            expected=self._running,
+        )
+        self._due_s = now_s + self._settings.interval_s
+        self.counts.triggered += 1
+        self._move(Phase.PENDING)
+        return [Trigger(checkpoint=self._pending.id, final=self._pending.final)]
+
+    def _stop_now(self, event: StopRequested) -> list[CoordinatorInstruction]:
+        self._stopping = True
+        return self._trigger(event.now_s)
+
+    def _stop_later(self, event: StopRequested) -> list[CoordinatorInstruction]:
+        del event
+        self._stopping = True
+        return []
+
+    # --- acknowledgements -----------------------------------------------------------------------
+
+    def _acknowledge(self, event: Acknowledged) -> list[CoordinatorInstruction]:
+        pending = self._under_way()
+        if event.checkpoint != pending.id:
+            return self._late(event)
+        result = pending.acknowledge(
+            event.snapshot, alignment_ms=event.alignment_ms, sync_ms=event.sync_ms
+        )
+        if result is not AcknowledgeResult.SUCCESS:
+            return [_ignored(event, result)]
+        self._carry(event)
+        self._newest[_subtask(event)] = event.snapshot
+        if pending.missing:
+            return []
+        self._move(Phase.PUBLISHING)
+        return [
+            Complete(
+                checkpoint=pending.id,
+                final=pending.final,
+                snapshots=self._snapshots(pending),
+                transactions=union([self._carried[subtask] for subtask in sorted(self._carried)]),
+            )
+        ]
+
+    def _late(self, event: Acknowledged) -> list[CoordinatorInstruction]:
+        """An acknowledgement of no pending checkpoint: only its transactions are remembered."""
+        known = _subtask(event) in self._running
+        ours = event.checkpoint.attempt == self._attempt
+        if not (known and ours and 1 <= event.checkpoint.counter <= self._counter):
+            return [_ignored(event, AcknowledgeResult.UNKNOWN)]
+        if self._pending is not None and event.checkpoint == self._pending.id:
+            return [_ignored(event, AcknowledgeResult.DUPLICATE)]
+        self._carry(event)
+        return [_ignored(event, AcknowledgeResult.DISCARDED)]
+
+    def _carry(self, event: Acknowledged) -> None:
+        """The newest acknowledgement of a subtask holds all that it has prepared and not seen ended."""
+        subtask = _subtask(event)
+        if subtask in self._carried_since and event.checkpoint < self._carried_since[subtask]:
+            return
+        self._carried_since[subtask] = event.checkpoint
+        self._carried[subtask] = event.snapshot.transactions
+
+    def _forget(self, event: TransactionsEnded) -> list[CoordinatorInstruction]:
+        ended = frozenset(event.transactions)
+        for subtask, carried in self._carried.items():
+            self._carried[subtask] = tuple(txn for txn in carried if txn not in ended)
+        return []
+
+    def _snapshots(self, pending: PendingCheckpoint) -> tuple[SubtaskSnapshot, ...]:
+        """The parts, and the last part of every subtask that has finished, with what it carries."""
+        finished = [
+            msgspec.structs.replace(snapshot, transactions=self._carried[subtask])
+            for subtask, snapshot in self._newest.items()
+            if subtask not in self._running and subtask not in pending.acknowledged
+        ]
+        parts = [*pending.snapshots, *finished]
+        return tuple(sorted(parts, key=lambda part: (part.vertex, part.index)))
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _complete(self, event: Published) -> list[CoordinatorInstruction]:
+        pending = self._ended(event.checkpoint)
+        self._last_completion_s = event.now_s
+        self.counts.completed += 1
+        self.counts.failed_in_a_row = 0
+        self.counts.last = CompletedCheckpoint(
+            id=pending.id,
+            final=pending.final,
+            duration_ms=round((event.now_s - pending.started_s) * 1000),
+            size=state_size(self._snapshots(pending)),
+            alignment_ms=pending.alignment_ms_max,
+            sync_ms=pending.sync_ms_max,
+            transactions=sum(len(part.transactions) for part in pending.snapshots),
+        )
+        self._move(Phase.FINISHED if pending.final else Phase.IDLE)
+        return [] if pending.final else self._begin_again(event.now_s)
+
+    def _fail_publication(self, event: PublishFailed) -> list[CoordinatorInstruction]:
+        reason = f"could not be published: {event.reason}"
+        return self._fail(event.checkpoint, reason, event.now_s)
+
+    def _decline(self, event: Declined) -> list[CoordinatorInstruction]:
+        if event.checkpoint != self._under_way().id:
+            return []
+        who = "a slot" if event.subtask is None else f"subtask {event.subtask}"
+        return self._fail(event.checkpoint, f"declined by {who}: {event.reason}", event.now_s)
+
+    def _expire_if_due(self, event: Tick) -> list[CoordinatorInstruction]:
+        pending = self._under_way()
+        if event.now_s < pending.started_s + self._settings.timeout_s:
+            return []
+        missing = ", ".join(str(subtask) for subtask in sorted(pending.missing)[:5])
+        reason = (
+            f"expired after {self._settings.timeout_s:g} s (checkpoint.timeout) without an "
+            f"acknowledgement of {len(pending.missing)} subtasks, among them {missing}"
+        )
+        return self._fail(pending.id, reason, event.now_s)
+
+    def _end_task(self, event: TaskEnded) -> list[CoordinatorInstruction]:
+        check(self._running != {event.subtask}, self._told("the last subtask has ended"))
+        self._running -= {event.subtask}
+        return []
+
+    def _end_task_while_pending(self, event: TaskEnded) -> list[CoordinatorInstruction]:
+        self._end_task(event)
+        pending = self._under_way()
+        if event.subtask not in pending.missing:
+            return []
+        # Nobody's fault, so it is not counted; the next one does not wait for that subtask.
+        self._ended(pending.id)
+        self._move(Phase.IDLE)
+        abort = Abort(checkpoint=pending.id, reason=f"subtask {event.subtask} has finished")
+        return [abort, *self._trigger(event.now_s)]
+
+    def _fail(
+        self, checkpoint: CheckpointId, reason: str, now_s: float
+    ) -> list[CoordinatorInstruction]:
+        self._ended(checkpoint)
+        self.counts.failed += 1
+        self.counts.failed_in_a_row += 1
+        self.counts.last_failure = f"checkpoint {checkpoint} {reason}"
+        abort = Abort(checkpoint=checkpoint, reason=reason)
+        if self.counts.failed_in_a_row <= self._settings.tolerable_failures:
+            self._move(Phase.IDLE)
+            return [abort, *self._begin_again(now_s)]
+        self._move(Phase.FAILED)
+        error = CheckpointError(
+            f"{self.counts.failed_in_a_row} checkpoints in a row failed, and "
+            f"checkpoint.tolerable_failures is {self._settings.tolerable_failures}; the last one: "
+            f"{self.counts.last_failure}"
+        )
+        return [abort, FailAttempt(error=error)]
+
+    def _begin_again(self, now_s: float) -> list[CoordinatorInstruction]:
+        """Right after the end of a checkpoint: the next one, if it is wanted or overdue."""
+        return self._trigger(now_s) if now_s >= self._next_trigger_s() else []
+
+    def _nothing(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+        del event
+        return []
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def _next_trigger_s(self) -> float:
+        if self._stopping:
+            return -math.inf
+        return max(self._due_s, self._last_completion_s + self._settings.min_pause_s)
+
+    def _next_wake_s(self) -> float:
+        if self._phase is Phase.IDLE:
+            return self._next_trigger_s()
+        if self._phase is Phase.PENDING:
+            return self._under_way().started_s + self._settings.timeout_s
+        return math.inf
+
+    def _under_way(self) -> PendingCheckpoint:
+        if self._pending is None:
+            raise InternalError(self._told("no checkpoint is under way"))
+        return self._pending
+
+    def _ended(self, checkpoint: CheckpointId) -> PendingCheckpoint:
+        pending = self._under_way()
+        check(pending.id == checkpoint, self._told(f"{checkpoint} is not under way"))
+        self._pending = None
+        return pending
+
+    def _move(self, phase: Phase) -> None:
+        check(phase in MOVES[self._phase], self._told(f"no move to {phase.value}"))
+        self._phase = phase
+
+    def _told(self, what: str) -> str:
+        return f"checkpoint coordinator: {what}; {self!r}; its story: {' | '.join(self._story)}"
+
+
+def _subtask(event: Acknowledged) -> SubtaskId:
+    return SubtaskId(event.snapshot.vertex, event.snapshot.index)
+
+
+def _ignored(event: Acknowledged, result: AcknowledgeResult) -> Ignored:
+    return Ignored(checkpoint=event.checkpoint, subtask=_subtask(event), result=result)
+
+
+def _brief(event: CoordinatorEvent) -> str:
+    name = type(event).__name__
+    match event:
+        case Acknowledged():
+            return f"{name} {event.checkpoint} by {_subtask(event)}"
+        case Declined() | Published() | PublishFailed():
+            return f"{name} {event.checkpoint}"
+        case TaskEnded():
+            return f"{name} {event.subtask}"
+        case _:
+            return name

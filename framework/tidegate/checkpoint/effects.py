@@ -1,0 +1,217 @@
+"""What the procedures of this room ask of the world: effect requests, and how they are awaited.
+
+A procedure is a generator that yields effects and is sent their results; it does nothing itself, so
+the same code runs against real drivers (`controlplane/jobmaster/effects.py`) and under a scheduler
+that interleaves two JobMasters step by step (the tests). An effect that fails is thrown into the
+generator as an error of the one tree: KafkaError, KafkaUnavailableError, StorageError.
+
+The small functions below (`create_entry`, `describe`, ...) give each effect its result's type, so that
+procedures are checked; they are the only code that yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tidegate.errors import InternalError
+from tidegate.ids import TransactionalId
+from tidegate.ports.blobs import Created
+from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateEntry:
+    """BlobStore.create. Result: Created; StorageError only if certainly nothing was written."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadObject:
+    """BlobStore.get. Result: bytes, or None where there is none."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteObject:
+    """BlobStore.put. Result: None."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListObjects:
+    """BlobStore.list. Result: list of paths."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteObject:
+    """BlobStore.delete. Result: None."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """TransactionLog.describe on the cluster of that id. Result: TransactionFacts or None.
+
+    A runner that is connected to another cluster throws RefusedError.
+    """
+
+    cluster_id: str
+    transactional_id: TransactionalId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransaction:
+    """TransactionLog.end with commit, on the transaction's cluster. Result: EndOutcome."""
+
+    transaction: PreparedTransaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListTransactions:
+    """TransactionLog.list. Result: dict of TransactionalId to TransactionState."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """TransactionLog.fence. Result: None."""
+
+    transactional_id: TransactionalId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Clock.sleep. Result: None."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """Clock.monotonic. Result: seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WallClock:
+    """Clock.now_ms. Result: milliseconds; for records and display only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nonce:
+    """A fresh random name. Result: 16 lower-case hexadecimal digits."""
+
+
+Effect = (
+    CreateEntry
+    | ReadObject
+    | WriteObject
+    | ListObjects
+    | DeleteObject
+    | Describe
+    | EndTransaction
+    | ListTransactions
+    | Fence
+    | Pause
+    | Now
+    | WallClock
+    | Nonce
+)
+
+Procedure = Generator[Effect, Any, T]
+"""A sans-IO procedure that returns a T."""
+
+
+def create_entry(path: str, data: bytes) -> Procedure[Created]:
+    """Create if absent."""
+    result = yield CreateEntry(path=path, data=data)
+    return _typed(result, Created)
+
+
+def read_object(path: str) -> Procedure[bytes | None]:
+    """Read, None where there is nothing."""
+    result = yield ReadObject(path=path)
+    return None if result is None else _typed(result, bytes)
+
+
+def write_object(path: str, data: bytes) -> Procedure[None]:
+    """Write or replace."""
+    yield WriteObject(path=path, data=data)
+
+
+def list_objects(prefix: str) -> Procedure[list[str]]:
+    """Paths below a folder."""
+    result = yield ListObjects(prefix=prefix)
+    return list(_typed(result, list))
+
+
+def delete_object(path: str) -> Procedure[None]:
+    """Remove."""
+    yield DeleteObject(path=path)
+
+
+def describe(transaction: PreparedTransaction) -> Procedure[TransactionFacts | None]:
+    """What the coordinator knows of the transaction's id."""
+    result = yield Describe(
+        cluster_id=transaction.cluster_id, transactional_id=transaction.transactional_id
+    )
+    return None if result is None else _typed(result, TransactionFacts)
+
+
+def end_transaction(transaction: PreparedTransaction) -> Procedure[EndOutcome]:
+    """Send one EndTxn(commit)."""
+    result = yield EndTransaction(transaction=transaction)
+    return _typed(result, EndOutcome)
+
+
+def list_transactions(prefix: str) -> Procedure[dict[TransactionalId, TransactionState]]:
+    """All ids that begin so."""
+    result = yield ListTransactions(prefix=prefix)
+    return dict(_typed(result, dict))
+
+
+def fence(transactional_id: TransactionalId) -> Procedure[None]:
+    """Abort what is open under an id and lock its producers out."""
+    yield Fence(transactional_id=transactional_id)
+
+
+def pause(seconds: float) -> Procedure[None]:
+    """Wait."""
+    yield Pause(seconds=seconds)
+
+
+def now() -> Procedure[float]:
+    """Monotonic seconds."""
+    result = yield Now()
+    return _typed(result, float)
+
+
+def wall_clock() -> Procedure[int]:
+    """Milliseconds since the epoch."""
+    result = yield WallClock()
+    return _typed(result, int)
+
+
+def nonce() -> Procedure[str]:
+    """A fresh random name."""
+    result = yield Nonce()
+    return _typed(result, str)
+
+
+def _typed(result: object, kind: type[T]) -> T:
+    if not isinstance(result, kind):
+        raise InternalError(f"an effect was answered by {type(result).__name__}: {result!r}")
+    return result
