@@ -1,0 +1,205 @@
+"""Questions to a Kafka cluster at submit and at the start of an attempt: `KafkaAdmin` of
+`ports/drivers.py`, on confluent-kafka's admin client.
+
+Asked by JobMaster (split enumeration, checks of a submit) and by the command line; blocking, a few
+calls per attempt. Each question is answered, or fails within about ten seconds with an error that names
+the brokers, the topic or the right that is missing: what these errors say is what a user with a wrong
+set-up sees first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka import KafkaError as Code
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+
+from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
+from tidegate.elements import Origin
+from tidegate.errors import (
+    KafkaError,
+    KafkaUnavailableError,
+    RefusedError,
+    TidegateError,
+    check,
+)
+
+ANSWER_TIMEOUT_S: Final = 9.0
+"""For one question: an unreachable broker is reported within ten seconds, and a busy one with 100
+partitions to make has been seen to need 8."""
+MAX_TIMEOUT_NAME: Final = "transaction.max.timeout.ms"
+
+_UNREACHABLE: Final = frozenset(
+    {
+        Code._TRANSPORT,
+        Code._ALL_BROKERS_DOWN,
+        Code._TIMED_OUT,
+        Code._RESOLVE,
+        Code._WAIT_COORD,
+        Code.REQUEST_TIMED_OUT,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.NOT_COORDINATOR,
+        Code.LEADER_NOT_AVAILABLE,
+        Code.BROKER_NOT_AVAILABLE,
+        Code.NETWORK_EXCEPTION,
+    }
+)
+_DENIED: Final = frozenset(
+    {
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.GROUP_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code._AUTHENTICATION,
+        Code.SASL_AUTHENTICATION_FAILED,
+    }
+)
+
+
+class KafkaClusterAdmin:
+    """An admin client of one cluster; connects at the first question."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._servers = bootstrap_servers(settings)
+        self._denied: Code | None = None
+        ours: dict[str, object] = {"error_cb": self._on_error, "logger": CLIENT_LOG}
+        try:
+            self._client = AdminClient(librdkafka(_for_admin(settings), ours))
+        except KafkaException as error:
+            raise RefusedError(
+                f"A Kafka client cannot be made: {error.args[0].str()}. Check kafka.properties."
+            ) from None
+
+    def cluster_id(self) -> str:
+        """The cluster's own id."""
+        found = self._metadata().cluster_id
+        check(found, "metadata of a broker carries the cluster's id")
+        return str(found)
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions; RefusedError that names the topic where there is none."""
+        what = f"describe topic {topic}"
+        # Unlike a metadata request of the client, this one never creates the topic that it asks for.
+        future = self._client.describe_topics(
+            TopicCollection([topic]), request_timeout=ANSWER_TIMEOUT_S
+        )[topic]
+        found = self._result(what, future).partitions
+        if not found:
+            raise self._absent(f"describe topic {topic}")
+        return len(found)
+
+    def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
+        """First offsets that are still in the log."""
+        return self._offsets(origins, OffsetSpec.earliest())
+
+    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+        """End offsets for `read_committed` readers (the last stable offset)."""
+        return self._offsets(origins, OffsetSpec.latest())
+
+    def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
+        """First offset at or after a time; the end offset where there is none."""
+        found = self._offsets(origins, OffsetSpec.for_timestamp(timestamp_ms))
+        after_all = [origin for origin, offset in found.items() if offset < 0]
+        return {**found, **self.latest(after_all)} if after_all else found
+
+    def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]:
+        """A consumer group's offsets; None where it has none."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*each) for each in origins])
+        what = f"read the offsets of consumer group {group}"
+        future = self._client.list_consumer_group_offsets(
+            [asked], request_timeout=ANSWER_TIMEOUT_S
+        )[group]
+        answer = self._result(what, future)
+        found: dict[Origin, int | None] = dict.fromkeys(origins)
+        for each in answer.topic_partitions:
+            if each.error is not None:
+                raise self._translated(what, each.error)
+            found[Origin(each.topic, each.partition)] = each.offset if each.offset >= 0 else None
+        return found
+
+    def transaction_max_timeout_ms(self) -> int:
+        """The smallest `transaction.max.timeout.ms` among the brokers."""
+        limits = []
+        for broker in self._metadata().brokers:
+            resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+            what = f"read {MAX_TIMEOUT_NAME} of broker {broker}"
+            future = self._client.describe_configs([resource], request_timeout=ANSWER_TIMEOUT_S)
+            limits.append(int(self._result(what, future[resource])[MAX_TIMEOUT_NAME].value))
+        check(limits, "metadata names at least one broker")
+        return min(limits)
+
+    def close(self) -> None:
+        """Nothing is open that dropping the client does not close."""
+
+    def _metadata(self) -> Any:
+        try:
+            return self._client.list_topics(timeout=ANSWER_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._translated("describe the cluster", error.args[0]) from None
+
+    def _offsets(self, origins: Iterable[Origin], spec: OffsetSpec) -> dict[Origin, int]:
+        asked = {TopicPartition(*origin): spec for origin in origins}
+        if not asked:
+            return {}
+        futures = self._client.list_offsets(
+            asked,
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=ANSWER_TIMEOUT_S,
+        )
+        found = {}
+        for each, future in futures.items():
+            what = f"tell the offsets of {each.topic}-{each.partition}"
+            found[Origin(each.topic, each.partition)] = self._result(what, future).offset
+        return found
+
+    def _result(self, what: str, future: Any) -> Any:
+        try:
+            return future.result(ANSWER_TIMEOUT_S + 1)
+        except KafkaException as error:
+            raise self._translated(what, error.args[0]) from None
+        except TimeoutError:
+            raise self._unreachable(what) from None
+
+    def _translated(self, what: str, cause: Any) -> TidegateError:
+        code = cause.code()
+        denied = self._denied if code in _UNREACHABLE else cause if code in _DENIED else None
+        if denied is not None:
+            return RefusedError(
+                f"Kafka at {self._servers} does not allow tidegate to {what}: {denied.str()}. Grant "
+                "the job's principal the right, or correct the credentials in kafka.properties."
+            )
+        if code in _UNREACHABLE:
+            return self._unreachable(what)
+        if code in {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION}:
+            return self._absent(what)
+        return KafkaError(f"Kafka at {self._servers} could not {what}: {cause.str()}")
+
+    def _absent(self, what: str) -> RefusedError:
+        return RefusedError(
+            f"Kafka at {self._servers} could not {what}: there is no such topic or partition. Create "
+            "it, or correct the topic of the source or sink that names it."
+        )
+
+    def _unreachable(self, what: str) -> KafkaUnavailableError:
+        return KafkaUnavailableError(
+            f"No Kafka broker of {self._servers} answered within {ANSWER_TIMEOUT_S:.0f} s (asked to "
+            f"{what}). Check that the brokers run, that kafka.bootstrap names them, and that they "
+            "advertise addresses that this machine can reach."
+        )
+
+    def _on_error(self, event: Code) -> None:
+        # Refused credentials look like an unreachable broker to whoever waits for an answer.
+        if event.code() in _DENIED:
+            self._denied = event
+
+
+def _for_admin(settings: Mapping[str, str]) -> dict[str, str]:
+    return {"socket.connection.setup.timeout.ms": "5000", **settings}

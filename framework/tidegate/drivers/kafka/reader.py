@@ -1,0 +1,233 @@
+"""Reading assigned partitions with librdkafka: `PartitionReader` of `ports/kafka.py`.
+
+It assigns and never subscribes: which partitions a subtask reads is JobMaster's decision, and from
+where is the checkpoint's. Nothing is committed but for lag monitoring, and no offset is ever reset: one
+that is not in the log any more is an error, because a jump would lose records silently.
+
+Used by one thread, the mailbox's. Cost on the hot path is a matter of calls into C per record: errors,
+partitions and (in the data plane) offsets and values are read by `map` over the client's own accessors.
+
+Invariant: per partition, runs come in the order of the log, without a gap but for control records and
+aborted data, which `position` covers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, cast
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError as Code
+
+from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
+from tidegate.elements import Origin
+from tidegate.errors import KafkaError, KafkaNotAuthorisedError, TidegateError
+from tidegate.ports.kafka import Message as PortMessage
+from tidegate.ports.kafka import Run
+
+_LOG: Final = logging.getLogger(__name__)
+
+SETTINGS: Final[dict[str, object]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "max.poll.interval.ms": 86_400_000,
+    # A source that stands still (back-pressure, a slow sink) is no dead group member.
+}
+DEFAULTS: Final[dict[str, str]] = {
+    # ms; the default of 1000 costs a factor 4 in throughput once the queue has been full.
+    "fetch.queue.backoff.ms": "5",
+    # Records read ahead per partition, and at most 32 MiB in all of them together.
+    "queued.min.messages": "100000",
+    "queued.max.messages.kbytes": "32768",
+    "reconnect.backoff.max.ms": "1000",
+}
+"""What a user may override, unlike SETTINGS."""
+
+_ABSENT: Final = frozenset(
+    {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION}
+)
+_DENIED: Final = frozenset(
+    {Code.TOPIC_AUTHORIZATION_FAILED, Code.GROUP_AUTHORIZATION_FAILED, Code._AUTHENTICATION}
+)
+
+
+class KafkaPartitionReader:
+    """A consumer of explicitly assigned partitions; `group` is where `commit` reports progress."""
+
+    def __init__(
+        self, settings: Mapping[str, str], group: str, *, with_end_of_partition: bool = False
+    ) -> None:
+        self._servers = bootstrap_servers(settings)
+        self._positions: dict[Origin, int] = {}
+        self._one_topic = True
+        self._commit_failures = 0
+        self._denied: Code | None = None
+        config = librdkafka(
+            {**DEFAULTS, **settings},
+            {
+                **SETTINGS,
+                "group.id": group,
+                "enable.partition.eof": with_end_of_partition,
+                "error_cb": self._on_error,
+                "on_commit": self._on_commit,
+                "logger": CLIENT_LOG,
+            },
+        )
+        try:
+            self._consumer = Consumer(config)
+        except KafkaException as error:
+            raise KafkaError(
+                f"A Kafka consumer cannot be made: {error.args[0].str()}. Check kafka.properties and "
+                "the source's own settings."
+            ) from None
+        self._poll, self._consume = self._consumer.poll, self._consumer.consume
+
+    @property
+    def commit_failures(self) -> int:
+        """Offset commits that the broker did not take: lag monitoring is behind, nothing else."""
+        return self._commit_failures
+
+    def assign(self, positions: Mapping[Origin, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+        self._positions = dict(positions)
+        self._one_topic = len({origin.topic for origin in positions}) == 1
+        try:
+            self._consumer.assign(
+                [TopicPartition(topic, part, at) for (topic, part), at in positions.items()]
+            )
+        except KafkaException as error:
+            raise KafkaError(f"Kafka does not take the assignment: {error.args[0].str()}") from None
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+        """What has arrived, waiting up to `timeout_s` for the first of it.
+
+        Raises KafkaError, among others when an assigned offset is not in the log any more.
+        """
+        try:
+            # consume(n, t) would wait for n records or all of t: wait for one, then take the rest.
+            first = self._poll(timeout_s)
+            if first is None:
+                if self._denied is not None:
+                    raise self._error(Origin("", -1), self._denied)
+                return []
+            messages = [first, *self._consume(max_records - 1, 0)] if max_records > 1 else [first]
+        except KafkaException as error:
+            raise self._error(Origin("", -1), error.args[0]) from None
+        if any(map(Message.error, messages)):
+            return self._with_events(messages)
+        return self._runs(messages)
+
+    def pause(self, origins: Sequence[Origin]) -> None:
+        """Stop fetching these partitions (a bounded split that has reached its end)."""
+        self._consumer.pause([TopicPartition(topic, part) for topic, part in origins])
+
+    def high_watermarks(self) -> dict[Origin, int]:
+        """The newest known end offset of each assigned partition, without asking the broker.
+
+        A partition that nothing was fetched from yet is left out.
+        """
+        found = {}
+        for origin in self._positions:
+            offsets = self._consumer.get_watermark_offsets(TopicPartition(*origin), cached=True)
+            if offsets[1] >= 0:
+                found[origin] = offsets[1]
+        return found
+
+    def commit(self, positions: Mapping[Origin, int]) -> None:
+        """Commit offsets to the consumer group, without waiting: for lag monitoring only.
+
+        Refusals are counted (`commit_failures`) and logged once.
+        """
+        offsets = [TopicPartition(topic, part, at) for (topic, part), at in positions.items()]
+        if not offsets:
+            return
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._on_commit(error.args[0], offsets)
+
+    def close(self) -> None:
+        """Leave; records that were fetched and not polled are dropped."""
+        self._consumer.close()
+
+    def _runs(self, messages: list[Message]) -> list[Run]:
+        """Split by partition: a fetch comes partition by partition, so runs are long."""
+        partitions = list(map(Message.partition, messages))
+        first = partitions[0]
+        if partitions.count(first) == len(partitions) and self._one_topic:
+            return [self._run(messages)]
+        return [
+            self._run(list(run))
+            for _, run in groupby(
+                messages, key=lambda message: (message.topic(), message.partition())
+            )
+        ]
+
+    def _run(self, messages: list[Message]) -> Run:
+        last = messages[-1]
+        origin = Origin(cast("str", last.topic()), cast("int", last.partition()))
+        return Run(origin, cast("list[PortMessage]", messages), cast("int", last.offset()) + 1)
+
+    def _with_events(self, messages: list[Message]) -> list[Run]:
+        """Messages with events among them: ends of partitions become empty runs, errors are raised.
+
+        Records before an error are lost with it, which does no harm: the attempt ends, and the next
+        one starts at the offsets of a checkpoint.
+        """
+        runs: list[Run] = []
+        records: list[Message] = []
+        for message in messages:
+            event = message.error()
+            if event is None:
+                records.append(message)
+                continue
+            if records:
+                runs += self._runs(records)
+                records = []
+            origin = Origin(message.topic() or "", cast("int", message.partition()))
+            if event.code() != Code._PARTITION_EOF:
+                raise self._error(origin, event)
+            runs.append(Run(origin, (), cast("int", message.offset())))
+        return runs + self._runs(records) if records else runs
+
+    def _error(self, origin: Origin, event: Any) -> TidegateError:
+        where = f"{origin.topic}-{origin.partition}" if origin.topic else "its partitions"
+        code = event.code()
+        if code == Code._AUTO_OFFSET_RESET:
+            return KafkaError(
+                f"Partition {where} at {self._servers} cannot be read from offset "
+                f"{self._positions.get(origin, 'unknown')}: it is not in the log any more, or not yet "
+                "(retention has deleted it, or the topic was made anew). Start from another "
+                "checkpoint, or from new offsets with --restore none; records between are lost."
+            )
+        if code in _ABSENT:
+            return KafkaError(
+                f"Partition {where} does not exist at {self._servers}: the topic was deleted or made "
+                "anew with fewer partitions. Create it again, or change the source's topic."
+            )
+        if code in _DENIED:
+            return KafkaNotAuthorisedError(
+                f"Kafka at {self._servers} does not allow reading {where} ({event.str()}): grant the "
+                "job's principal READ on the topic and check its credentials in kafka.properties."
+            )
+        return KafkaError(f"Reading {where} at {self._servers} failed: {event.str()}")
+
+    def _on_error(self, event: Code) -> None:
+        # Lost connections come here too; the client mends those, and a restart would not be faster.
+        if event.code() in _DENIED:
+            self._denied = event
+
+    def _on_commit(self, error: Any, _offsets: list[TopicPartition]) -> None:
+        if error is None:
+            return
+        self._commit_failures += 1
+        if self._commit_failures == 1:
+            _LOG.warning(
+                "offsets could not be committed to the consumer group (lag monitoring is behind, "
+                "nothing else is affected; further failures are only counted): %s",
+                error.str(),
+            )

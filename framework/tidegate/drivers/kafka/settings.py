@@ -1,0 +1,134 @@
+"""One table of settings: librdkafka's names are what users write; this module translates them.
+
+Data goes through librdkafka, transaction control through kafka-python, and both must speak to the
+cluster with the same credentials. So security settings are given once, under librdkafka's names, and
+mapped here; one that kafka-python has no counterpart for is refused by name rather than left out,
+because a job that reads and writes but cannot commit is worse than one that does not start. Settings
+without a security prefix concern librdkafka alone.
+
+Values are never part of a message: only names are.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.errors import ConfigError
+
+CLIENT_LOG: Final = logging.getLogger("tidegate.kafka.client")
+"""Where librdkafka's own log lines go, instead of the process's stderr."""
+
+_SECURITY_PREFIXES: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
+_KAFKA_PYTHON: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "security.protocol": ("security_protocol", str.upper),
+    "sasl.mechanism": ("sasl_mechanism", str),
+    "sasl.mechanisms": ("sasl_mechanism", str),
+    "sasl.username": ("sasl_plain_username", str),
+    "sasl.password": ("sasl_plain_password", str),
+    "sasl.kerberos.service.name": ("sasl_kerberos_service_name", str),
+    "client.id": ("client_id", str),
+}
+_CONTEXT: Final = frozenset(
+    {
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.crl.location",
+        "ssl.cipher.suites",
+        "ssl.endpoint.identification.algorithm",
+        "enable.ssl.certificate.verification",
+    }
+)
+"""Settings that go into the TLS context rather than under a name of kafka-python's."""
+
+
+def bootstrap_servers(settings: Mapping[str, str]) -> str:
+    """The brokers to ask first; ConfigError where none are given."""
+    servers = settings.get("bootstrap.servers") or settings.get("metadata.broker.list")
+    if not servers:
+        raise ConfigError(
+            "No Kafka brokers are configured: set kafka.bootstrap to HOST:PORT of at least one."
+        )
+    return servers
+
+
+def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[str, Any]:
+    """The user's settings, then ours: what exactness rests on cannot be overridden."""
+    bootstrap_servers(settings)
+    return {**settings, **ours}
+
+
+def kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The same cluster and credentials for kafka-python; ConfigError names a setting it lacks."""
+    given: dict[str, Any] = {"bootstrap_servers": bootstrap_servers(settings).split(",")}
+    tls = {name: settings[name] for name in settings if name in _CONTEXT}
+    for name, value in settings.items():
+        if name in _KAFKA_PYTHON:
+            theirs, convert = _KAFKA_PYTHON[name]
+            given[theirs] = convert(value)
+        elif name.startswith(_SECURITY_PREFIXES) and name not in _CONTEXT:
+            known = ", ".join(
+                sorted(n for n in (*_KAFKA_PYTHON, *_CONTEXT) if n.startswith(_SECURITY_PREFIXES))
+            )
+            raise ConfigError(
+                f"kafka.properties sets {name}, which tidegate cannot apply to the connection that "
+                f"commits transactions. The security settings that work for both are: {known}."
+            )
+    if given.get("security_protocol", "PLAINTEXT") in {"SSL", "SASL_SSL"}:
+        given["ssl_context"] = _tls_context(tls)
+        given["ssl_check_hostname"] = given["ssl_context"].check_hostname
+    return given
+
+
+def _tls_context(tls: Mapping[str, str]) -> ssl.SSLContext:
+    """A TLS context that verifies as librdkafka does with the same settings."""
+    try:
+        file, folder, text = _authorities(tls)
+        context = ssl.create_default_context(cafile=file, capath=folder, cadata=text)
+        certificate = tls.get("ssl.certificate.location")
+        if certificate is not None:
+            context.load_cert_chain(
+                certificate, tls.get("ssl.key.location"), tls.get("ssl.key.password")
+            )
+        if "ssl.crl.location" in tls:
+            context.load_verify_locations(tls["ssl.crl.location"])
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+        if "ssl.cipher.suites" in tls:
+            context.set_ciphers(tls["ssl.cipher.suites"])
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        names = ", ".join(sorted(tls))
+        raise ConfigError(
+            f"The TLS settings of kafka.properties ({names}) cannot be applied: "
+            f"{type(error).__name__}, {_reason(error)}. Check that the files exist, are PEM, and that "
+            "the key belongs to the certificate."
+        ) from None
+    if tls.get("ssl.endpoint.identification.algorithm", "https") == "none":
+        context.check_hostname = False
+    if tls.get("enable.ssl.certificate.verification", "true").lower() == "false":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _authorities(tls: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
+    """Whom to trust, as file, folder or text: those given only, or the system's if all are None."""
+    location = tls.get("ssl.ca.location", "probe")
+    text = tls.get("ssl.ca.pem")
+    if location == "probe":
+        return None, None, text
+    return (None, location, text) if Path(location).is_dir() else (location, None, text)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "no reason given"
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or 'no reason given'}{where}"
+    return "a value is not of the form that is asked for"
