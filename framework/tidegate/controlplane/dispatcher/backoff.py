@@ -1,0 +1,41 @@
+"""How long to wait before a process is started again.
+
+The first death costs no pause: whoever was killed once should be back at once. Those that follow in
+short order double it; a life of some length forgives everything. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_MS = 1_000
+LONGEST_MS = 30_000
+"""A process that cannot live (a full disk, a broken installation) then costs one start in 30 s."""
+FORGIVEN_AFTER_MS = 20_000
+"""Longer than any start takes, shorter than what a person waits between two tries by hand."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Counts deaths in short order."""
+
+    failures: int = 0
+    _lives_since_ms: int | None = None
+
+    def lives(self, now_ms: int) -> None:
+        """The process is up."""
+        self._lives_since_ms = now_ms
+
+    def died(self, now_ms: int) -> None:
+        """The process ended without having been asked to."""
+        since_ms = self._lives_since_ms
+        if since_ms is not None and now_ms - since_ms >= FORGIVEN_AFTER_MS:
+            self.failures = 0
+        self._lives_since_ms = None
+        self.failures += 1
+
+    def pause_ms(self) -> int:
+        """Before the next start."""
+        if self.failures <= 1:
+            return 0
+        return min(FIRST_MS << min(self.failures - 2, 10), LONGEST_MS)

@@ -1,0 +1,442 @@
+"""ResourceManager: which TaskManagers there are, which slot runs what, who waits for slots.
+
+Theory of operation. A slot is FREE, or used by one attempt of one job: STARTING while its StartSlot is
+under way, OCCUPIED once the TaskManager has answered, STOPPING from the decision to stop it until the
+TaskManager says that its process is gone; only then is it free again. A slot that is to be stopped
+while it is STARTING is marked and stopped when the answer is in, so that the two messages cannot
+overtake each other. Every use has a serial number, and all later news of it carry that number: news of
+an earlier use change nothing.
+
+A job has at most one request, of its newest attempt; a newer attempt replaces it and stops the slots of
+older ones. A request is served whole or not at all (two jobs that each hold half of what they need
+would wait for ever), the oldest first; a smaller one may pass one that does not fit. Ordinals are spread
+over TaskManagers evenly. A slot that was lost is not replaced by itself: its attempt is over, and the
+JobMaster, which is told, asks anew.
+
+TaskManagers come by themselves (standing ones) or are started here, up to `local`; of these a lost one
+is replaced, with a growing pause should they die young. It is pure; `service.py` carries out what it
+says.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidegate.controlplane.dispatcher.backoff import Backoff
+from tidegate.controlplane.dispatcher.resource_events import (
+    Asked,
+    DropTaskManager,
+    Event,
+    Instruction,
+    JobGone,
+    Reply,
+    SlotNotStarted,
+    SlotNotStopped,
+    SlotStarted,
+    SlotStopped,
+    StartSlotAt,
+    StartTaskManager,
+    StopSlotAt,
+    TaskManagerExited,
+    TellJobMaster,
+    Tick,
+)
+from tidegate.errors import check
+from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
+from tidegate.protocol.messages import (
+    Done,
+    Message,
+    Refused,
+    RegisterTaskManager,
+    ReleaseSlots,
+    RequestSlots,
+    SlotExited,
+    SlotLost,
+    TaskManagerHeartbeat,
+)
+
+REGISTRATION_MS_MAX = 60_000
+"""A local TaskManager that has not registered by then hangs: starting takes a second, and a minute only
+where the machine is hopelessly overloaded."""
+
+
+class SlotPhase(enum.Enum):
+    """What a slot is to the ResourceManager."""
+
+    FREE = "free"
+    STARTING = "starting"
+    STARTING_DOOMED = "starting, to be stopped"
+    OCCUPIED = "occupied"
+    STOPPING = "stopping"
+
+
+TRANSITIONS = frozenset(
+    {
+        (SlotPhase.FREE, SlotPhase.STARTING),  # given to an attempt
+        (SlotPhase.STARTING, SlotPhase.OCCUPIED),  # the TaskManager has forked it
+        (SlotPhase.STARTING, SlotPhase.STARTING_DOOMED),  # the attempt is over; await the answer
+        (SlotPhase.STARTING, SlotPhase.STOPPING),  # the answer is not known: make sure
+        (SlotPhase.STARTING, SlotPhase.FREE),  # exited before the answer came
+        (SlotPhase.STARTING_DOOMED, SlotPhase.STOPPING),  # the answer is in, whatever it says
+        (SlotPhase.STARTING_DOOMED, SlotPhase.FREE),  # exited before the answer came
+        (SlotPhase.OCCUPIED, SlotPhase.STOPPING),  # the attempt is over
+        (SlotPhase.OCCUPIED, SlotPhase.FREE),  # exited
+        (SlotPhase.STOPPING, SlotPhase.FREE),  # stopped or exited
+    }
+)
+
+_LIVE = frozenset({SlotPhase.STARTING, SlotPhase.OCCUPIED})
+"""Phases in which a slot counts for its attempt."""
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+class _Use(NamedTuple):
+    job: JobName
+    attempt: Attempt
+    ordinal: int
+    serial: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    id: SlotId
+    phase: SlotPhase = SlotPhase.FREE
+    use: _Use | None = None
+    stop_under_way: bool = False
+
+    def become(self, phase: SlotPhase) -> None:
+        check((self.phase, phase) in TRANSITIONS, f"{self.id} goes from {self.phase} to {phase}.")
+        self.phase = phase
+        if phase is SlotPhase.FREE:
+            self.use = None
+            self.stop_under_way = False
+
+
+@dataclass(slots=True)
+class _TaskManager:
+    address: str
+    pid: int
+    heard_ms: int
+    slots: list[_Slot]
+
+
+@dataclass(slots=True)
+class _Request:
+    attempt: Attempt
+    count: int
+    jobmaster_address: str
+
+
+@dataclass(slots=True)
+class ResourceManager:
+    """The slots of a cluster. `local` TaskManagers are started here, each with its own slots."""
+
+    epoch: LeaderEpoch
+    local: int
+    silence_ms_max: int
+    _task_managers: dict[TaskManagerId, _TaskManager] = field(default_factory=dict)
+    _starting: dict[TaskManagerId, int] = field(default_factory=dict)
+    """Local ones that have not registered, with the time of the instruction."""
+    _requests: dict[JobName, _Request] = field(default_factory=dict)
+    """In the order in which jobs asked."""
+    _serial: int = 0
+    _started: int = 0
+    _backoff: Backoff = field(default_factory=Backoff)
+
+    def start(self, now_ms: int) -> list[Instruction]:
+        """What is to be done first: the local TaskManagers."""
+        return list(self._replace_local(now_ms))
+
+    def handle(self, event: Event, now_ms: int) -> list[Instruction]:
+        """What is to be done about an event at a monotonic time in milliseconds."""
+        return [*self._handle(event, now_ms), *self._serve_requests(), *self._replace_local(now_ms)]
+
+    def task_managers(self) -> tuple[tuple[str, int, int], ...]:
+        """Of each TaskManager: id, pid, number of slots."""
+        return tuple((id_, tm.pid, len(tm.slots)) for id_, tm in self._task_managers.items())
+
+    def free_slots(self) -> int:
+        """How many an attempt could be given now."""
+        return sum(1 for slot in self._slots() if slot.phase is SlotPhase.FREE)
+
+    def uses(self, job: JobName) -> dict[int, SlotId]:
+        """Live slots of a job by ordinal."""
+        return {
+            slot.use.ordinal: slot.id
+            for slot in self._slots()
+            if slot.use is not None and slot.use.job == job and slot.phase in _LIVE
+        }
+
+    def validate(self) -> None:
+        """Check the invariants: one attempt per job and slot, no ordinal twice, nobody waits in vain."""
+        taken: set[tuple[JobName, int]] = set()
+        for slot in self._slots():
+            free = slot.phase is SlotPhase.FREE
+            check(free == (slot.use is None), f"{slot.id}: used exactly if not free")
+            if slot.use is None or slot.phase not in _LIVE:
+                continue
+            request = self._requests.get(slot.use.job)
+            check(request is not None, f"{slot.id}: used by a job that asked for nothing")
+            if request is not None:
+                check(slot.use.attempt == request.attempt, f"{slot.id}: used by an older attempt")
+                check(slot.use.ordinal < request.count, f"{slot.id}: an ordinal too many")
+            check((slot.use.job, slot.use.ordinal) not in taken, f"{slot.id}: an ordinal twice")
+            taken.add((slot.use.job, slot.use.ordinal))
+        for id_, tm in self._task_managers.items():
+            check(id_ not in self._starting, f"{id_}: registered and starting")
+            check(all(slot.id.task_manager == id_ for slot in tm.slots), f"{id_}: slots of others")
+
+    # --- events
+
+    def _handle(  # noqa: C901  # a case per event
+        self, event: Event, now_ms: int
+    ) -> Iterator[Instruction]:
+        match event:
+            case Asked(ask=ask, message=message):
+                yield from self._asked(ask, message, now_ms)
+            case SlotStarted(slot=id_, serial=serial):
+                yield from self._slot_started(id_, serial)
+            case SlotNotStarted(slot=id_, serial=serial, reason=reason):
+                yield from self._slot_not_started(id_, serial, reason)
+            case SlotStopped(slot=id_, serial=serial):
+                slot = self._find(id_, serial)
+                if slot is not None:
+                    slot.become(SlotPhase.FREE)
+            case SlotNotStopped(slot=id_, serial=serial):
+                slot = self._find(id_, serial)
+                if slot is not None:
+                    slot.stop_under_way = False
+            case TaskManagerExited(id=id_, status=status):
+                if id_ in self._starting:
+                    del self._starting[id_]
+                    self._backoff.died(now_ms)
+                yield from self._lose(id_, f"its process ended with status {status}", now_ms)
+            case JobGone(job=job):
+                self._requests.pop(job, None)
+                yield from self._stop_slots(job, None)
+            case Tick():
+                yield from self._tick(now_ms)
+
+    def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
+        epoch = getattr(message, "epoch", self.epoch)
+        if epoch != self.epoch:
+            reason = f"leader epoch {epoch} is not {self.epoch}, this JobManager's"
+            yield Reply(ask=ask, message=Refused(reason=reason))
+            return
+        match message:
+            case RegisterTaskManager():
+                reply = self._register(message, now_ms)
+            case TaskManagerHeartbeat(id=id_):
+                reply = self._heard(id_, now_ms)
+            case SlotExited():
+                yield from self._slot_exited(message)
+                reply = self._heard(message.id, now_ms)
+            case RequestSlots():
+                yield from self._stop_slots(message.job, message.attempt)
+                reply = self._request(message)
+            case ReleaseSlots(job=job, attempt=attempt):
+                yield from self._release(job, attempt)
+                reply = Done()
+            case _:
+                reply = Refused(reason=f"ResourceManager takes no {type(message).__name__}")
+        yield Reply(ask=ask, message=reply)
+
+    def _register(self, message: RegisterTaskManager, now_ms: int) -> Message:
+        known = self._task_managers.get(message.id)
+        if known is not None:
+            same = known.pid == message.pid and known.address == message.address
+            return Done() if same else Refused(reason=f"another {message.id} is registered")
+        if self._is_local(message.id):
+            if message.id not in self._starting:
+                return Refused(reason=f"{message.id} was given up")
+            del self._starting[message.id]
+            self._backoff.lives(now_ms)
+        self._task_managers[message.id] = _TaskManager(
+            address=message.address,
+            pid=message.pid,
+            heard_ms=now_ms,
+            slots=[_Slot(SlotId(message.id, index)) for index in range(message.slots)],
+        )
+        return Done()
+
+    def _heard(self, id_: TaskManagerId, now_ms: int) -> Message:
+        tm = self._task_managers.get(id_)
+        if tm is None:
+            return Refused(reason=f"{id_} is not registered: it was lost and its slots given up")
+        tm.heard_ms = now_ms
+        return Done()
+
+    def _request(self, message: RequestSlots) -> Message:
+        known = self._requests.get(message.job)
+        if known is not None and message.attempt < known.attempt:
+            reason = f"attempt {message.attempt} is older than {known.attempt}"
+            return Refused(reason=reason)
+        if known is not None and known.attempt == message.attempt:
+            if known.count != message.count:
+                return Refused(reason=f"attempt {message.attempt} asked for {known.count} slots")
+            known.jobmaster_address = message.jobmaster_address
+        else:
+            self._requests.pop(message.job, None)  # a new attempt queues up behind the others
+            self._requests[message.job] = _Request(
+                message.attempt, message.count, message.jobmaster_address
+            )
+        return Done()
+
+    def _release(self, job: JobName, attempt: Attempt) -> Iterator[Instruction]:
+        request = self._requests.get(job)
+        if request is not None and request.attempt <= attempt:
+            del self._requests[job]
+        yield from self._stop_slots(job, Attempt(attempt + 1))
+
+    def _slot_started(self, id_: SlotId, serial: int) -> Iterator[Instruction]:
+        slot = self._find(id_, serial)
+        if slot is None:
+            return
+        if slot.phase is SlotPhase.STARTING_DOOMED:
+            yield from self._stop(slot)
+        elif slot.phase is SlotPhase.STARTING:
+            slot.become(SlotPhase.OCCUPIED)
+
+    def _slot_not_started(self, id_: SlotId, serial: int, reason: str) -> Iterator[Instruction]:
+        # Refused or unanswered: in both cases StopSlot makes sure that nothing of it runs.
+        slot = self._find(id_, serial)
+        if slot is not None:
+            if slot.phase is SlotPhase.STARTING:
+                yield from self._tell_lost(slot, f"it could not be started: {reason}")
+            yield from self._stop(slot)
+
+    def _slot_exited(self, message: SlotExited) -> Iterator[Instruction]:
+        slot = self._find(SlotId(message.id, message.index), message.serial)
+        if slot is not None:
+            if slot.phase in _LIVE:
+                reason = f"its process {message.pid} ended with status {message.status}"
+                yield from self._tell_lost(slot, reason)
+            slot.become(SlotPhase.FREE)
+
+    def _tick(self, now_ms: int) -> Iterator[Instruction]:
+        for id_, tm in list(self._task_managers.items()):
+            silent_ms = now_ms - tm.heard_ms
+            if silent_ms > self.silence_ms_max:
+                yield from self._lose(id_, f"silent for {silent_ms / 1000:.1f} s", now_ms)
+        for id_, since_ms in list(self._starting.items()):
+            if now_ms - since_ms > REGISTRATION_MS_MAX:
+                self._starting[id_] = now_ms  # its exit follows, and only that replaces it
+                yield DropTaskManager(id=id_, reason="it has not registered")
+        for slot in self._slots():
+            if slot.phase is SlotPhase.STOPPING and not slot.stop_under_way:
+                yield self._stop_message(slot)
+
+    # --- slots
+
+    def _lose(self, id_: TaskManagerId, reason: str, now_ms: int) -> Iterator[Instruction]:
+        tm = self._task_managers.pop(id_, None)
+        if tm is None:
+            return
+        if self._is_local(id_):
+            self._backoff.died(now_ms)
+        for slot in tm.slots:
+            if slot.phase in _LIVE:
+                yield from self._tell_lost(slot, f"TaskManager {id_} is lost: {reason}")
+        yield DropTaskManager(id=id_, reason=reason)
+
+    def _tell_lost(self, slot: _Slot, reason: str) -> Iterator[Instruction]:
+        if slot.use is not None and (request := self._requests.get(slot.use.job)) is not None:
+            message = SlotLost(
+                job=slot.use.job, attempt=slot.use.attempt, slot=slot.id, reason=reason
+            )
+            yield TellJobMaster(address=request.jobmaster_address, message=message)
+
+    def _stop_slots(self, job: JobName, before: Attempt | None) -> Iterator[Instruction]:
+        """Stop the job's slots of attempts before `before`; of all if that is None."""
+        for slot in self._slots():
+            if slot.use is None or slot.use.job != job:
+                continue
+            if before is None or slot.use.attempt < before:
+                if slot.phase is SlotPhase.STARTING:
+                    slot.become(SlotPhase.STARTING_DOOMED)
+                elif slot.phase is SlotPhase.OCCUPIED:
+                    yield from self._stop(slot)
+
+    def _stop(self, slot: _Slot) -> Iterator[Instruction]:
+        if slot.phase is not SlotPhase.STOPPING:
+            slot.become(SlotPhase.STOPPING)
+            yield self._stop_message(slot)
+
+    def _stop_message(self, slot: _Slot) -> Instruction:
+        check(slot.use is not None, f"{slot.id} is stopped but not used.")
+        use: _Use = slot.use  # type: ignore[assignment]  # checked above
+        slot.stop_under_way = True
+        return StopSlotAt(
+            address=self._task_managers[slot.id.task_manager].address,
+            slot=slot.id,
+            serial=use.serial,
+            job=use.job,
+            attempt=use.attempt,
+        )
+
+    def _serve_requests(self) -> Iterator[Instruction]:
+        for job, request in self._requests.items():
+            missing = sorted(set(range(request.count)) - set(self.uses(job)))
+            if missing and len(missing) <= self.free_slots():
+                for ordinal in missing:
+                    yield self._give(job, request, ordinal)
+
+    def _give(self, job: JobName, request: _Request, ordinal: int) -> Instruction:
+        slot = self._choose(job)
+        self._serial += 1
+        slot.become(SlotPhase.STARTING)
+        slot.use = _Use(job, request.attempt, ordinal, self._serial)
+        return StartSlotAt(
+            address=self._task_managers[slot.id.task_manager].address,
+            slot=slot.id,
+            serial=self._serial,
+            ordinal=ordinal,
+            job=job,
+            attempt=request.attempt,
+            jobmaster_address=request.jobmaster_address,
+        )
+
+    def _choose(self, job: JobName) -> _Slot:
+        """A free slot where the job has fewest, and of these where most are free."""
+
+        def burden(slot: _Slot) -> tuple[int, int, SlotId]:
+            beside = self._task_managers[slot.id.task_manager].slots
+            of_job = sum(1 for other in beside if other.use is not None and other.use.job == job)
+            used = sum(1 for other in beside if other.phase is not SlotPhase.FREE)
+            return (of_job, used, slot.id)
+
+        return min((slot for slot in self._slots() if slot.phase is SlotPhase.FREE), key=burden)
+
+    def _replace_local(self, now_ms: int) -> Iterator[Instruction]:
+        here = sum(1 for id_ in self._task_managers if self._is_local(id_))
+        for _ in range(self.local - here - len(self._starting)):
+            self._started += 1
+            id_ = TaskManagerId(f"{self._local_prefix}{self._started}")
+            self._starting[id_] = now_ms
+            yield StartTaskManager(id=id_, after_ms=self._backoff.pause_ms())
+
+    # --- looking up
+
+    @property
+    def _local_prefix(self) -> str:
+        return f"tm-{self.epoch}-"
+
+    def _is_local(self, id_: TaskManagerId) -> bool:
+        return id_.startswith(self._local_prefix)
+
+    def _slots(self) -> Iterator[_Slot]:
+        for tm in self._task_managers.values():
+            yield from tm.slots
+
+    def _find(self, id_: SlotId, serial: int) -> _Slot | None:
+        """The slot, if this use of it is still the present one."""
+        tm = self._task_managers.get(id_.task_manager)
+        if tm is None or not 0 <= id_.index < len(tm.slots):
+            return None
+        slot = tm.slots[id_.index]
+        return slot if slot.use is not None and slot.use.serial == serial else None

@@ -1,0 +1,360 @@
+"""What a TaskManager decides: which slot runs what, when a process is killed, when it ends itself.
+
+Theory of operation. A slot goes EMPTY -> FORKING -> RUNNING -> EMPTY by itself, or over KILLING when
+the JobManager stops it. Processes are the zygote's: this machine asks for a fork or a kill and hears of
+both, and of deaths, as events. Two facts about messages shape it: they may repeat or overtake each
+other, and the JobManager numbers its StartSlots with one growing serial. So per slot the highest
+serial that was started or stopped is kept, and a StartSlot that does not exceed it is an old one; a
+StopSlot is answered when the process is reaped, so that "Done" means that the slot is free.
+
+A TaskManager belongs to one JobManager, by leader epoch. It ends itself, and with it its slots, when
+that JobManager refuses it or has not answered for the timeout: it may have been replaced, and its
+slots with it. It is pure; `service.py` carries out what it says.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from tidegate.errors import check
+from tidegate.ids import LeaderEpoch, TaskManagerId
+from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.messages import (
+    Done,
+    Message,
+    Refused,
+    SlotExited,
+    StartSlot,
+    StopSlot,
+    TaskManagerHeartbeat,
+)
+
+RESEND_MS = 200
+"""Between two tries to report an exit: the JobMaster learns of a lost slot by it."""
+
+
+class SlotPhase(enum.Enum):
+    """The life of a slot."""
+
+    EMPTY = "empty"
+    FORKING = "forking"
+    RUNNING = "running"
+    KILLING = "killing"
+
+
+TRANSITIONS = frozenset(
+    {
+        (SlotPhase.EMPTY, SlotPhase.FORKING),  # StartSlot
+        (SlotPhase.FORKING, SlotPhase.RUNNING),  # the zygote forked it
+        (SlotPhase.FORKING, SlotPhase.KILLING),  # StopSlot: killed as soon as its pid is known
+        (SlotPhase.RUNNING, SlotPhase.KILLING),  # StopSlot
+        (SlotPhase.RUNNING, SlotPhase.EMPTY),  # it ended by itself, or something killed it
+        (SlotPhase.KILLING, SlotPhase.EMPTY),  # reaped
+    }
+)
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A message that waits for a reply under the number `ask`."""
+
+    ask: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """The slot's process exists."""
+
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The slot's process was reaped."""
+
+    index: int
+    pid: int
+    status: ExitStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteGone:
+    """The zygote ended."""
+
+    status: ExitStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replied:
+    """The JobManager's reply to a message of ours."""
+
+    message: Message
+    reply: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """A message of ours did not reach the JobManager, or its reply did not reach us."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatDue:
+    """A heartbeat interval has passed."""
+
+
+Event = Asked | Forked | Ended | ZygoteGone | Replied | Unanswered | HeartbeatDue
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer the message `ask`."""
+
+    ask: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkSlot:
+    """Have the zygote fork."""
+
+    start: StartSlot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillSlot:
+    """Have the zygote kill."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send to the JobManager after a pause; Replied or Unanswered follows."""
+
+    message: Message
+    after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """End this process."""
+
+    reason: str
+
+
+Instruction = Reply | ForkSlot | KillSlot | Send | End
+
+
+@dataclass(slots=True)
+class _Slot:
+    phase: SlotPhase = SlotPhase.EMPTY
+    start: StartSlot | None = None
+    pid: int = 0
+    serial: int = 0
+    """The highest that was started or stopped."""
+    starting: list[int] = field(default_factory=list)
+    """Asks that are answered at the fork."""
+    stopping: list[int] = field(default_factory=list)
+    """Asks that are answered at the end of the process."""
+
+    def become(self, phase: SlotPhase) -> None:
+        check((self.phase, phase) in TRANSITIONS, f"A slot goes from {self.phase} to {phase}.")
+        self.phase = phase
+
+
+class TaskManagerMachine:
+    """The slots of one TaskManager and its bond with one JobManager."""
+
+    def __init__(
+        self,
+        *,
+        id_: TaskManagerId,
+        epoch: LeaderEpoch,
+        slots: int,
+        silence_ms_max: int,
+        now_ms: int,
+    ) -> None:
+        self.id = id_
+        self.epoch = epoch
+        self._slots = [_Slot() for _ in range(slots)]
+        self._silence_ms_max = silence_ms_max
+        self._heard_ms = now_ms
+        self._heartbeat_under_way = False
+        self._ended = False
+
+    def handle(self, event: Event, now_ms: int) -> list[Instruction]:  # noqa: C901  # a case per event
+        """What is to be done about an event at a monotonic time in milliseconds."""
+        if self._ended:
+            return []
+        match event:
+            case Asked(ask=ask, message=StartSlot() as start):
+                return self._start(ask, start)
+            case Asked(ask=ask, message=StopSlot() as stop):
+                return self._stop(ask, stop)
+            case Asked(ask=ask, message=message):
+                return _refuse(ask, f"a TaskManager takes no {type(message).__name__}")
+            case Forked(index=index, pid=pid):
+                return self._forked(self._slots[index], pid)
+            case Ended(index=index, pid=pid, status=status):
+                return self._slot_ended(index, pid, status)
+            case ZygoteGone(status=status):
+                return self._end(f"the zygote ended with status {status}")
+            case Replied(message=message, reply=reply):
+                return self._replied(message, reply, now_ms)
+            case Unanswered(message=message):
+                return self._unanswered(message, now_ms)
+            case HeartbeatDue():
+                return self._beat(now_ms)
+
+    def running(self) -> dict[int, int]:
+        """Pids by slot index."""
+        return {index: slot.pid for index, slot in enumerate(self._slots) if slot.pid}
+
+    def validate(self) -> None:
+        """Check every slot's invariants."""
+        for index, slot in enumerate(self._slots):
+            where = f"slot {index} ({slot.phase.value})"
+            empty = slot.phase is SlotPhase.EMPTY
+            check(empty == (slot.start is None), f"{where}: runs something exactly if not empty")
+            check(slot.start is None or slot.start.serial <= slot.serial, f"{where}: old serial")
+            check(
+                not slot.starting or slot.phase is SlotPhase.FORKING, f"{where}: unanswered start"
+            )
+            check(not slot.stopping or slot.phase is SlotPhase.KILLING, f"{where}: unanswered stop")
+            knows_pid = slot.phase in {SlotPhase.RUNNING, SlotPhase.KILLING}
+            check(knows_pid or not slot.pid, f"{where}: a pid of no process")
+            check(slot.pid or slot.phase is not SlotPhase.RUNNING, f"{where}: runs without a pid")
+
+    def _start(self, ask: int, start: StartSlot) -> list[Instruction]:
+        slot = self._slot_of(start)
+        if isinstance(slot, str):
+            return _refuse(ask, slot)
+        if slot.start is not None and slot.start.serial == start.serial:  # came twice
+            if slot.phase is SlotPhase.FORKING:
+                slot.starting.append(ask)
+                return []
+            return [Reply(ask=ask, message=Done())]
+        if start.serial <= slot.serial:
+            return _refuse(ask, f"StartSlot {start.serial} is older than {slot.serial}")
+        if slot.start is not None:
+            return _refuse(ask, f"slot {start.index} runs {_name(slot.start)}")
+        slot.become(SlotPhase.FORKING)
+        slot.start = start
+        slot.serial = start.serial
+        slot.starting.append(ask)
+        return [ForkSlot(start=start)]
+
+    def _stop(self, ask: int, stop: StopSlot) -> list[Instruction]:
+        slot = self._slot_of(stop)
+        if isinstance(slot, str):
+            return _refuse(ask, slot)
+        slot.serial = max(slot.serial, stop.serial)
+        concerned = (
+            slot.start is not None
+            and slot.start.job == stop.job
+            and slot.start.attempt <= stop.attempt
+        )
+        if not concerned:
+            return [Reply(ask=ask, message=Done())]
+        slot.stopping.append(ask)
+        if slot.phase is SlotPhase.KILLING:
+            return []
+        known = slot.phase is SlotPhase.RUNNING
+        slot.become(SlotPhase.KILLING)
+        refused: list[Instruction] = [
+            Reply(ask=waiting, message=Refused(reason="the slot was stopped before it was forked"))
+            for waiting in slot.starting
+        ]
+        slot.starting.clear()
+        return [*refused, KillSlot(pid=slot.pid)] if known else refused
+
+    def _forked(self, slot: _Slot, pid: int) -> list[Instruction]:
+        check(slot.start is not None and not slot.pid, "A fork that nobody asked for.")
+        slot.pid = pid
+        if slot.phase is SlotPhase.KILLING:
+            return [KillSlot(pid=pid)]
+        slot.become(SlotPhase.RUNNING)
+        replies: list[Instruction] = [Reply(ask=ask, message=Done()) for ask in slot.starting]
+        slot.starting.clear()
+        return replies
+
+    def _slot_ended(self, index: int, pid: int, status: ExitStatus) -> list[Instruction]:
+        slot = self._slots[index]
+        start = slot.start
+        check(start is not None and slot.pid == pid, f"Slot {index} never ran process {pid}.")
+        if start is None:
+            return []
+        slot.become(SlotPhase.EMPTY)
+        slot.start = None
+        slot.pid = 0
+        replies: list[Instruction] = [Reply(ask=ask, message=Done()) for ask in slot.stopping]
+        slot.stopping.clear()
+        exited = SlotExited(
+            id=self.id,
+            epoch=self.epoch,
+            index=index,
+            job=start.job,
+            attempt=start.attempt,
+            pid=pid,
+            status=status,
+            serial=start.serial,
+        )
+        return [*replies, Send(message=exited)]
+
+    def _replied(self, message: Message, reply: Message, now_ms: int) -> list[Instruction]:
+        if isinstance(message, TaskManagerHeartbeat):
+            self._heartbeat_under_way = False
+        if isinstance(reply, Refused):
+            return self._end(f"the JobManager refuses this TaskManager: {reply.reason}")
+        self._heard_ms = now_ms
+        return []
+
+    def _unanswered(self, message: Message, now_ms: int) -> list[Instruction]:
+        if isinstance(message, TaskManagerHeartbeat):
+            self._heartbeat_under_way = False
+            return self._end_if_silent(now_ms)  # the next heartbeat is due anyway
+        return [*self._end_if_silent(now_ms), Send(message=message, after_ms=RESEND_MS)]
+
+    def _beat(self, now_ms: int) -> list[Instruction]:
+        end = self._end_if_silent(now_ms)
+        if end or self._heartbeat_under_way:
+            return end
+        self._heartbeat_under_way = True
+        return [Send(message=TaskManagerHeartbeat(id=self.id, epoch=self.epoch))]
+
+    def _end_if_silent(self, now_ms: int) -> list[Instruction]:
+        silent_ms = now_ms - self._heard_ms
+        if silent_ms <= self._silence_ms_max:
+            return []
+        return self._end(f"the JobManager has not answered for {silent_ms / 1000:.1f} s")
+
+    def _end(self, reason: str) -> list[Instruction]:
+        self._ended = True
+        return [End(reason=reason)]
+
+    def _slot_of(self, message: StartSlot | StopSlot) -> _Slot | str:
+        """The slot that the JobManager means, or why it may not say so."""
+        if message.epoch != self.epoch:
+            return f"leader epoch {message.epoch} is not {self.epoch}, the one this belongs to"
+        if not 0 <= message.index < len(self._slots):
+            return f"{self.id} has no slot {message.index}"
+        return self._slots[message.index]
+
+
+def _refuse(ask: int, reason: str) -> list[Instruction]:
+    return [Reply(ask=ask, message=Refused(reason=reason))]
+
+
+def _name(start: StartSlot) -> str:
+    return f"attempt {start.attempt} of job {start.job}"

@@ -1,0 +1,183 @@
+"""The TaskManager process: carries out what its machine says.
+
+It starts its zygote first (a quarter of a second of imports), then listens, registers, and is ready:
+forks asked for meanwhile wait in the zygote's socket. The main thread is the loop; RPC threads, the
+zygote's reader and worker threads only post to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from dataclasses import dataclass, field
+
+from tidegate.config import Config
+from tidegate.controlplane.loop import EventLoop, Question
+from tidegate.controlplane.taskmanager import machine as m
+from tidegate.errors import TidegateError
+from tidegate.ids import LeaderEpoch, TaskManagerId
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.processes import (
+    Processes,
+    SlotEnded,
+    SlotForked,
+    Zygote,
+    ZygoteEnded,
+    ZygoteEvent,
+    ZygoteReady,
+)
+from tidegate.ports.rpc import RpcClient
+from tidegate.protocol.messages import Message, Refused, RegisterTaskManager
+
+ENDED = 3
+"""Exit status of a TaskManager that ended itself: refused, cut off, or without its zygote."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SendDue:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ZygoteIsReady:
+    pid: int
+
+
+_Event = m.Event | Question["_Event"] | _SendDue | _ZygoteIsReady
+
+
+def run_taskmanager(
+    id_: TaskManagerId,
+    jobmanager_address: str,
+    epoch: LeaderEpoch,
+    slots: int,
+    config: Config,
+    drivers: Drivers,
+    processes: Processes,
+) -> int:
+    """Serve until the JobManager is lost; returns the exit status.
+
+    RpcError when it cannot register: whoever started it starts another.
+    """
+    loop: EventLoop[_Event] = EventLoop(drivers.clock)
+    zygote = processes.start_zygote(
+        {"task_manager": id_, "task_manager_pid": os.getpid()},
+        log=f"{id_}.zygote.log",
+        listener=lambda event: loop.post(_from_zygote(event)),
+    )
+    server = drivers.rpc.serve(lambda message: loop.ask(lambda question: question, message))
+    jobmanager = drivers.rpc.connect(jobmanager_address)
+    try:
+        reply = jobmanager.call(
+            RegisterTaskManager(
+                id=id_, epoch=epoch, address=server.address, slots=slots, pid=os.getpid()
+            )
+        )
+        if isinstance(reply, Refused):
+            _log.error("refused by the JobManager: %s", reply.reason)
+            return ENDED
+        service = _Service(
+            loop=loop,
+            zygote=zygote,
+            jobmanager=jobmanager,
+            heartbeat_s=config.cluster.heartbeat_interval / 1000,
+            machine=m.TaskManagerMachine(
+                id_=id_,
+                epoch=epoch,
+                slots=slots,
+                silence_ms_max=config.cluster.heartbeat_timeout,
+                now_ms=_ms(drivers),
+            ),
+            drivers=drivers,
+        )
+        _log.info("%s serves %d slots at %s", id_, slots, server.address)
+        loop.post(m.HeartbeatDue())
+        loop.run(service.handle)
+        return ENDED
+    finally:
+        loop.close()
+        zygote.close()
+        jobmanager.close()
+        server.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Service:
+    """The machine and what it gives instructions to."""
+
+    loop: EventLoop[_Event]
+    zygote: Zygote
+    jobmanager: RpcClient
+    heartbeat_s: float
+    machine: m.TaskManagerMachine
+    drivers: Drivers
+    _asks: dict[int, Question[_Event]] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def handle(self, event: _Event) -> None:
+        match event:
+            case Question():
+                ask = next(self._numbers)
+                self._asks[ask] = event
+                self._decide(m.Asked(ask=ask, message=event.message))
+            case _SendDue(message=message):
+                self._send(message)
+            case _ZygoteIsReady(pid=pid):
+                _log.info("zygote %d is ready", pid)
+            case m.HeartbeatDue():
+                self.loop.call_later(self.heartbeat_s, event)
+                self._decide(event)
+            case _:
+                self._decide(event)
+
+    def _decide(self, event: m.Event) -> None:
+        if isinstance(event, m.Forked | m.Ended | m.ZygoteGone):
+            _log.info("%s", event)
+        for instruction in self.machine.handle(event, _ms(self.drivers)):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: m.Instruction) -> None:
+        match instruction:
+            case m.Reply(ask=ask, message=message):
+                self._asks.pop(ask).answer(message)
+            case m.ForkSlot(start=start):
+                self.zygote.fork(start)
+            case m.KillSlot(pid=pid):
+                self.zygote.kill(pid)
+            case m.Send(message=message, after_ms=0):
+                self._send(message)
+            case m.Send(message=message, after_ms=after_ms):
+                self.loop.call_later(after_ms / 1000, _SendDue(message=message))
+            case m.End(reason=reason):
+                _log.error("this TaskManager ends: %s", reason)
+                self.loop.stop()
+
+    def _send(self, message: Message) -> None:
+        def failed(error: TidegateError) -> _Event:
+            _log.warning("%s", error)
+            return m.Unanswered(message=message)
+
+        self.loop.submit(
+            lambda: self.jobmanager.call(message),
+            lambda reply: m.Replied(message=message, reply=reply),
+            failed,
+        )
+
+
+def _from_zygote(event: ZygoteEvent) -> _Event:
+    match event:
+        case ZygoteReady(pid=pid):
+            return _ZygoteIsReady(pid=pid)
+        case SlotForked(index=index, pid=pid):
+            return m.Forked(index=index, pid=pid)
+        case SlotEnded(index=index, pid=pid, status=status):
+            return m.Ended(index=index, pid=pid, status=status)
+        case ZygoteEnded(status=status):
+            return m.ZygoteGone(status=status)
+
+
+def _ms(drivers: Drivers) -> int:
+    return int(drivers.clock.monotonic() * 1000)
