@@ -16,7 +16,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tidegate.checkpoint.alignment import Alignment, Block, TakeSnapshot, Unblock
+from tidegate.checkpoint.alignment import (
+    Alignment,
+    AlignmentInstruction,
+    Block,
+    InputEnded,
+    TakeSnapshot,
+    Unblock,
+)
 from tidegate.dataplane.operators.chain import Chain
 from tidegate.dataplane.runtime import Runtime
 from tidegate.elements import Barrier, Element, EndOfInput, RecordBatch
@@ -49,7 +56,7 @@ class Gate(Protocol):
 
     def next_element(self) -> tuple[int, Element] | None: ...
     def block(self, channel: int) -> None: ...
-    def unblock_all(self) -> None: ...
+    def unblock(self, channel: int) -> None: ...
 
 
 class Coordination(Protocol):
@@ -153,6 +160,7 @@ class SourceTask(_Subtask):
         super().__init__(runtime, chain, coordination)
         self.reader, self._splits = reader, splits
         self._emit = chain.from_source()
+        self._emit_dead_letters = chain.from_source(DEAD_LETTERS)
         self._pending: deque[RecordBatch] = deque()
         self._barriers: deque[Barrier] = deque()
         self._started = self._ended = self._final = False
@@ -164,19 +172,28 @@ class SourceTask(_Subtask):
             self._started = True
             self.reader.open(self._splits)
 
+    def reads(self) -> bool:
+        """Whether a step might read now, so that waiting for records makes sense."""
+        idle = not (self._pending or self._barriers or self._ended or self._final)
+        return self._started and idle and self.chain.writable()
+
+    def lag(self) -> int | None:
+        """Records between what was read and the ends of the partitions; None if not known."""
+        return self.reader.lag() if self._started else None
+
     def trigger(self, barrier: Barrier) -> None:
         """Queue a barrier; it is injected between two batches, after what was already read."""
         self._barriers.append(barrier)
 
     def step(self, timeout_s: float) -> bool:
         """Emit a batch that was read, inject a barrier, or read."""
-        if not self._started or self._final:
+        if not self._started:
             return False
         if self._barriers and not self._pending:
             # Also where a sink waits for a transaction slot: it has nothing to prepare then.
             self._inject(self._barriers.popleft())
             return True
-        if not self.chain.writable():
+        if self._final or not self.chain.writable():
             return False
         if self._pending:
             self._emit(self._pending.popleft())
@@ -206,11 +223,8 @@ class SourceTask(_Subtask):
 
     def _read(self, timeout_s: float) -> None:
         batches = self.reader.poll(timeout_s)
-        dead = self.reader.take_dead_letters()
-        if dead:
-            to_dead_letters = self.chain.from_source(DEAD_LETTERS)
-            for batch in dead:
-                to_dead_letters(batch)
+        for batch in self.reader.take_dead_letters():
+            self._emit_dead_letters(batch)
         for batch in batches:
             self.runtime.counters.records_in += len(batch)
         self._pending.extend(batches)
@@ -239,7 +253,6 @@ class InputTask(_Subtask):
         super().__init__(runtime, chain, coordination)
         self._gate, self._alignment = gate, alignment
         self._emit = chain.entry()
-        self._ended = False
 
     def step(self, timeout_s: float) -> bool:
         """Take one element off an unblocked channel; never waits."""
@@ -257,24 +270,24 @@ class InputTask(_Subtask):
                 self._carry_out(self._alignment.barrier(channel, element))
             case EndOfInput():
                 self._carry_out(self._alignment.end_of_input(channel))
-                if self._alignment.all_ended() and not self._ended:
-                    self._ended = True
-                    self._end_output()
         return True
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Stop aligning for it; late barriers of it start nothing."""
         self._carry_out(self._alignment.cancel(checkpoint))
 
-    def _carry_out(self, instructions: Sequence[Block | TakeSnapshot | Unblock]) -> None:
+    def _carry_out(self, instructions: Sequence[AlignmentInstruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Block(channel=channel):
                     self._gate.block(channel)
                 case TakeSnapshot(barrier=barrier):
                     self.take_snapshot(barrier)
-                case Unblock():
-                    self._gate.unblock_all()
+                case Unblock(channels=channels):
+                    for channel in channels:
+                        self._gate.unblock(channel)
+                case InputEnded():
+                    self._end_output()
 
 
 Task = SourceTask | InputTask

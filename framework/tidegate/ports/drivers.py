@@ -14,6 +14,7 @@ from tidegate.elements import Origin
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
+from tidegate.ports.exchange import Exchange
 from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
 from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.rpc import Rpc
@@ -76,4 +77,10 @@ class Drivers(Protocol):
 
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
         """An empty or existing store in `directory`; `backend` is `rocksdb` or `memory`."""
+        ...
+
+    def exchange(
+        self, *, job: str, attempt: int, ordinal: int, host: str | None = None
+    ) -> Exchange:
+        """A slot's end of all its connections, listening; see `ports/exchange.py`."""
         ...

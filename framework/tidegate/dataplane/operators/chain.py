@@ -19,7 +19,7 @@ from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import STATELESS, Emit, FusedSteps
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import InternalError
-from tidegate.graph.logical import MAIN, Graph, Node
+from tidegate.graph.logical import DEAD_LETTERS, MAIN, Graph, Node
 from tidegate.graph.plan import PlanEdge, Vertex
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -70,7 +70,7 @@ class Chain:
         head = graph.nodes[vertex.nodes[0]]
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
-            {port: self._outputs(head, port) for port in _source_ports(graph, head)}
+            {port: self._outputs(head, port) for port in (MAIN, DEAD_LETTERS)}
             if head.kind == "source"
             else {}
         )
@@ -162,10 +162,6 @@ class Chain:
             for edge, outlet in self._leaves.outlets
             if edge.source_node == node.id and edge.port == port
         ]
-
-
-def _source_ports(graph: Graph, source: Node) -> list[str]:
-    return sorted({MAIN, *(edge.port for _, edge in graph.consumers(source.id))})
 
 
 def _fan_out(emits: Sequence[Emit]) -> Emit:

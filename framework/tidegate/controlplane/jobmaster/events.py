@@ -1,0 +1,240 @@
+"""What the job machine is told and what it asks for: its states, events and instructions.
+
+Data without behaviour. The JobMaster's shell makes the events and carries out the instructions;
+`machine.py` stands between them and says when which is right.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.errors import TidegateError
+from tidegate.ids import Attempt, SlotId, SubtaskId
+
+
+class JobState(enum.Enum):
+    """Where a job stands; `ENDED` are terminal."""
+
+    CREATED = "created"
+    RECOVERING = "recovering"
+    BACKING_OFF = "backing off"
+    WAITING_FOR_SLOTS = "waiting for slots"
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    CLOSING = "closing"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    DEPOSED = "deposed"
+
+
+ENDED: Final = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED, JobState.DEPOSED})
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The JobMaster process is up and has its submission."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """The journal holds our claim; its number is the attempt."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """Settled and fenced. `final`: this same submit has already published its last checkpoint."""
+
+    attempt: Attempt
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFailed:
+    """The claim, the settling or the fencing could not be done."""
+
+    error: TidegateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRegistered:
+    """A slot process of the attempt is up."""
+
+    attempt: Attempt
+    ordinal: int
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGone:
+    """A slot process of the attempt ended, or its TaskManager did."""
+
+    attempt: Attempt
+    slot: SlotId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReady:
+    """The slot has restored its state and opened its functions."""
+
+    attempt: Attempt
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsOverdue:
+    """The attempt has waited for its slots as long as a job may."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackedOff:
+    """The restart delay of the attempt has passed."""
+
+    attempt_before: Attempt | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed:
+    """A subtask, a checkpoint, a publication or a commit failed: the attempt cannot go on."""
+
+    attempt: Attempt
+    error: TidegateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputEnded:
+    """A subtask has processed the last record of a bounded run."""
+
+    attempt: Attempt
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """By the user: with a final checkpoint, or by canceling."""
+
+    final_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalCheckpointCommitted:
+    """The final checkpoint is published and its transactions are ended."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """Settled, fenced, and `closed` is in the journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseFailed:
+    """The journal could not be closed: the outcome stands, the next submit settles."""
+
+    error: TidegateError
+
+
+Event = (
+    Begin
+    | Claimed
+    | Recovered
+    | RecoveryFailed
+    | SlotRegistered
+    | SlotGone
+    | SlotReady
+    | SlotsOverdue
+    | BackedOff
+    | AttemptFailed
+    | InputEnded
+    | StopRequested
+    | FinalCheckpointCommitted
+    | Closed
+    | CloseFailed
+)
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recover:
+    """Claim, settle, fence: `Claimed` and then `Recovered` follow, or `RecoveryFailed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskForSlots:
+    """Request the slots of the attempt; older ones of the job are released by it."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploySlots:
+    """Tell every registered slot what to run."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Start the sources and the checkpoints."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeFinalCheckpoint:
+    """As soon as possible, repeated until one is published."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAttempt:
+    """Forget the attempt's slots, checkpoints and timers."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackOff:
+    """`BackedOff` after this delay."""
+
+    delay_s: float
+    attempt_before: Attempt | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """Settle, fence, write `closed`: the job ends as `outcome`."""
+
+    outcome: JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """End the process; the state and error to report are the machine's."""
+
+
+Instruction = (
+    Recover
+    | AskForSlots
+    | DeploySlots
+    | Run
+    | TakeFinalCheckpoint
+    | EndAttempt
+    | BackOff
+    | Close
+    | Leave
+)

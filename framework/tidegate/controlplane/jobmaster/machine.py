@@ -1,0 +1,309 @@
+"""The life of a job, as a pure machine: events in, instructions out.
+
+Theory of operation. A job lives in attempts. Each begins with `Recover`: claim the journal, settle what
+the last publication names, fence what older attempts left, which also frees their readers; only then is
+anything deployed. Slots are asked for as soon as the claim has given the attempt its number, so that
+processes start while the brokers are asked. A failure of any part ends the whole attempt; the restart
+strategy says how long to wait, and the wait runs beside the next recovery: what is published becomes
+visible at once, however long the back-off. The job ends through `Close`, which settles and fences once
+more and writes the journal's `closed`.
+
+The machine knows no journal, no Kafka and no process; `service.py` carries its instructions out. It
+does not decide when checkpoints are taken (`checkpoint/coordinator`), only that they begin, and that
+the last one is final. Events of another attempt than the live one change nothing (invariant 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from tidegate.controlplane.jobmaster.events import (
+    ENDED,
+    AskForSlots,
+    AttemptFailed,
+    BackedOff,
+    BackOff,
+    Begin,
+    Claimed,
+    Close,
+    Closed,
+    CloseFailed,
+    DeploySlots,
+    EndAttempt,
+    Event,
+    FinalCheckpointCommitted,
+    InputEnded,
+    Instruction,
+    JobState,
+    Leave,
+    Recover,
+    Recovered,
+    RecoveryFailed,
+    Run,
+    SlotGone,
+    SlotReady,
+    SlotRegistered,
+    SlotsOverdue,
+    StopRequested,
+    TakeFinalCheckpoint,
+)
+from tidegate.errors import (
+    DeposedError,
+    Domain,
+    ExternalError,
+    InternalError,
+    Retry,
+    TidegateError,
+)
+from tidegate.ids import Attempt, SlotId, SubtaskId
+
+_MOVES: Final[dict[JobState, frozenset[JobState]]] = {
+    JobState.CREATED: frozenset({JobState.RECOVERING}),
+    JobState.RECOVERING: frozenset(
+        {
+            JobState.BACKING_OFF,
+            JobState.WAITING_FOR_SLOTS,
+            JobState.DEPLOYING,
+            JobState.CLOSING,
+        }
+    ),
+    JobState.BACKING_OFF: frozenset(
+        {
+            JobState.WAITING_FOR_SLOTS,
+            JobState.DEPLOYING,
+            JobState.RECOVERING,
+            JobState.CLOSING,
+        }
+    ),
+    JobState.WAITING_FOR_SLOTS: frozenset(
+        {JobState.DEPLOYING, JobState.RECOVERING, JobState.CLOSING}
+    ),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.CLOSING}),
+    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.RECOVERING, JobState.CLOSING}),
+    JobState.STOPPING: frozenset({JobState.CLOSING, JobState.RECOVERING}),
+    JobState.CLOSING: frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED}),
+}
+"""Every legal move but two: any state may fail for good or be deposed until it has ended."""
+
+
+NextDelay = Callable[[TidegateError], float | None]
+"""The restart strategy: seconds until the next attempt, or None when there is none."""
+
+
+class JobMachine:
+    """One job. `slots` is how many it needs, `subtasks` who must end before a bounded job does."""
+
+    def __init__(
+        self, *, slots: int, subtasks: frozenset[SubtaskId], next_delay: NextDelay
+    ) -> None:
+        self.state = JobState.CREATED
+        self.attempt: Attempt | None = None
+        self.restarts = 0
+        self.error: TidegateError | None = None
+        """Why the last attempt ended; of a failed job, why it failed."""
+        self._slots_needed, self._subtasks, self._next_delay = slots, subtasks, next_delay
+        self._slots: dict[int, SlotId] = {}
+        self._ready: set[int] = set()
+        self._ended: set[SubtaskId] = set()
+        self._outcome: JobState | None = None
+        self._stop: StopRequested | None = None
+        self._backing_off = False
+
+    @property
+    def slots_missing(self) -> int:
+        """Slots of the live attempt that have not registered."""
+        return self._slots_needed - len(self._slots)
+
+    def handle(self, event: Event) -> list[Instruction]:  # noqa: C901 - one arm for each event
+        """Take one event; what comes back is to be carried out in order."""
+        if self.state in ENDED or self._is_stale(event):
+            return []
+        match event:
+            case Begin():
+                return self._move(JobState.RECOVERING, Recover())
+            case Claimed():
+                self.attempt = event.attempt
+                return [AskForSlots(attempt=event.attempt)]
+            case Recovered():
+                return self._recovered(event)
+            case RecoveryFailed():
+                return self._failed(event.error)
+            case SlotRegistered():
+                self._slots[event.ordinal] = event.slot
+                waits = self.state is JobState.WAITING_FOR_SLOTS
+                return self._deploy_when_complete() if waits else []
+            case SlotGone():
+                return self._slot_gone(event)
+            case SlotReady():
+                return self._slot_ready(event)
+            case SlotsOverdue():
+                return self._slots_overdue()
+            case BackedOff():
+                return self._backed_off()
+            case AttemptFailed():
+                return self._failed(event.error)
+            case InputEnded():
+                return self._input_ended(event)
+            case StopRequested():
+                return self._stop_requested(event)
+            case FinalCheckpointCommitted():
+                return self._close(JobState.FINISHED)
+            case Closed():
+                return self._end(self._outcome)
+            case CloseFailed():
+                self.error = self.error or event.error
+                return self._end(self._outcome)
+        assert_never(event)
+
+    def validate(self) -> None:
+        """Re-check what must hold between events; InternalError if it does not."""
+        live = self.state in {JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING}
+        if live and (self.attempt is None or self.slots_missing):
+            message = f"the job is {self.state.value} without an attempt or with slots missing"
+            raise InternalError(message)
+        if not self._ready <= self._slots.keys():
+            message = "a slot is ready that never registered"
+            raise InternalError(message)
+
+    def _is_stale(self, event: Event) -> bool:
+        attempt = getattr(event, "attempt", None)
+        if isinstance(event, Claimed | Recovered | RecoveryFailed):
+            return self.state is not JobState.RECOVERING
+        if isinstance(event, Closed | CloseFailed):
+            return self.state is not JobState.CLOSING
+        if isinstance(event, BackedOff):
+            return not self._backing_off
+        return attempt is not None and attempt != self.attempt
+
+    def _recovered(self, event: Recovered) -> list[Instruction]:
+        if event.final or self._stop is not None:
+            canceled = self._stop is not None and not self._stop.final_checkpoint
+            return self._close(JobState.CANCELED if canceled else JobState.FINISHED)
+        if self._backing_off:
+            return self._move(JobState.BACKING_OFF)
+        return self._deploy_when_complete()
+
+    def _backed_off(self) -> list[Instruction]:
+        self._backing_off = False
+        if self.state is not JobState.BACKING_OFF:
+            return []  # the recovery takes longer than the wait
+        if self.attempt is None:
+            return self._move(JobState.RECOVERING, Recover())
+        return self._deploy_when_complete()
+
+    def _deploy_when_complete(self) -> list[Instruction]:
+        attempt = self._live()
+        if self.slots_missing:
+            if self.state is JobState.WAITING_FOR_SLOTS:
+                return []
+            return self._move(JobState.WAITING_FOR_SLOTS)
+        return self._move(JobState.DEPLOYING, DeploySlots(attempt=attempt))
+
+    def _slot_ready(self, event: SlotReady) -> list[Instruction]:
+        self._ready.add(event.ordinal)
+        if self.state is not JobState.DEPLOYING or len(self._ready) < self._slots_needed:
+            return []
+        return self._move(JobState.RUNNING, Run(attempt=event.attempt))
+
+    def _slot_gone(self, event: SlotGone) -> list[Instruction]:
+        ordinal = next((o for o, slot in self._slots.items() if slot == event.slot), None)
+        if ordinal is not None and self.state in {
+            JobState.RECOVERING,
+            JobState.BACKING_OFF,
+            JobState.WAITING_FOR_SLOTS,
+        }:
+            # Nothing is deployed yet: the ResourceManager brings another one.
+            del self._slots[ordinal]
+            return []
+        if self.state in {JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING}:
+            return self._failed(ExternalError(f"Slot {event.slot} was lost: {event.reason}."))
+        return []
+
+    def _slots_overdue(self) -> list[Instruction]:
+        if self.state is not JobState.WAITING_FOR_SLOTS:
+            return []
+        have = len(self._slots)
+        error = ExternalError(
+            f"The job needs {self._slots_needed} slots and got {have} within "
+            "cluster.slot_request_timeout. Start more TaskManagers, or submit it with a smaller "
+            "parallelism."
+        )
+        return self._failed(error)
+
+    def _input_ended(self, event: InputEnded) -> list[Instruction]:
+        self._ended.add(event.subtask)
+        if self.state is not JobState.RUNNING or self._ended != self._subtasks:
+            return []
+        return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=event.attempt))
+
+    def _stop_requested(self, event: StopRequested) -> list[Instruction]:
+        if self._stop is None or not event.final_checkpoint:
+            self._stop = event
+        if self.state in {JobState.CREATED, JobState.RECOVERING, JobState.CLOSING}:
+            return []  # the recovery is finished first: what is published must become visible
+        if not event.final_checkpoint:
+            return self._close(JobState.CANCELED)
+        if self.state is JobState.RUNNING:
+            return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=self._live()))
+        if self.state is JobState.STOPPING:
+            return []
+        return self._close(JobState.FINISHED)  # nothing ran since the last publication
+
+    def _failed(self, error: TidegateError) -> list[Instruction]:
+        self.error = error
+        if isinstance(error, DeposedError):
+            return self._end(JobState.DEPOSED)
+        if self.state is JobState.CLOSING:
+            return []
+        ended: list[Instruction] = []
+        if self.attempt is not None:
+            ended = [EndAttempt(attempt=self.attempt)]
+        before = self.attempt
+        delay_s = None if _is_hopeless(error) else self._next_delay(error)
+        in_recovery = self.state is JobState.RECOVERING
+        self._forget_attempt()
+        if delay_s is None:
+            # A recovery that failed for good has nothing that could be closed.
+            last = self._end(JobState.FAILED) if in_recovery else self._close(JobState.FAILED)
+            return ended + last
+        self.restarts += 1
+        self._backing_off = True
+        back_off = BackOff(delay_s=delay_s, attempt_before=before)
+        if in_recovery:  # what just failed is not tried again before the wait is over
+            return ended + self._move(JobState.BACKING_OFF, back_off)
+        return ended + self._move(JobState.RECOVERING, back_off, Recover())
+
+    def _forget_attempt(self) -> None:
+        self.attempt = None
+        self._slots.clear()
+        self._ready.clear()
+        self._ended.clear()
+
+    def _close(self, outcome: JobState) -> list[Instruction]:
+        self._outcome = outcome
+        return self._move(JobState.CLOSING, Close(outcome=outcome))
+
+    def _end(self, outcome: JobState | None) -> list[Instruction]:
+        self.state = outcome or JobState.FAILED
+        return [Leave()]
+
+    def _move(self, to: JobState, *instructions: Instruction) -> list[Instruction]:
+        if to not in _MOVES[self.state]:
+            message = f"a job that is {self.state.value} cannot become {to.value}"
+            raise InternalError(message)
+        self.state = to
+        return list(instructions)
+
+    def _live(self) -> Attempt:
+        if self.attempt is None:
+            message = f"a job that is {self.state.value} has no attempt"
+            raise InternalError(message)
+        return self.attempt
+
+
+def _is_hopeless(error: TidegateError) -> bool:
+    """Errors that another attempt would only repeat: the user's that are not about one record's
+    processing, lost data, corrupt checkpoints, and bugs of ours.
+    """
+    return error.retry is Retry.NO or error.domain is Domain.INTERNAL

@@ -1,0 +1,155 @@
+"""A slot's subtasks, built from its deployment.
+
+The graph is built anew from the user's class and compared with what was submitted, the plan is
+computed from it, and for each vertex the slot's subtask gets its reader or gate, its operators, its
+restored state and its sinks. Called once per attempt, in the mailbox thread; restoring may take as
+long as the files take to arrive (heartbeats go on in their own thread).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from tidegate.api.kafka import KafkaSink, KafkaSource
+from tidegate.api.keys import key_encoder
+from tidegate.api.rebuild import rebuild
+from tidegate.api.wire import column_codec
+from tidegate.checkpoint.alignment import Alignment
+from tidegate.config import Config
+from tidegate.dataplane.channels.slot_channels import SlotChannels
+from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.operators.keyed import KeyedStateLike
+from tidegate.dataplane.runtime import Action, Counters, Runtime
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sources.kafka import KafkaSourceReader
+from tidegate.dataplane.state.step import open_step_state
+from tidegate.dataplane.task import Coordination, InputTask, SourceTask, Task
+from tidegate.errors import ExchangeError
+from tidegate.graph.logical import Node
+from tidegate.graph.plan import Vertex, plan
+from tidegate.ids import SubtaskId, SubtaskIndex, Uid
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.exchange import Exchange
+from tidegate.ports.kafka import TransactionLog
+from tidegate.protocol.messages import Deploy, RestoredState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the slot gives to all of its subtasks."""
+
+    config: Config
+    drivers: Drivers
+    exchange: Exchange
+    counters: Counters
+    local: Path
+    post: Callable[[Action], None]
+    run_io: Callable[[Action], None]
+    fail: Callable[[BaseException], None]
+    lost_peer: Callable[[ExchangeError], None]
+    coordination: Coordination
+
+
+class Assembly:
+    """Builds the subtasks of one deployment."""
+
+    def __init__(self, deploy: Deploy, surroundings: Surroundings) -> None:
+        self._deploy, self._around = deploy, surroundings
+        submission = deploy.submission
+        self._pipeline, self._graph = rebuild(
+            submission.reference,
+            submission.working_folder,
+            submission.params,
+            fingerprint=submission.fingerprint,
+            digest=submission.code_digest,
+            python_version=submission.python_version,
+        )
+        self._plan = plan(self._graph, submission.parallelism, submission.max_parallelism)
+        config = surroundings.config
+        kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
+        self._transactions: TransactionLog = surroundings.drivers.transaction_log(kafka)
+        storage = Path(submission.working_folder, config.checkpoint.storage)
+        is_url = "://" in config.checkpoint.storage
+        self._blobs: BlobStore = surroundings.drivers.blob_store(
+            config.checkpoint.storage if is_url else str(storage)
+        )
+        self._channels = SlotChannels(
+            self._plan,
+            self._graph,
+            ordinal=deploy.ordinal,
+            channel_credits=config.exchange.credits,
+            exchange=surroundings.exchange,
+            column_codec=column_codec,
+            key_encoder=key_encoder,
+        )
+
+    def tasks(self) -> list[Task]:
+        """All subtasks, downstream ones first, so that what was read makes room before more is read."""
+        tasks = [self._task(vertex) for vertex in reversed(self._plan.vertices)]
+        self._channels.connect(
+            self._deploy.peers,
+            post=self._around.post,
+            on_lost=lambda _, error: self._around.lost_peer(error),
+        )
+        return tasks
+
+    def _task(self, vertex: Vertex) -> Task:
+        runtime = self._runtime(vertex)
+        head = self._graph.nodes[vertex.nodes[0]]
+        chain = Chain(
+            self._pipeline.__name__,
+            self._graph,
+            vertex,
+            Leaves(
+                outlets=self._channels.outlets(vertex.id),
+                make_sink=lambda node: self._sink(node, runtime),
+                make_state=lambda node: self._state(node, runtime),
+            ),
+        )
+        if head.kind == "source":
+            return self._source_task(head, runtime, chain)
+        gate = self._channels.gate(vertex.id)
+        alignment = Alignment(len(gate), self._around.config.checkpoint.mode)
+        return InputTask(runtime, chain, self._around.coordination, gate, alignment)
+
+    def _source_task(self, head: Node, runtime: Runtime, chain: Chain) -> SourceTask:
+        source = cast("KafkaSource[object]", head.declaration)
+        reader = KafkaSourceReader(source, Uid(head.id), runtime)
+        splits = [split for split in self._deploy.splits if split.source == head.id]
+        return SourceTask(runtime, chain, self._around.coordination, reader, splits)
+
+    def _sink(self, node: Node, runtime: Runtime) -> KafkaSinkWriter:
+        return KafkaSinkWriter(cast("KafkaSink[object]", node.declaration), Uid(node.id), runtime)
+
+    def _state(self, node: Node, runtime: Runtime) -> KeyedStateLike:
+        restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))
+        return open_step_state(node, runtime, restored.snapshots)
+
+    def _runtime(self, vertex: Vertex) -> Runtime:
+        deploy, around = self._deploy, self._around
+        local = around.local / vertex.id
+        local.mkdir()
+        return Runtime(
+            job=deploy.job,
+            journal=deploy.journal,
+            attempt=deploy.attempt,
+            subtask=SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal)),
+            parallelism=deploy.submission.parallelism,
+            max_parallelism=deploy.submission.max_parallelism,
+            config=around.config,
+            drivers=around.drivers,
+            blobs=self._blobs,
+            local=local,
+            transactions=self._transactions,
+            transaction_timeout_ms=deploy.transaction_timeout_ms,
+            warm_producers=deploy.warm_producers,
+            transaction_slots=deploy.transaction_slots,
+            post=around.post,
+            run_io=around.run_io,
+            fail=around.fail,
+            counters=around.counters,
+        )

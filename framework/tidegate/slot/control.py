@@ -1,0 +1,89 @@
+"""The slot's line to its JobMaster: messages out in order, a heartbeat, and the attempt's fence in.
+
+Messages go out from one thread, so that an acknowledgement never overtakes an earlier one; each is
+repeated until the JobMaster has taken or refused it. A slot whose JobMaster refuses it, or is silent
+for the heartbeat timeout, ends its process: whatever it did since the last checkpoint is done again by
+another attempt, and it must not go on as a zombie longer than it takes to notice.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from tidegate.config import Config
+from tidegate.errors import RpcError
+from tidegate.ids import Attempt, JobName
+from tidegate.ports.clock import Clock
+from tidegate.ports.rpc import RpcClient
+from tidegate.protocol.messages import Message, Refused, SlotHeartbeat, SlotMetrics
+
+_RETRY_PAUSE_S = 0.05
+"""Between two tries of an undelivered message: a JobMaster's restart takes some 0.2 s."""
+
+_log = structlog.get_logger()
+
+
+class ControlLine:
+    """Sends the slot's messages. `abandon` is called, once, when the JobMaster is lost or refuses us."""
+
+    def __init__(
+        self,
+        *,
+        client: RpcClient,
+        clock: Clock,
+        config: Config,
+        abandon: Callable[[str], None],
+    ) -> None:
+        self._client, self._clock, self._abandon = client, clock, abandon
+        self._interval_s = config.cluster.heartbeat_interval / 1000
+        self._timeout_s = config.cluster.heartbeat_timeout / 1000
+        self._outgoing: queue.SimpleQueue[tuple[Message, Callable[[], None] | None]] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._send_all, name="control", daemon=True).start()
+
+    def send(self, message: Message, then: Callable[[], None] | None = None) -> None:
+        """Deliver in order; `then` is called in the sending thread once it was taken."""
+        self._outgoing.put((message, then))
+
+    def start_heartbeat(
+        self, job: JobName, attempt: Attempt, ordinal: int, metrics: Callable[[], SlotMetrics]
+    ) -> None:
+        """Report metrics every heartbeat interval, from a thread of its own."""
+
+        def beat() -> None:
+            pause = threading.Event()
+            while not pause.wait(self._interval_s):
+                message = SlotHeartbeat(
+                    job=job, attempt=attempt, ordinal=ordinal, metrics=metrics()
+                )
+                self._deliver(message)
+
+        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+    def _send_all(self) -> None:
+        while True:
+            message, then = self._outgoing.get()
+            if self._deliver(message) and then is not None:
+                then()
+
+    def _deliver(self, message: Message) -> bool:
+        """Repeat until answered. False if the JobMaster refused it or stayed silent."""
+        give_up = self._clock.monotonic() + self._timeout_s
+        while True:
+            try:
+                reply = self._client.call(message, timeout_s=self._timeout_s / 3)
+            except RpcError as error:
+                if self._clock.monotonic() >= give_up:
+                    self._abandon(f"the JobMaster does not answer: {error}")
+                    return False
+                self._clock.sleep(_RETRY_PAUSE_S)
+                continue
+            if isinstance(reply, Refused):
+                self._abandon(f"the JobMaster refused {type(message).__name__}: {reply.reason}")
+                return False
+            return True

@@ -1,0 +1,355 @@
+"""The main of a slot process: one loop that runs the slot's subtasks in turn, a batch at a time.
+
+A slot is forked by its TaskManager for one attempt of one job. It listens for control messages and for
+its peers, registers with the JobMaster, builds its subtasks when it is deployed, runs them until the
+attempt ends, and leaves. It decides nothing about checkpoints or restarts.
+
+Threads: the mailbox thread (this loop) runs everything of the data plane; gRPC threads check the
+attempt and post; I/O threads flush, describe and upload, and post; the exchange has one of its own.
+The first failure of any of them ends the attempt: it is told to the JobMaster, and the process leaves.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from tidegate.config import Config
+from tidegate.dataplane.runtime import Counters
+from tidegate.dataplane.task import SourceTask, Task
+from tidegate.elements import Barrier
+from tidegate.errors import ExchangeError, TidegateError
+from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.exchange import Exchange
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointAborted,
+    CheckpointCompleted,
+    CloseTasks,
+    Deploy,
+    Done,
+    InputEnded,
+    Message,
+    Refused,
+    RegisterSlot,
+    SlotMetrics,
+    StartSlot,
+    StartSources,
+    TaskFailed,
+    TasksReady,
+    TransactionsFreed,
+    TriggerCheckpoint,
+)
+from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.slot.assembly import Assembly, Surroundings
+from tidegate.slot.control import ControlLine
+from tidegate.slot.mailbox import Action, Mailbox
+
+IDLE_WAIT_MIN_S: Final = 0.002
+IDLE_WAIT_MAX_S: Final = 0.02
+"""How long an idle slot waits for records or posts: doubled from the first to the second, so that a
+slot with some work reacts within milliseconds and one without wakes 50 times a second."""
+
+FLUSH_INTERVAL_S: Final = 0.01
+"""A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
+
+LOST_PEER_GRACE_S: Final = 2.0
+"""A peer that is gone was most likely killed, or failed first: its own story reaches the JobMaster
+sooner and is the better one. Ours is told after this time, should no other have ended the attempt."""
+
+IO_THREADS: Final = 8
+"""Flushes, describes and uploads of one slot at once: a few sinks and states, each with one."""
+
+_log = structlog.get_logger()
+
+
+def run_slot(
+    start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
+) -> int:
+    """Run the slot until its attempt ends; the exit code of the process."""
+    slot = Slot(start, drivers, SlotId(task_manager, start.index), task_manager_pid)
+    return slot.run()
+
+
+class Slot:
+    """One attempt's part of a job in this process."""
+
+    def __init__(
+        self, start: StartSlot, drivers: Drivers, slot: SlotId, task_manager_pid: int
+    ) -> None:
+        self._start, self._drivers, self._slot = start, drivers, slot
+        self._task_manager_pid = task_manager_pid
+        self._config = Config.from_dict(start.settings)
+        self._mailbox = Mailbox()
+        self._counters = Counters()
+        self._io = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="io")
+        self._tasks: list[Task] = []
+        self._sources: list[SourceTask] = []
+        self._failed = False
+        self._exit_code: int | None = None
+        self._lag: int | None = None
+        self._local = Path(tempfile.gettempdir())
+        self._exchange: Exchange | None = None
+        self._control = ControlLine(
+            client=drivers.rpc.connect(start.jobmaster_address),
+            clock=drivers.clock,
+            config=self._config,
+            abandon=self._abandon,
+        )
+
+    def run(self) -> int:
+        """Register, then loop until the attempt ends."""
+        self._local = self._local_folder()
+        server = self._drivers.rpc.serve(self._handle)
+        start = self._start
+        exchange = self._exchange = self._drivers.exchange(
+            job=start.job, attempt=start.attempt, ordinal=start.ordinal
+        )
+        self._control.send(
+            RegisterSlot(
+                job=start.job,
+                attempt=start.attempt,
+                ordinal=start.ordinal,
+                slot=self._slot,
+                pid=os.getpid(),
+                task_manager_pid=self._task_manager_pid,
+                address=server.address,
+                exchange_address=exchange.address,
+            )
+        )
+        self._control.start_heartbeat(start.job, start.attempt, start.ordinal, self._metrics)
+        # What was imported lives as long as the process; batches are short-lived and acyclic.
+        gc.freeze()
+        gc.set_threshold(200_000, 50, 50)
+        try:
+            self._loop()
+        finally:
+            exchange.close()
+            shutil.rmtree(self._local, ignore_errors=True)
+        return self._exit_code or 0
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        wait_s = IDLE_WAIT_MIN_S
+        clock = self._drivers.clock
+        flush_at = clock.monotonic() + FLUSH_INTERVAL_S
+        while self._exit_code is None:
+            self._guarded(self._mailbox.run_posted, None)
+            worked = False
+            for task in self._tasks:
+                worked |= self._step(task, 0.0)
+            now = clock.monotonic()
+            if not worked or now >= flush_at:
+                for task in self._tasks:
+                    self._guarded(task.flush, task.subtask)
+                flush_at = now + FLUSH_INTERVAL_S
+            if worked:
+                wait_s = IDLE_WAIT_MIN_S
+            else:
+                self._wait(wait_s)
+                wait_s = min(wait_s * 2, IDLE_WAIT_MAX_S)
+
+    def _step(self, task: Task, timeout_s: float) -> bool:
+        if self._failed:
+            return False
+        try:
+            return task.step(timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt and is reported
+            self._fail(error, task.subtask)
+            return False
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for records, or for posts where no source can read."""
+        readable = [source for source in self._sources if source.reads()]
+        if not readable or self._failed:
+            self._mailbox.wait(timeout_s)
+            return
+        for source in readable:
+            self._step(source, timeout_s / len(readable))
+
+    def _guarded(self, action: Action, subtask: SubtaskId | None) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt and is reported
+            self._fail(error, subtask)
+
+    # --- control messages -----------------------------------------------------------------------
+
+    def _handle(self, message: Message) -> Message:
+        """In an RPC thread: check the attempt, post the rest."""
+        start = self._start
+        job, attempt = getattr(message, "job", None), getattr(message, "attempt", None)
+        if (job, attempt) != (start.job, start.attempt):
+            return Refused(reason=f"this slot runs attempt {start.attempt} of {start.job}")
+        self._mailbox.post(lambda: self._obey(message))
+        return Done()
+
+    def _obey(self, message: Message) -> None:
+        if self._failed and not isinstance(message, CloseTasks):
+            return
+        match message:
+            case Deploy():
+                self._deploy(message)
+            case StartSources():
+                for source in self._sources:
+                    source.start()
+            case TriggerCheckpoint():
+                for source in self._sources:
+                    source.trigger(Barrier(message.checkpoint, final=message.final))
+            case CheckpointCompleted():
+                for task in self._tasks:
+                    task.checkpoint_completed(message.checkpoint, message.ended)
+            case CheckpointAborted():
+                for task in self._tasks:
+                    task.checkpoint_aborted(message.checkpoint)
+            case TransactionsFreed():
+                for task in self._tasks:
+                    task.transactions_freed(message.freed)
+            case CloseTasks():
+                self._leave(0)
+            case _:
+                _log.warning("a slot got a message that is not for it", kind=type(message).__name__)
+
+    def _deploy(self, deploy: Deploy) -> None:
+        if self._tasks:
+            return  # repeated delivery
+        assembly = Assembly(
+            deploy,
+            Surroundings(
+                config=self._config,
+                drivers=self._drivers,
+                exchange=self._required_exchange(),
+                counters=self._counters,
+                local=self._local,
+                post=self._mailbox.post,
+                run_io=self._run_io,
+                fail=self._fail_from_anywhere,
+                lost_peer=self._lost_peer,
+                coordination=self,
+            ),
+        )
+        self._tasks = assembly.tasks()
+        self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
+        for task in self._tasks:
+            task.chain.open()
+        self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
+
+    # --- what subtasks report (Coordination) -------------------------------------------------------
+
+    def acknowledge(
+        self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
+    ) -> None:
+        """A subtask's part of a checkpoint is durable."""
+        self._send(
+            AcknowledgeCheckpoint(
+                job=self._start.job,
+                attempt=self._start.attempt,
+                checkpoint=checkpoint,
+                snapshot=snapshot,
+                sync_ms=sync_ms,
+            )
+        )
+
+    def input_ended(self, subtask: SubtaskId) -> None:
+        """A subtask has processed the last record of a bounded run."""
+        self._send(InputEnded(job=self._start.job, attempt=self._start.attempt, subtask=subtask))
+
+    # --- failures and the end -------------------------------------------------------------------
+
+    def _fail_from_anywhere(self, error: BaseException) -> None:
+        self._mailbox.post(lambda: self._fail(error, None))
+
+    def _lost_peer(self, error: ExchangeError) -> None:
+        self._run_io(lambda: self._tell_lost_peer(error))
+
+    def _tell_lost_peer(self, error: ExchangeError) -> None:
+        self._drivers.clock.sleep(LOST_PEER_GRACE_S)
+        self._fail_from_anywhere(error)
+
+    def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
+        """Tell the JobMaster why, close the user's functions, and leave. The first failure counts."""
+        if self._failed:
+            return
+        self._failed = True
+        report = ErrorReport.of(error)
+        _log.error("the attempt failed in this slot", subtask=str(subtask), **_story(report))
+        self._control.send(
+            TaskFailed(
+                job=self._start.job, attempt=self._start.attempt, subtask=subtask, error=report
+            ),
+            then=lambda: self._mailbox.post(lambda: self._leave(1)),
+        )
+
+    def _leave(self, code: int) -> None:
+        for task in self._tasks:
+            try:
+                task.close()
+            except Exception as error:  # noqa: BLE001 - the others are closed all the same
+                _log.warning(
+                    "closing a subtask failed", subtask=str(task.subtask), error=str(error)
+                )
+        self._exit_code = code
+
+    def _abandon(self, reason: str) -> None:
+        """Called by the control threads: nobody listens to us any more. Nothing is worth saving."""
+        _log.warning("the slot leaves", reason=reason)
+        shutil.rmtree(self._local, ignore_errors=True)
+        os._exit(1)
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        self._control.send(message)
+
+    def _run_io(self, action: Action) -> None:
+        def guarded() -> None:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt
+                self._fail_from_anywhere(error)
+
+        self._io.submit(guarded)
+
+    def _metrics(self) -> SlotMetrics:
+        lags = [lag for source in self._sources if (lag := source.lag()) is not None]
+        counters = self._counters
+        return SlotMetrics(
+            records_in=counters.records_in,
+            records_out=counters.records_out,
+            skipped=counters.skipped,
+            dead_letters=counters.dead_letters,
+            lag=sum(lags) if lags else None,
+        )
+
+    def _required_exchange(self) -> Exchange:
+        if self._exchange is None:
+            message = "the slot was deployed before it listened"
+            raise TidegateError(message)
+        return self._exchange
+
+    def _local_folder(self) -> Path:
+        """`<state directory>/<job>/<attempt>/<ordinal>`, empty."""
+        start = self._start
+        root = Path(start.working_folder, self._config.state.directory, start.job)
+        folder = root / str(start.attempt) / str(start.ordinal)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+
+def _story(report: ErrorReport) -> dict[str, str]:
+    return {"error": report.kind, "message": report.message, "traceback": report.traceback}
+
+
+Posting = Callable[[Action], None]

@@ -1,0 +1,263 @@
+"""The life of a job: the paths a person would tell, and random events that must keep its invariants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.controlplane.jobmaster.events import (
+    ENDED,
+    AskForSlots,
+    AttemptFailed,
+    BackedOff,
+    BackOff,
+    Begin,
+    Claimed,
+    Close,
+    Closed,
+    CloseFailed,
+    DeploySlots,
+    EndAttempt,
+    Event,
+    FinalCheckpointCommitted,
+    InputEnded,
+    JobState,
+    Leave,
+    Recover,
+    Recovered,
+    RecoveryFailed,
+    Run,
+    SlotGone,
+    SlotReady,
+    SlotRegistered,
+    SlotsOverdue,
+    StopRequested,
+    TakeFinalCheckpoint,
+)
+from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.errors import (
+    DataLossError,
+    DeposedError,
+    ExternalError,
+    InternalError,
+    KafkaUnavailableError,
+    TidegateError,
+    UserCodeError,
+)
+from tidegate.ids import Attempt, SlotId, SubtaskId, SubtaskIndex, TaskManagerId, VertexId
+
+ONE, TWO = Attempt(1), Attempt(2)
+SUBTASKS = frozenset(SubtaskId(VertexId("orders"), SubtaskIndex(i)) for i in range(2))
+
+
+def slot(ordinal: int) -> SlotId:
+    return SlotId(TaskManagerId("tm-1"), ordinal)
+
+
+def machine(delay: float | None = 0.5) -> JobMachine:
+    return JobMachine(slots=2, subtasks=SUBTASKS, next_delay=lambda _: delay)
+
+
+def running() -> JobMachine:
+    job = machine()
+    job.handle(Begin())
+    job.handle(Claimed(attempt=ONE))
+    job.handle(Recovered(attempt=ONE))
+    for ordinal in range(2):
+        job.handle(SlotRegistered(attempt=ONE, ordinal=ordinal, slot=slot(ordinal)))
+    for ordinal in range(2):
+        job.handle(SlotReady(attempt=ONE, ordinal=ordinal))
+    assert job.state is JobState.RUNNING
+    return job
+
+
+def test_slots_are_asked_for_with_the_claim_and_deployed_only_after_the_fencing() -> None:
+    job = machine()
+    assert job.handle(Begin()) == [Recover()]
+    assert job.handle(Claimed(attempt=ONE)) == [AskForSlots(attempt=ONE)]
+    for ordinal in range(2):
+        event = SlotRegistered(attempt=ONE, ordinal=ordinal, slot=slot(ordinal))
+        assert job.handle(event) == []
+    assert job.handle(Recovered(attempt=ONE)) == [DeploySlots(attempt=ONE)]
+    assert job.handle(SlotReady(attempt=ONE, ordinal=0)) == []
+    assert job.handle(SlotReady(attempt=ONE, ordinal=1)) == [Run(attempt=ONE)]
+
+
+def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() -> None:
+    job = running()
+    instructions = job.handle(SlotGone(attempt=ONE, slot=slot(1), reason="killed by signal 9"))
+    assert instructions == [
+        EndAttempt(attempt=ONE),
+        BackOff(delay_s=0.5, attempt_before=ONE),
+        Recover(),
+    ]
+    job.handle(Claimed(attempt=TWO))
+    for ordinal in range(2):
+        job.handle(SlotRegistered(attempt=TWO, ordinal=ordinal, slot=slot(ordinal)))
+    assert job.handle(Recovered(attempt=TWO)) == []
+    assert job.state is JobState.BACKING_OFF
+    assert job.handle(BackedOff(attempt_before=ONE)) == [DeploySlots(attempt=TWO)]
+    assert job.restarts == 1
+
+
+def test_messages_of_an_older_attempt_change_nothing() -> None:
+    job = running()
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(Claimed(attempt=TWO))
+    assert job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0))) == []
+    assert job.handle(AttemptFailed(attempt=ONE, error=ExternalError("late"))) == []
+    assert job.state is JobState.RECOVERING
+    assert job.slots_missing == 2
+
+
+def test_a_recovery_that_failed_is_not_tried_again_before_the_wait_is_over() -> None:
+    job = machine()
+    job.handle(Begin())
+    failed = job.handle(RecoveryFailed(error=KafkaUnavailableError("no broker")))
+    assert failed == [BackOff(delay_s=0.5, attempt_before=None)]
+    assert job.handle(BackedOff(attempt_before=None)) == [Recover()]
+
+
+def test_lost_data_fails_the_job_without_another_attempt() -> None:
+    job = machine()
+    job.handle(Begin())
+    job.handle(Claimed(attempt=ONE))
+    assert job.handle(RecoveryFailed(error=DataLossError("gone"))) == [
+        EndAttempt(attempt=ONE),
+        Leave(),
+    ]
+    assert job.state is JobState.FAILED
+
+
+def test_when_the_strategy_gives_up_the_job_closes_as_failed_and_says_why() -> None:
+    job = running()
+    job._next_delay = lambda _: None
+    error = UserCodeError("step 'total' raised")
+    assert job.handle(AttemptFailed(attempt=ONE, error=error)) == [
+        EndAttempt(attempt=ONE),
+        Close(outcome=JobState.FAILED),
+    ]
+    assert job.handle(Closed()) == [Leave()]
+    assert (job.state, job.error) == (JobState.FAILED, error)
+
+
+def test_a_bounded_job_ends_after_its_last_subtask_and_a_final_checkpoint() -> None:
+    job = running()
+    first, second = sorted(SUBTASKS)
+    assert job.handle(InputEnded(attempt=ONE, subtask=first)) == []
+    assert job.handle(InputEnded(attempt=ONE, subtask=second)) == [TakeFinalCheckpoint(attempt=ONE)]
+    assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == [Close(outcome=JobState.FINISHED)]
+    job.handle(Closed())
+    assert job.state is JobState.FINISHED
+
+
+def test_a_stop_in_the_middle_of_a_recovery_waits_until_what_is_published_is_visible() -> None:
+    job = machine()
+    job.handle(Begin())
+    job.handle(Claimed(attempt=ONE))
+    assert job.handle(StopRequested(final_checkpoint=True)) == []
+    assert job.handle(Recovered(attempt=ONE)) == [Close(outcome=JobState.FINISHED)]
+
+
+def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
+    job = running()
+    job.handle(StopRequested(final_checkpoint=True))
+    assert job.state is JobState.STOPPING
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(Claimed(attempt=TWO))
+    assert job.handle(Recovered(attempt=TWO)) == [Close(outcome=JobState.FINISHED)]
+
+
+def test_a_final_publication_of_this_submit_is_settled_and_nothing_is_started() -> None:
+    job = machine()
+    job.handle(Begin())
+    job.handle(Claimed(attempt=TWO))
+    assert job.handle(Recovered(attempt=TWO, final=True)) == [Close(outcome=JobState.FINISHED)]
+
+
+def test_a_deposed_jobmaster_leaves_and_never_claims_again() -> None:
+    job = running()
+    assert job.handle(AttemptFailed(attempt=ONE, error=DeposedError("newer claim"))) == [Leave()]
+    assert job.state is JobState.DEPOSED
+    assert job.handle(Begin()) == []
+
+
+def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
+    job = machine(delay=None)
+    job.handle(Begin())
+    job.handle(Claimed(attempt=ONE))
+    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0)))
+    job.handle(Recovered(attempt=ONE))
+    assert job.state is JobState.WAITING_FOR_SLOTS
+    job.handle(SlotsOverdue(attempt=ONE))
+    assert "needs 2 slots and got 1" in str(job.error)
+
+
+def test_a_bug_of_ours_is_not_retried() -> None:
+    job = running()
+    job.handle(AttemptFailed(attempt=ONE, error=InternalError("bug")))
+    assert job.state is JobState.CLOSING
+
+
+errors: st.SearchStrategy[TidegateError] = st.sampled_from(
+    [ExternalError("x"), DataLossError("x"), UserCodeError("x"), KafkaUnavailableError("x")]
+)
+attempts = st.sampled_from([ONE, TWO, Attempt(3)])
+ordinals = st.integers(0, 1)
+events: st.SearchStrategy[Event] = st.one_of(
+    st.just(Begin()),
+    attempts.map(lambda a: Claimed(attempt=a)),
+    st.builds(lambda a, f: Recovered(attempt=a, final=f), attempts, st.booleans()),
+    errors.map(lambda e: RecoveryFailed(error=e)),
+    st.builds(lambda a, o: SlotRegistered(attempt=a, ordinal=o, slot=slot(o)), attempts, ordinals),
+    st.builds(lambda a, o: SlotGone(attempt=a, slot=slot(o), reason="x"), attempts, ordinals),
+    st.builds(lambda a, o: SlotReady(attempt=a, ordinal=o), attempts, ordinals),
+    attempts.map(lambda a: SlotsOverdue(attempt=a)),
+    st.just(BackedOff(attempt_before=None)),
+    st.builds(lambda a, e: AttemptFailed(attempt=a, error=e), attempts, errors),
+    st.builds(
+        lambda a, s: InputEnded(attempt=a, subtask=s), attempts, st.sampled_from(sorted(SUBTASKS))
+    ),
+    st.booleans().map(lambda f: StopRequested(final_checkpoint=f)),
+    attempts.map(lambda a: FinalCheckpointCommitted(attempt=a)),
+    st.just(Closed()),
+    errors.map(lambda e: CloseFailed(error=e)),
+)
+
+
+@given(st.lists(events, max_size=40), st.sampled_from([None, 0.0, 1.0]))
+def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
+    story: list[Event], delay: float | None
+) -> None:
+    job = machine(delay)
+    recovered: set[Attempt] = set()
+    for event in [Begin(), *story]:
+        if isinstance(event, Begin) and job.state is not JobState.CREATED:
+            continue  # comes once
+        if (
+            isinstance(event, FinalCheckpointCommitted)
+            and event.attempt == job.attempt
+            and job.state is not JobState.STOPPING
+        ):
+            continue  # comes only after TakeFinalCheckpoint
+        if isinstance(event, Claimed) and job.attempt is not None:
+            continue  # one claim for each recovery
+        if isinstance(event, Recovered) and event.attempt != job.attempt:
+            continue  # follows its claim
+        ended = job.state in ENDED
+        if isinstance(event, Recovered) and job.state is JobState.RECOVERING:
+            recovered.add(event.attempt)
+        instructions = job.handle(event)
+        job.validate()
+        assert not (ended and instructions)
+        for instruction in instructions:
+            if isinstance(instruction, DeploySlots | Run):
+                assert instruction.attempt in recovered
+                assert instruction.attempt == job.attempt
+
+
+def test_an_illegal_move_is_a_bug_that_is_named() -> None:
+    job = machine()
+    with pytest.raises(InternalError, match="created cannot become closing"):
+        job.handle(StopRequested(final_checkpoint=False)) or job._close(JobState.CANCELED)
