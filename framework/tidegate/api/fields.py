@@ -152,15 +152,16 @@ def _struct_fields(of: type[msgspec.Struct]) -> tuple[RecordField, ...]:
 
 def _dataclass_fields(of: type) -> tuple[RecordField, ...]:
     hints = hints_of(of)
+    found: Any = dataclasses.fields(of)
     return tuple(
         RecordField(
             name=f.name,
             of=hints[f.name],
             default=f.default,
-            factory=MISSING if f.default_factory is MISSING else f.default_factory,
+            factory=f.default_factory,
             in_key=f.compare,
         )
-        for f in dataclasses.fields(of)
+        for f in found
         if f.init and get_origin(hints[f.name]) is not ClassVar
     )
 

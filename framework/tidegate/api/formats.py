@@ -56,19 +56,20 @@ class Json(Format[T]):
         super().__init__(of)
         try:
             self.decoder()
-        except TypeError as error:  # such as a union that its JSON could not tell apart
+        except (TypeError, RuntimeError) as error:  # a union that JSON cannot tell apart, and the like
             raise PipelineError(f"Json({name_of(of)}): {error}") from None
 
     def decoder(self) -> Callable[[bytes], T]:
         if _holds_model(self.of):
-            return self._adapter.validate_json
+            validate: Callable[[bytes], T] = self._adapter.validate_json
+            return validate
         decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.of)
         return decoder.decode
 
     def encoder(self) -> Callable[[T], bytes]:
         if _holds_model(self.of):
             dump, by_alias = self._adapter.dump_json, True
-            return lambda value: dump(value, by_alias=by_alias)  # type: ignore[no-any-return]
+            return lambda value: dump(value, by_alias=by_alias)
         return msgspec.json.Encoder(decimal_format="string").encode
 
     @cached_property

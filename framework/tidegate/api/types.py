@@ -40,6 +40,10 @@ FACTORY = "tidegate.factory"
 """Marks a field whose default a function makes, and which therefore no schema can state."""
 
 
+MAP = "tidegate.map"
+"""Marks an array of entries that is a dict whose keys are no text, which Avro has no word for."""
+
+
 class DataclassLike(Protocol):
     """Any dataclass.
 
@@ -174,7 +178,7 @@ def _mapping(of: object, arguments: tuple[Any, ...], inside: tuple[object, ...])
         )
     entry = [{"name": "key", "type": key}, {"name": "value", "type": value}]
     items = {"type": "record", "name": "entry", "fields": entry}
-    return _compound(of, {"type": "array", "items": items}, why_not)
+    return _compound(of, {"type": "array", "items": items, MAP: True}, why_not)
 
 
 def _tuple(of: object, arguments: tuple[object, ...], inside: tuple[object, ...]) -> TypeInfo:

@@ -1,0 +1,209 @@
+"""Avro for the format `Avro`: records of any kind to Avro bytes and back, by fastavro, without a header.
+
+The schema is derived from the type, or comes from an `.avsc` file that `api/avro_file.py` has checked
+against it. `formats` imports this module only where Avro is used. Decimals that are text, in the file or
+because no file gives a precision, are a logical type of ours ("decimal-string") that fastavro is taught
+here; to any other reader they are strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import msgspec
+
+from tidegate.api.avro_file import fit_file
+from tidegate.api.fields import RecordField, fields_of, name_of
+from tidegate.api.shapes import Shape, Shapes, branch_of, read
+from tidegate.api.types import AvroSchema, type_info
+from tidegate.errors import PipelineError
+
+_PLAIN = (str, bytes, bool, int, float)
+"""Types whose values Avro can tell apart in a union without being told."""
+
+fastavro.write.LOGICAL_WRITERS["string-decimal-string"] = lambda value, _schema: str(value)
+fastavro.read.LOGICAL_READERS["string-decimal-string"] = lambda text, _writer, _reader: Decimal(
+    text
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AvroCodec:
+    """The schema that values are written under, and two functions."""
+
+    schema: AvroSchema
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def avro_codec(of: object, file: str | None) -> AvroCodec:
+    """The codec of a type, derived or by a schema file; PipelineError if they do not fit."""
+    whole = type_info(of).avro if file is None else fit_file(of, file)
+    schema = _named_once(whole, {}, file or name_of(of))
+    parsed = fastavro.parse_schema(schema)
+    shapes = _AvroShapes(from_file=file is not None)
+    shape = shapes.shape(of)
+    pack, _ = shapes.define("pack", "value", shape.packed("value"))
+    unpack, _ = shapes.define("unpack", "plain", shape.unpacked("plain"))
+    write, read_value = fastavro.schemaless_writer, fastavro.schemaless_reader
+
+    def encode(value: Any) -> bytes:
+        buffer = io.BytesIO()
+        write(buffer, parsed, pack(value))
+        return buffer.getvalue()
+
+    def decode(data: bytes) -> Any:
+        buffer = io.BytesIO(data)
+        plain = read_value(
+            buffer, parsed, None, return_record_name=True, return_record_name_override=True
+        )
+        left = len(data) - buffer.tell()
+        if left:
+            raise ValueError(f"{left} bytes are left after the value: another schema wrote it")
+        return unpack(plain)
+
+    return AvroCodec(schema, encode, decode)
+
+
+class _AvroShapes(Shapes):
+    """Records are dicts, and tuples records of parts f0, f1, …; fastavro knows the logical types.
+
+    Never a tuple: in a union, fastavro takes one for a pair of name and value.
+    """
+
+    def __init__(self, *, from_file: bool) -> None:
+        super().__init__()
+        self._from_file = from_file
+
+    def scalar(self, of: object) -> Shape:
+        if of is datetime:
+            aware = self.name(_aware)
+            return Shape(of, lambda x: f"{aware}({x})")
+        if of is Any:
+            to_text, to_value = self.name(_to_json), self.name(msgspec.json.decode)
+            return Shape(of, lambda x: f"{to_text}({x})", lambda x: f"{to_value}({x})")
+        return Shape(of)
+
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+        parts = [(f, json.dumps(f.name), self.shape(f.of)) for f in fields]
+
+        def pack(x: str) -> str:
+            pairs = [f"{key}: {part.packed(read(of, x, f))}" for f, key, part in parts]
+            return f"{{{', '.join(pairs)}}}"
+
+        def unpack(x: str) -> str:
+            return self.made(of, fields, [part.unpacked(f"{x}[{key}]") for _, key, part in parts])
+
+        return Shape(dict, pack, unpack)
+
+    def fixed_tuple(self, arguments: tuple[object, ...]) -> Shape:
+        parts = [(f"[{json.dumps(f'f{i}')}]", self.shape(a)) for i, a in enumerate(arguments)]
+
+        def pack(x: str) -> str:
+            pairs = [f"{key[1:-1]}: {p.packed(f'{x}[{i}]')}" for i, (key, p) in enumerate(parts)]
+            return f"{{{', '.join(pairs)}}}"
+
+        def unpack(x: str) -> str:
+            return f"({', '.join(part.unpacked(x + key) for key, part in parts)},)"
+
+        return Shape(dict, pack, unpack)
+
+    def container(self, origin: Any, argument: object) -> Shape:
+        item, variable, made = self.shape(argument), self.variable(), self.container_name(origin)
+        return Shape(
+            list,
+            lambda x: f"[{item.packed(variable)} for {variable} in {x}]",
+            lambda x: f"{made}([{item.unpacked(variable)} for {variable} in {x}])",
+        )
+
+    def mapping(self, key_of: object, value_of: object) -> Shape:
+        if key_of is str:
+            return super().mapping(key_of, value_of)
+        key, value, e = self.shape(key_of), self.shape(value_of), self.variable()
+        k, v = f"{e}[0]", f"{e}[1]"
+        entry = f'{{"key": {key.packed(k)}, "value": {value.packed(v)}}}'
+        k, v = f'{e}["key"]', f'{e}["value"]'
+        return Shape(
+            list,
+            lambda x: f"[{entry} for {e} in {x}.items()]",
+            lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {e} in {x}}}",
+        )
+
+    def branches(self, branches: list[object]) -> Shape:
+        """Records go as pairs of name and fields, and come back so."""
+        if all(branch in _PLAIN for branch in branches):
+            return Shape(object)
+        if self._from_file or any(not fields_of(branch) for branch in branches):
+            told = " | ".join(name_of(branch) for branch in branches)
+            raise PipelineError(
+                f"Avro cannot tell {told} apart; make every branch a record class of its own, and let the "
+                "schema be derived from the type"
+            )
+        inner = [_AvroShapes(from_file=False) for _ in branches]
+        shapes = [made.shape(branch) for made, branch in zip(inner, branches, strict=True)]
+        names = [type_info(branch).avro["name"] for branch in branches]
+        packs = [
+            made.define("pack", "value", shape.packed("value"))[0]
+            for made, shape in zip(inner, shapes, strict=True)
+        ]
+        unpacks = {
+            name: made.define("unpack", "plain", shape.unpacked("plain"))[0]
+            for name, made, shape in zip(names, inner, shapes, strict=True)
+        }
+        which = branch_of(branches)
+
+        def pack(value: Any) -> tuple[str, Any]:
+            branch = which(value)
+            return names[branch], packs[branch](value)
+
+        def unpack(pair: tuple[str, Any]) -> Any:
+            return unpacks[pair[0]](pair[1])
+
+        packer, unpacker = self.name(pack), self.name(unpack)
+        return Shape(object, lambda x: f"{packer}({x})", lambda x: f"{unpacker}({x})")
+
+
+def _aware(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} has no time zone; which instant is it?")
+    return moment
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _named_once(schema: AvroSchema, seen: dict[str, AvroSchema], where: str) -> AvroSchema:
+    """The schema with each named type written out once, and called by its name after that."""
+    if isinstance(schema, list):
+        return [_named_once(branch, seen, where) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema["type"]
+    if kind in ("array", "map"):
+        inside = "items" if kind == "array" else "values"
+        return {**schema, inside: _named_once(schema[inside], seen, where)}
+    if "name" not in schema:
+        return schema
+    name = schema["name"]
+    if name in ("tuple", "entry"):
+        name += "_" + hashlib.sha256(json.dumps(schema["fields"]).encode()).hexdigest()[:8]
+    if name in seen:
+        if seen[name] != schema:
+            raise PipelineError(
+                f"{where}: two different types are named {name} in one Avro schema; rename one"
+            )
+        return name
+    seen[name] = schema
+    if kind != "record":
+        return schema
+    fields = [{**f, "type": _named_once(f["type"], seen, where)} for f in schema["fields"]]
+    return {**schema, "name": name, "fields": fields}

@@ -1,0 +1,177 @@
+"""A type against its `.avsc` file: field by field, names, types and whether a field may be null.
+
+The result is the file's schema with the readings that the type asks for: text that the type says is a
+Decimal or a UUID, a timestamp that the type takes as a plain int. Bytes are the same under both. Every
+refusal names the file, the field, and what each side says.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+from uuid import UUID
+
+import fastavro
+
+from tidegate.api.fields import fields_of, name_of
+from tidegate.api.types import AvroSchema, is_union, literal_type
+from tidegate.errors import PipelineError
+
+_ACCEPTED: dict[object, tuple[tuple[str, str | None], ...]] = {
+    str: (("string", None),),
+    bytes: (("bytes", None), ("fixed", None)),
+    bool: (("boolean", None),),
+    int: (("long", "*"), ("int", "*")),
+    float: (("double", None), ("float", None)),
+    Decimal: (("bytes", "decimal"), ("fixed", "decimal"), ("string", "*")),
+    datetime: (("long", "timestamp-micros"), ("long", "timestamp-millis")),
+    date: (("int", "date"),),
+    UUID: (("string", "*"),),
+}
+"""Which Avro types, with which logical type, a scalar may have in a file; "*" is any or none."""
+
+_READ_AS: dict[object, AvroSchema] = {
+    Decimal: {"type": "string", "logicalType": "decimal-string"},
+    UUID: {"type": "string", "logicalType": "uuid"},
+}
+
+
+def fit_file(of: object, file: str) -> AvroSchema:
+    """The schema of a file, written out in full, as it is read for a type; PipelineError if it is not
+    there, is no schema, or the type does not fit it.
+    """
+    path = _find(file)
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        whole: AvroSchema = fastavro.schema.expand_schema(schema)
+    except ValueError as error:
+        raise PipelineError(f"Avro schema file {file} is not JSON: {error}") from None
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+        raise PipelineError(f"Avro schema file {file} is no schema: {error!r}") from None
+    return _Fit(file).fit(of, whole, name_of(of))
+
+
+def _find(file: str) -> Path:
+    """As modules are found: from the working folder, then from the folders on the path."""
+    for folder in ("", *sys.path):
+        path = Path(folder, file)
+        if path.is_file():
+            return path
+    raise PipelineError(
+        f"Avro schema file {file} does not exist; it is looked for from the working folder {Path.cwd()}"
+    )
+
+
+class _Fit:
+    """The walk along type and schema; `at` is the field's path, for messages."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def fit(self, of: object, schema: AvroSchema, at: str) -> AvroSchema:
+        if is_union(of) or isinstance(schema, list):
+            return self._nullable(of, schema, at)
+        if get_origin(of) is Literal:
+            of = literal_type(of)
+        kind = schema["type"] if isinstance(schema, dict) else schema
+        if isinstance(of, type) and issubclass(of, enum.Enum):
+            return self._enum(of, schema, kind, at)
+        fields = fields_of(of)
+        if fields is not None or (get_origin(of) is tuple and ... not in get_args(of)):
+            return self._record(of, schema, kind, at)
+        if get_origin(of) in (list, tuple, set, frozenset, Sequence):
+            self._expect(kind == "array", of, schema, at)
+            items = self.fit(get_args(of)[0], schema["items"], f"{at}[]")
+            return {**schema, "items": items}
+        if get_origin(of) in (dict, Mapping):
+            self._expect(kind == "map" and get_args(of)[0] is str, of, schema, at)
+            return {**schema, "values": self.fit(get_args(of)[1], schema["values"], f"{at}{{}}")}
+        return self._scalar(of, schema, kind, at)
+
+    def _nullable(self, of: object, schema: AvroSchema, at: str) -> AvroSchema:
+        types = [part for part in get_args(of) if part is not type(None)] if is_union(of) else [of]
+        schemas = (
+            [part for part in schema if part != "null"] if isinstance(schema, list) else [schema]
+        )
+        if len(types) != 1 or len(schemas) != 1:
+            self._refuse(
+                f"{at}: only T | None against a union with null can be checked; give each "
+                "record its own topic, or derive the schema from the type"
+            )
+        may_be_none = is_union(of) and type(None) in get_args(of)
+        may_be_null = isinstance(schema, list) and "null" in schema
+        if may_be_none != may_be_null:
+            theirs = (
+                "may be null in the file and not"
+                if may_be_null
+                else "may not be null in the file and may be None"
+            )
+            self._refuse(f"{at} {theirs} in the type")
+        inner = self.fit(types[0], schemas[0], at)
+        return (
+            [part if part == "null" else inner for part in schema]
+            if isinstance(schema, list)
+            else inner
+        )
+
+    def _enum(self, of: type[enum.Enum], schema: AvroSchema, kind: object, at: str) -> AvroSchema:
+        self._expect(kind == "enum", of, schema, at)
+        names = {member.name for member in of}
+        if names != set(schema["symbols"]):
+            odd = ", ".join(sorted(names ^ set(schema["symbols"])))
+            self._refuse(f"{at}: enum {of.__name__} and the file differ in {odd}")
+        return schema
+
+    def _record(self, of: Any, schema: AvroSchema, kind: object, at: str) -> AvroSchema:
+        self._expect(kind == "record", of, schema, at)
+        known = fields_of(of)
+        types: dict[str, object] = (
+            {f"f{i}": part for i, part in enumerate(get_args(of))}
+            if known is None
+            else {field.name: field.of for field in known}
+        )
+        theirs = {field["name"]: field for field in schema["fields"]}
+        for name in sorted(types.keys() - theirs.keys()):
+            self._refuse(f"{at}.{name} is not in the file")
+        for name, field in theirs.items():
+            if name not in types and "default" not in field:
+                self._refuse(f"{at}.{name} is in the file, without a default, and not in the type")
+        fields = [
+            {**field, "type": self.fit(types[name], field["type"], f"{at}.{name}")}
+            if name in types
+            else field
+            for name, field in theirs.items()
+        ]
+        return {**schema, "fields": fields}
+
+    def _scalar(self, of: object, schema: AvroSchema, kind: object, at: str) -> AvroSchema:
+        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        fitting = any(
+            kind == accepted and wanted in ("*", logical)
+            for accepted, wanted in _ACCEPTED.get(of, ())
+        )
+        self._expect(fitting, of, schema, at)
+        if kind == "string" and of in _READ_AS:
+            return _READ_AS[of]
+        return kind if of is int else schema
+
+    def _expect(self, fits: object, of: object, schema: AvroSchema, at: str) -> None:
+        if not fits:
+            self._refuse(f"{at} is {name_of(of)} in the type and {_say(schema)} in the file")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise PipelineError(f"Avro schema file {self._file} does not fit: {why}")
+
+
+def _say(schema: AvroSchema) -> str:
+    if not isinstance(schema, dict):
+        return str(schema)
+    logical = schema.get("logicalType")
+    kind = schema["type"] if logical is None else f"{schema['type']} ({logical})"
+    return f"{kind} {schema['name']}" if "name" in schema else str(kind)

@@ -1,0 +1,242 @@
+"""Conversions between a user's values and plain ones, generated once per type as Python source.
+
+A record becomes a tuple (`api/wire.py`) or a dict (`api/avro.py`) of its fields, and back, in one
+expression such as `(r.a, r.b.name, [(i.x,) for i in r.items])`: a walk over the type at run time would
+cost ten times as much per record. The source can be printed (`Codec.source`), is made of field names and
+numbered names only, and holds nothing of a record.
+
+Here is what both have in common: containers, and how expressions nest.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
+
+from tidegate.api.fields import RecordField, class_of, fields_of, is_model, name_of
+from tidegate.api.types import is_union, literal_type
+from tidegate.errors import PipelineError, check
+
+Expression = Callable[[str], str]
+"""From the source of an expression to the source of its conversion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one type is converted. `wire` is the plain type; None for `pack` or `unpack` means that the
+    value is already plain.
+    """
+
+    wire: Any
+    pack: Expression | None = None
+    unpack: Expression | None = None
+
+    def packed(self, source: str) -> str:
+        return source if self.pack is None else self.pack(source)
+
+    def unpacked(self, source: str) -> str:
+        return source if self.unpack is None else self.unpack(source)
+
+    @property
+    def plain(self) -> bool:
+        """Whether values need no conversion in either direction."""
+        return self.pack is None and self.unpack is None
+
+
+class Shapes:
+    """The generator: `shape` answers for a type; `names` are what the generated source refers to."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, object] = {}
+
+    def shape(self, of: object) -> Shape:
+        """The shape of a type that has a schema."""
+        if of is None:
+            of = type(None)
+        if isinstance(of, type) and issubclass(of, enum.Enum):
+            known = self.name(of)
+            return Shape(str, lambda x: f"{x}.name", lambda x: f"{known}[{x}]")
+        origin, arguments = get_origin(of), get_args(of)
+        if origin is Literal:
+            return self.shape(literal_type(of))
+        if is_union(of):
+            return self.union(of)
+        if origin is tuple and ... not in arguments:
+            return self.fixed_tuple(arguments)
+        if origin in _CONTAINERS:
+            return self.container(origin, arguments[0])
+        if origin in (dict, Mapping):
+            return self.mapping(*arguments)
+        fields = fields_of(of)
+        return self.scalar(of) if fields is None else self.record(of, fields)
+
+    def scalar(self, of: object) -> Shape:
+        return Shape(of)
+
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+        raise NotImplementedError
+
+    def branches(self, branches: list[object]) -> Shape:
+        """A union of more than one type beside None."""
+        raise NotImplementedError
+
+    def union(self, of: object) -> Shape:
+        branches = [branch for branch in get_args(of) if branch is not type(None)]
+        inner = self.shape(branches[0]) if len(branches) == 1 else self.branches(branches)
+        if len(branches) == len(get_args(of)):
+            return inner
+        return Shape(inner.wire | None, _or_none(inner.pack), _or_none(inner.unpack))
+
+    def fixed_tuple(self, arguments: tuple[object, ...]) -> Shape:
+        parts = [self.shape(argument) for argument in arguments]
+        wire = generic(tuple, *(part.wire for part in parts))
+        if all(part.plain for part in parts):
+            return Shape(wire)
+        return Shape(
+            wire,
+            lambda x: _tuple([part.packed(f"{x}[{i}]") for i, part in enumerate(parts)]),
+            lambda x: _tuple([part.unpacked(f"{x}[{i}]") for i, part in enumerate(parts)]),
+        )
+
+    def container(self, origin: Any, argument: object) -> Shape:
+        item = self.shape(argument)
+        variable, made = self.variable(), self.container_name(origin)
+        wire = (
+            generic(tuple, item.wire, ...) if made == "tuple" else generic(_WIRES[made], item.wire)
+        )
+        if item.plain:
+            return Shape(wire)
+        return Shape(
+            generic(list, item.wire),
+            lambda x: f"[{item.packed(variable)} for {variable} in {x}]",
+            lambda x: f"{made}([{item.unpacked(variable)} for {variable} in {x}])",
+        )
+
+    def mapping(self, key_of: object, value_of: object) -> Shape:
+        key, value = self.shape(key_of), self.shape(value_of)
+        k, v = self.variable(), self.variable()
+        if key.plain and value.plain:
+            return Shape(generic(dict, key.wire, value.wire))
+        return Shape(
+            generic(dict, key.wire, value.wire),
+            lambda x: f"{{{key.packed(k)}: {value.packed(v)} for {k}, {v} in {x}.items()}}",
+            lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {k}, {v} in {x}.items()}}",
+        )
+
+    @staticmethod
+    def container_name(origin: Any) -> str:
+        """What makes a container of that type of a list."""
+        return _CONTAINERS[origin]
+
+    def name(self, known: object) -> str:
+        """A name by which the generated source knows an object."""
+        stem = getattr(known, "__name__", "f")
+        name = f"{stem if stem.isidentifier() else 'f'}_{len(self.names)}"
+        self.names[name] = known
+        return name
+
+    def variable(self) -> str:
+        """A fresh name for a comprehension's variable."""
+        name = f"i{len(self.names)}"
+        self.names[name] = None
+        return name
+
+    def made(self, of: object, fields: tuple[RecordField, ...], values: list[str]) -> str:
+        """The source that makes a record of its fields' values."""
+        if is_typeddict(class_of(of)):
+            pairs = [f"{json.dumps(f.name)}: {v}" for f, v in zip(fields, values, strict=True)]
+            return f"{{{', '.join(pairs)}}}"
+        known = self.name(maker_of(of))
+        if takes_positions(of):
+            return f"{known}({', '.join(values)})"
+        named = [f"{field.name}={value}" for field, value in zip(fields, values, strict=True)]
+        return f"{known}({', '.join(named)})"
+
+    def define(self, name: str, argument: str, result: str) -> tuple[Any, str]:
+        """Compile `def name(argument): return result`; the function, and its source."""
+        source = f"def {name}({argument}):\n    return {result}\n"
+        scope = dict(self.names)
+        exec(compile(source, f"<generated {name}>", "exec"), scope)  # noqa: S102 - our own source, made of field names
+        return scope[name], source
+
+
+def generic(container: Any, *arguments: object) -> Any:
+    """`container[arguments]`, for types that are made at run time."""
+    return container[arguments]
+
+
+def read(of: object, source: str, field: RecordField) -> str:
+    """The source that reads a field of a record."""
+    if is_typeddict(class_of(of)):
+        return f"{source}[{json.dumps(field.name)}]"
+    return f"{source}.{field.name}"
+
+
+def maker_of(of: object) -> Callable[..., object]:
+    """What makes a record of fields that were valid once: not validated again."""
+    known = class_of(of)
+    return known.model_construct if is_model(known) else known
+
+
+def takes_positions(of: object) -> bool:
+    """Whether a record class takes its fields by position."""
+    known = class_of(of)
+    if is_typeddict(known) or is_model(known):
+        return False
+    parameters = inspect.signature(known).parameters.values()
+    return all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+
+
+def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
+    """A function that says which branch of a union a value belongs to.
+
+    PipelineError if two branches have the same class; TypeError, when called, for a value of none.
+    """
+    by_class: dict[type, int] = {}
+    for index, of in enumerate(branches):
+        known = dict if is_typeddict(get_origin(of) or of) else class_of(_plain_class(of))
+        if known in by_class:
+            names = f"{name_of(branches[by_class[known]])} and {name_of(of)}"
+            raise PipelineError(
+                f"a union of {names} cannot be told apart; give each a class of its own"
+            )
+        by_class[known] = index
+
+    def which(value: object) -> int:
+        for known in type(value).__mro__:
+            if known in by_class:
+                return by_class[known]
+        names = ", ".join(name_of(known) for known in branches)
+        raise TypeError(f"{type(value).__name__} is none of {names}")
+
+    return which
+
+
+def _plain_class(branch: object) -> object:
+    if get_origin(branch) is Literal:
+        return literal_type(branch)
+    abstract: dict[object, object] = {Mapping: dict, Sequence: list}
+    return abstract.get(get_origin(branch), branch)
+
+
+def _or_none(convert: Expression | None) -> Expression | None:
+    return None if convert is None else lambda x: f"(None if {x} is None else {convert(x)})"
+
+
+def _tuple(parts: list[str]) -> str:
+    check(parts, "a tuple of no parts has no schema")
+    return f"({', '.join(parts)},)"
+
+
+_CONTAINERS: Final[dict[Any, str]] = {
+    list: "list",
+    Sequence: "list",
+    set: "set",
+    frozenset: "frozenset",
+    tuple: "tuple",
+}
+_WIRES: Final[dict[str, Any]] = {"list": list, "set": set, "frozenset": frozenset}

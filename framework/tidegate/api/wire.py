@@ -1,0 +1,159 @@
+"""How values of a declared type travel between slots and lie in state: msgpack arrays of fields.
+
+`value_codec` is for one value, `column_codec` for a batch of one type (a list; of records each field is
+a column), `state_codec` for one value that may have been written under an older schema. The exchange
+and the state backends of the data plane ask for them once and call them per value or batch. Never
+pickle; never field names; a Decimal is a string, a moment in time a timestamp that comes back in UTC, an
+enum's member its name, a value of a union of several types the pair of branch number and value.
+
+Layout of a stored value: its schema's number as LEB128, then msgpack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tidegate.api.evolution import resolver
+from tidegate.api.fields import RecordField, fields_of
+from tidegate.api.shapes import Shape, Shapes, branch_of, generic, maker_of, read, takes_positions
+from tidegate.api.types import AvroSchema, type_info
+from tidegate.errors import CorruptCheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Two functions; `source` is what was generated for them, for people."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    source: str = ""
+
+
+def value_codec(of: object) -> Codec:
+    """The codec of one value; PipelineError if the type has no schema."""
+    type_info(of)
+    shapes = _WireShapes()
+    return _codec(shapes, shapes.shape(of), "value")
+
+
+def column_codec(of: object) -> Codec:
+    """The codec of a list of values."""
+    type_info(of)
+    shapes = _WireShapes()
+    fields = fields_of(of)
+    if fields:
+        return _codec(shapes, _columns(shapes, of, fields), "values")
+    return _codec(shapes, shapes.container(list, of), "values")
+
+
+def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> Codec:
+    """The codec of a stored value: written under schema `number`, read under that or any of `written`
+    (numbers to Avro schemas, from the manifest). PipelineError if one of them cannot be resolved.
+    """
+    inner = value_codec(of)
+    prefix = _leb128(number)
+    encode_value, decode_value, skip = inner.encode, inner.decode, len(prefix)
+    older = {
+        _leb128(other): resolver(schema, of) for other, schema in written.items() if other != number
+    }
+
+    def encode(value: Any) -> bytes:
+        return prefix + encode_value(value)
+
+    def decode(data: bytes) -> Any:
+        if data.startswith(prefix):
+            return decode_value(data[skip:])
+        for their_prefix, resolve in older.items():
+            if data.startswith(their_prefix):
+                return resolve(data[len(their_prefix) :])
+        raise CorruptCheckpointError(
+            f"a stored value begins with {data[:3].hex()!r}, a schema number that the manifest does not "
+            "list; the checkpoint's files and its manifest do not belong together"
+        )
+
+    return Codec(encode, decode, inner.source)
+
+
+class _WireShapes(Shapes):
+    """Records are tuples; msgspec knows all plain types."""
+
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+        parts = [self.shape(field.of) for field in fields]
+        if not parts:
+            return Shape(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
+        pairs = list(zip(fields, parts, strict=True))
+        return Shape(
+            generic(tuple, *(part.wire for part in parts)),
+            lambda x: f"({', '.join(p.packed(read(of, x, f)) for f, p in pairs)},)",
+            lambda x: self.made(of, fields, [p.unpacked(f"{x}[{i}]") for i, p in enumerate(parts)]),
+        )
+
+    def branches(self, branches: list[object]) -> Shape:
+        codecs = [value_codec(branch) for branch in branches]
+        shapes = [_WireShapes() for _ in branches]
+        packs = [
+            inner.define("pack", "x", inner.shape(branch).packed("x"))[0]
+            for inner, branch in zip(shapes, branches, strict=True)
+        ]
+        which = branch_of(branches)
+
+        def pack(value: Any) -> tuple[int, Any]:
+            branch = which(value)
+            return branch, packs[branch](value)
+
+        def unpack(pair: tuple[int, msgspec.Raw]) -> Any:
+            return codecs[pair[0]].decode(pair[1])
+
+        packer, unpacker = self.name(pack), self.name(unpack)
+        return Shape(
+            tuple[int, msgspec.Raw], lambda x: f"{packer}({x})", lambda x: f"{unpacker}({x})"
+        )
+
+
+def _codec(shapes: _WireShapes, shape: Shape, argument: str) -> Codec:
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(shape.wire).decode
+    if shape.plain:
+        return Codec(encode, decode)
+    to_bytes, from_bytes = shapes.name(encode), shapes.name(decode)
+    convert, of_plain = shapes.define("convert", "plain", shape.unpacked("plain"))
+    encoder, of_encoder = shapes.define("encode", argument, f"{to_bytes}({shape.packed(argument)})")
+    call = shapes.name(convert)
+    decoder, of_decoder = shapes.define("decode", "data", f"{call}({from_bytes}(data))")
+    return Codec(encoder, decoder, of_encoder + of_plain + of_decoder)
+
+
+def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -> Shape:
+    """A list of records as one list for each field."""
+    parts = [shapes.shape(field.of) for field in fields]
+    pairs = list(zip(fields, parts, strict=True))
+
+    def pack(x: str) -> str:
+        columns = [f"[{part.packed(read(of, 'r', field))} for r in {x}]" for field, part in pairs]
+        return f"({', '.join(columns)},)"
+
+    def unpack(x: str) -> str:
+        columns = [
+            f"{x}[{i}]" if part.unpack is None else f"[{part.unpacked('c')} for c in {x}[{i}]]"
+            for i, part in enumerate(parts)
+        ]
+        if takes_positions(of):
+            return f"list(map({shapes.name(maker_of(of))}, {', '.join(columns)}))"
+        names = [f"c{i}" for i in range(len(parts))]
+        zipped = f"zip({', '.join(columns)}, strict=True)"
+        return f"[{shapes.made(of, fields, names)} for {', '.join(names)}, in {zipped}]"
+
+    wire = generic(tuple, *(generic(list, part.wire) for part in parts))
+    return Shape(wire, pack, unpack)
+
+
+def _leb128(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte, the eighth says that more follow
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    data.append(number)
+    return bytes(data)
