@@ -13,13 +13,13 @@ values are a column in the encoding of the edge's record type (`ColumnCodec`). A
 because a batch split over many subtasks leaves small pieces. Both ends run the same version of the
 same code (the deployment says so), hence one version byte and no negotiation.
 
-Called by `outlet` and `inbox`. Nothing is decoded twice or copied more often than the codec must.
+Called by `outlet` and `inbox`. Nothing is decoded before a subtask comes to it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -56,9 +56,11 @@ class FrameKind(enum.IntEnum):
 class ColumnCodec(Protocol):
     """Turns a column of values of one type into bytes and back (`api/wire.py` makes them)."""
 
-    def encode(self, values: list[Any]) -> bytes: ...
+    @property
+    def encode(self) -> Callable[[list[Any]], bytes]: ...
 
-    def decode(self, data: bytes | memoryview) -> list[Any]: ...
+    @property
+    def decode(self) -> Callable[[bytes], list[Any]]: ...
 
 
 class Segment(NamedTuple):
@@ -151,7 +153,7 @@ class FrameCodec:
             middle, end = at + head_size, at + head_size + values_size
             _must(end <= len(payload), "it ends within a segment")
             topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
-            values = self._column.decode(view[middle:end])
+            values = self._column.decode(payload[middle:end])
             _must(_fit(values, offsets, keys), "its columns differ in length")
             batches.append(RecordBatch(values, offsets, Origin(topic, partition), keys))
             at = end

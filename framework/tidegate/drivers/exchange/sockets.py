@@ -1,0 +1,404 @@
+"""A slot's exchange over sockets: one connection per peer, one I/O thread for all of them.
+
+Theory of operation. The slot listens before it registers; its deployment names the peers, and then the
+slot with the lower ordinal dials the one with the higher. A connection passes through
+
+    stranger    accepted, has not said who it is; five seconds, then it is closed
+    dialled     being connected, or waits for `Welcome`
+    linked      belongs to a `Link`; frames flow
+
+A linked connection is read only after `connect` was called, because only then somebody takes frames.
+What is read goes to the mailbox as one action per read. Once all peers are linked, nobody else has
+business here: the listener is closed and its folder removed, so that a killed slot leaves none behind.
+
+A peer that closes without `Goodbye` is lost. `close` says goodbye, writes what waits and then waits
+for the peer to hang up, because closing first could destroy what the peer has not read yet.
+
+The I/O thread owns the selector and all states; other threads hand it commands and wake it. Only it
+calls `post`. Credits and channels are not its matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from tidegate.drivers.exchange import addresses
+from tidegate.drivers.exchange.greeting import (
+    Failed,
+    Stranger,
+    Welcomed,
+    greeting,
+    objection,
+    receive,
+)
+from tidegate.drivers.exchange.link import Link
+from tidegate.drivers.exchange.wire import (
+    GOODBYE,
+    OWN_CHANNEL,
+    Hello,
+    Refused,
+    Welcome,
+    own_frame,
+)
+from tidegate.errors import ExchangeError, InternalError, check
+from tidegate.ports.exchange import Frame, OnFrames, OnLost
+
+GREETING_S: Final = 5.0
+"""A stranger's time to say who it is: a slot does so at once, a port scanner never."""
+
+STRANGERS_MAX: Final = 256
+"""Connections that have not said who they are; a job has at most so many slots."""
+
+LINKING_S: Final = 60.0
+"""Time for all peers to be linked after `connect`: they are deployed together, but the slowest may
+have to import a large program before it dials."""
+
+FAREWELL_S: Final = 2.0
+"""Time for goodbyes, and for what waits to be written before them."""
+
+NEVER: Final = float("inf")
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class SocketExchange:
+    """Implements `ports.exchange.Exchange`; the class itself is the `ExchangeDriver`."""
+
+    def __init__(self, *, job: str, attempt: int, ordinal: int, host: str | None = None) -> None:
+        self._job = job
+        self._attempt = attempt
+        self._ordinal = ordinal
+        self._listener: addresses.Listener | None = addresses.listen(host)
+        self._address = self._listener.address
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._closed = False
+        # Written by `connect` before the I/O thread is told to begin, and read by both.
+        self._links: dict[int, Link] = {}
+        # The I/O thread's own from here on.
+        self._post: Post = _nobody
+        self._on_frames: OnFrames = _no_frames
+        self._on_lost: OnLost = _no_loss
+        self._begun = False
+        self._early: dict[int, Stranger] = {}  # greeted before `connect`, by ordinal
+        self._strangers: set[Stranger] = set()
+        self._linking_until = NEVER
+        self._closing_until = NEVER
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._obey)
+        self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where peers dial: `unix:PATH` or `host:port`."""
+        return self._address
+
+    def connect(
+        self, peers: Mapping[int, str], *, post: Post, on_frames: OnFrames, on_lost: OnLost
+    ) -> None:
+        """See the port."""
+        check(not self._links, "an exchange is connected once")
+        check(self._ordinal not in peers, "a slot has no connection to itself")
+        self._links = {peer: Link(peer) for peer in peers}
+        self._command(partial(self._begin, dict(peers), post, on_frames, on_lost))
+
+    def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
+        """See the port."""
+        check(0 <= channel < OWN_CHANNEL, f"channel number {channel} is not one of a caller's")
+        link = self._links[peer]
+        if link.send(channel, payload):
+            self._command(partial(self._watch, link))
+
+    def close(self) -> None:
+        """See the port."""
+        if not self._closed:
+            self._closed = True
+            self._command(self._say_goodbye)
+        self._thread.join(FAREWELL_S + 3.0)
+        check(not self._thread.is_alive(), "the exchange's thread does not end")
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def _command(self, action: Callable[[], None]) -> None:
+        self._commands.append(action)
+        with contextlib.suppress(OSError):  # a full pipe wakes as well; after the end nobody does
+            self._wake_write.send(b"\0")
+
+    def _run(self) -> None:
+        try:
+            while not self._ended():
+                for key, events in self._selector.select(self._timeout()):
+                    self._handle(key.data, events)
+                self._expire(time.monotonic())
+        except BaseException as error:
+            for link in self._links.values():
+                self._lose(link, f"the exchange's own thread failed: {error!r}")
+            raise
+        finally:
+            self._free()
+
+    def _handle(self, owner: object, events: int) -> None:
+        # An earlier event of the same round may have closed what this one is about.
+        match owner:
+            case Link():
+                if events & selectors.EVENT_WRITE and owner.socket is not None:
+                    self._write(owner)
+                if events & selectors.EVENT_READ and owner.socket is not None:
+                    self._read(owner, owner.socket)
+            case Stranger():
+                if owner in self._strangers and events & selectors.EVENT_WRITE:
+                    self._say_hello(owner)
+                if owner in self._strangers and events & selectors.EVENT_READ:
+                    self._greet(owner)
+            case _:
+                check(callable(owner), f"nobody handles events of {owner!r}")
+                owner()  # type: ignore[operator]  # checked: `_obey` or `_accept`
+
+    def _obey(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        while self._commands:
+            self._commands.popleft()()
+
+    def _begin(
+        self, peers: Mapping[int, str], post: Post, on_frames: OnFrames, on_lost: OnLost
+    ) -> None:
+        self._post, self._on_frames, self._on_lost = post, on_frames, on_lost
+        self._begun = True
+        self._linking_until = time.monotonic() + LINKING_S
+        for peer, address in peers.items():
+            if peer in self._early:
+                self._attach(self._early.pop(peer), self._links[peer], [])
+            elif peer > self._ordinal:
+                self._dial(self._links[peer], address)
+        for stranger in self._early.values():
+            stranger.socket.close()  # by the plan it has nothing to say to this slot
+        self._early.clear()
+        self._close_listener_when_linked()
+
+    # --- before frames flow ---------------------------------------------------------------------
+
+    def _dial(self, link: Link, address: str) -> None:
+        try:
+            connection = addresses.dial(address)
+        except OSError as error:
+            self._lose(link, f"{address} cannot be reached: {error}")
+            return
+        stranger = Stranger(connection, self._linking_until, link)
+        self._strangers.add(stranger)
+        self._selector.register(connection, selectors.EVENT_WRITE, stranger)
+
+    def _say_hello(self, stranger: Stranger) -> None:
+        """The connection that was dialled is there, or is not to be had."""
+        if stranger.link is None:
+            raise InternalError("an accepted connection waits to be connected")
+        receiver = stranger.link.peer
+        hello = Hello(job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=receiver)
+        try:
+            stranger.socket.send(own_frame(hello))  # far below what an empty socket takes
+        except OSError as error:  # also what a connection that failed says now
+            self._forget(stranger)
+            self._lose(stranger.link, f"it cannot be reached: {error}")
+            return
+        self._selector.modify(stranger.socket, selectors.EVENT_READ, stranger)
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, _ = self._listener.socket.accept()
+        except OSError:
+            return  # it hung up while it waited
+        if len(self._strangers) >= STRANGERS_MAX:
+            connection.close()
+            return
+        addresses.prepare(connection)
+        stranger = Stranger(connection, time.monotonic() + GREETING_S, None)
+        self._strangers.add(stranger)
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def _greet(self, stranger: Stranger) -> None:
+        match greeting(stranger):
+            case Hello() as hello:
+                self._answer(stranger, hello)
+            case Welcomed(frames=frames) if stranger.link is not None:
+                self._strangers.discard(stranger)
+                self._selector.unregister(stranger.socket)
+                self._attach(stranger, stranger.link, frames)
+            case Failed(why=why):
+                self._forget(stranger)
+                if stranger.link is not None:
+                    self._lose(stranger.link, why)
+            case _:  # not complete yet
+                pass
+
+    def _answer(self, stranger: Stranger, hello: Hello) -> None:
+        reason = objection(hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
+        link = self._links.get(hello.sender) if self._begun else None
+        if reason is None and (hello.sender in self._early or (self._begun and not _open(link))):
+            reason = f"slot {hello.sender} has, or had, its connection already, or needs none"
+        answer = own_frame(Welcome() if reason is None else Refused(reason=reason))
+        with contextlib.suppress(OSError):  # if it is gone, the first read says so
+            stranger.socket.send(answer)
+        if reason is not None:
+            self._forget(stranger)
+            return
+        self._strangers.discard(stranger)
+        self._selector.unregister(stranger.socket)
+        if link is None:
+            self._early[hello.sender] = stranger
+        else:
+            self._attach(stranger, link, [])
+
+    def _attach(self, stranger: Stranger, link: Link, frames: list[Frame]) -> None:
+        link.attach(stranger.socket)
+        self._selector.register(stranger.socket, _interest(link), link)
+        self._deliver(link, frames)
+        self._close_listener_when_linked()
+
+    def _close_listener_when_linked(self) -> None:
+        if not any(_open(link) for link in self._links.values()):
+            self._linking_until = NEVER
+            self._close_listener()
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _watch(self, link: Link) -> None:
+        """Have the selector look for what the link needs now."""
+        if link.socket is not None:
+            self._selector.modify(link.socket, _interest(link), link)
+
+    def _write(self, link: Link) -> None:
+        try:
+            link.write()
+        except OSError as error:
+            self._lose(link, f"the connection broke: {error}")
+            return
+        if not link.writing:
+            self._watch(link)
+
+    def _read(self, link: Link, connection: socket.socket) -> None:
+        try:
+            frames = receive(connection, link.reader)
+        except (ExchangeError, OSError) as error:
+            self._lose(link, f"the connection broke: {error}")
+            return
+        self._deliver(link, frames)
+
+    def _deliver(self, link: Link, frames: list[Frame]) -> None:
+        """One action for all frames of a read; a goodbye is the last of them, or nothing is right."""
+        own = frames and frames[-1][0] == OWN_CHANNEL
+        said = frames.pop()[1] if own else None
+        if frames:
+            self._post(partial(self._on_frames, link.peer, frames))
+        if said is None:
+            return
+        if said == GOODBYE:
+            self._drop(link)
+        else:
+            self._lose(link, "it said something else than goodbye")
+
+    def _lose(self, link: Link, why: str) -> None:
+        """A link that ends without a goodbye."""
+        if link.closed:
+            return
+        self._drop(link)
+        error = ExchangeError(
+            f"slot {self._ordinal} lost slot {link.peer} in attempt {self._attempt} of job "
+            f"{self._job!r}: {why}; the attempt ends and the job is restored"
+        )
+        self._post(partial(self._on_lost, link.peer, error))
+
+    def _drop(self, link: Link) -> None:
+        if link.socket is not None:
+            self._selector.unregister(link.socket)
+        link.close()
+
+    def _forget(self, stranger: Stranger) -> None:
+        self._strangers.discard(stranger)
+        self._selector.unregister(stranger.socket)
+        stranger.socket.close()
+
+    # --- time and the end -----------------------------------------------------------------------
+
+    def _timeout(self) -> float | None:
+        """Seconds until something is due; None while nothing is."""
+        deadlines = [stranger.deadline for stranger in self._strangers]
+        due = min(self._linking_until, self._closing_until, *deadlines, NEVER)
+        return None if due == NEVER else max(0.0, due - time.monotonic())
+
+    def _expire(self, now: float) -> None:
+        for stranger in [known for known in self._strangers if known.deadline <= now]:
+            self._forget(stranger)
+            if stranger.link is not None:
+                self._lose(stranger.link, f"it did not answer within {LINKING_S:.0f} s")
+        if now >= self._linking_until:
+            self._linking_until = NEVER
+            for link in self._links.values():
+                if _open(link):
+                    self._lose(link, f"it did not connect within {LINKING_S:.0f} s")
+
+    def _say_goodbye(self) -> None:
+        self._post = _nobody
+        self._linking_until = NEVER
+        self._closing_until = time.monotonic() + FAREWELL_S
+        self._close_listener()
+        for link in self._links.values():
+            link.send(OWN_CHANNEL, (GOODBYE,))
+            self._watch(link)
+
+    def _ended(self) -> bool:
+        """Whether the exchange was closed, and every peer has hung up or had its time."""
+        if self._closing_until == NEVER:
+            return False
+        late = time.monotonic() >= self._closing_until
+        return late or all(link.socket is None for link in self._links.values())
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._selector.unregister(self._listener.socket)
+            self._listener.close()
+            self._listener = None
+
+    def _free(self) -> None:
+        self._close_listener()
+        for stranger in [*self._strangers, *self._early.values()]:
+            stranger.socket.close()
+        for link in self._links.values():
+            link.close()
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+def _open(link: Link | None) -> bool:
+    """Whether a connection is still to come."""
+    return link is not None and link.socket is None and not link.closed
+
+
+def _interest(link: Link) -> int:
+    return selectors.EVENT_READ | (selectors.EVENT_WRITE if link.writing else 0)
+
+
+def _nobody(action: Callable[[], None]) -> None:
+    """Where actions go before `connect` and while the exchange closes."""
+
+
+def _no_frames(peer: int, frames: list[Frame]) -> None:
+    """Nothing is read before `connect`."""
+
+
+def _no_loss(peer: int, error: ExchangeError) -> None:
+    """Nothing can be lost before `connect`."""
