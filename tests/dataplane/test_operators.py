@@ -1,0 +1,239 @@
+"""Steps as they run: fused loops, process and keyed functions, and what a failing one says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from tidegate.api.functions import Context, KeyedProcess, Process, RecordContext, SideOutput
+from tidegate.api.state import Cell, MapState, ValueState
+from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.operators.process import ProcessOperator
+from tidegate.dataplane.operators.stateless import FusedSteps
+from tidegate.elements import Origin, RecordBatch
+from tidegate.errors import BadRecordError, UserCodeError
+from tidegate.graph.logical import MAIN, Edge, Kind, Node
+from tidegate.ids import CheckpointId
+from tidegate.protocol.snapshots import KeyedSnapshot
+
+ORIGIN = Origin("orders", 3)
+
+
+def batch(*values: object, keys: list[bytes | None] | None = None) -> RecordBatch:
+    return RecordBatch(list(values), list(range(100, 100 + len(values))), ORIGIN, keys)
+
+
+def step(kind: Kind, function: object, number: int = 1, **fields: Any) -> Node:
+    return Node(
+        id=f"{kind}-{number}",
+        kind=kind,
+        inputs=fields.pop("inputs", ()),
+        uid=fields.pop("uid", None),
+        options={},
+        place=f"pipeline.py:{number}",
+        function=function,
+    )
+
+
+class Collected(list[RecordBatch]):
+    def values(self) -> list[object]:
+        return [value for each in self for value in each.values]
+
+    def offsets(self) -> list[int]:
+        return [offset for each in self for offset in each.offsets]
+
+
+def test_fused_steps_keep_offsets_and_source_keys_parallel_to_the_values() -> None:
+    out = Collected()
+    steps = [
+        step("filter", lambda v: v % 2 == 0),
+        step("map", lambda v: v * 10, 2),
+        step("flat_map", lambda v: [v] * (v // 20), 3),
+    ]
+    FusedSteps("P", steps, out.append).process(
+        batch(1, 2, 3, 4, 5, keys=[b"a", b"b", None, b"d", b"e"])
+    )
+    assert out.values() == [20, 40, 40]
+    assert out.offsets() == [101, 103, 103]
+    assert out[0].keys == [b"b", b"d", b"d"]
+    assert out[0].origin == ORIGIN
+
+
+def test_a_batch_of_which_nothing_is_left_is_not_emitted() -> None:
+    out = Collected()
+    FusedSteps("P", [step("filter", lambda _: False)], out.append).process(batch(1, 2))
+    assert out == []
+
+
+def test_a_filter_behind_a_flat_map_drops_single_results() -> None:
+    out = Collected()
+    steps = [step("flat_map", range), step("filter", lambda v: v != 1, 2)]
+    FusedSteps("P", steps, out.append).process(batch(3, 2))
+    assert out.values() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failing_step_is_named_with_its_place_and_the_record(failing: int) -> None:
+    def maybe(number: int) -> Callable[[int], Any]:
+        def function(value: int) -> Any:
+            if number == failing and value == 12:
+                message = "no twelve"
+                raise ValueError(message)
+            return [value] if number == 2 else value
+
+        return function
+
+    kinds: list[Kind] = ["map", "filter", "flat_map"]
+    steps = [step(kind, maybe(i), i) for i, kind in enumerate(kinds)]
+    with pytest.raises(UserCodeError) as caught:
+        FusedSteps("Totals", steps, Collected().append).process(batch(10, 11, 12, 13))
+    message = str(caught.value)
+    assert f"step '{kinds[failing]}-{failing}' (pipeline.py:{failing})" in message
+    assert "orders-3 at offset 102" in message
+    assert "ValueError: no twelve" in message
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_errors_of_tidegate_pass_through_unchanged() -> None:
+    def refuse(_: object) -> object:
+        raise BadRecordError("known")
+
+    with pytest.raises(BadRecordError, match=r"^known$"):
+        FusedSteps("P", [step("map", refuse)], Collected().append).process(batch(1))
+
+
+class Split(Process[int, str]):
+    odd = SideOutput(int)
+    never_read = SideOutput(int)
+
+    def process(self, record: int, ctx: RecordContext) -> Iterable[str]:
+        if record % 2:
+            ctx.output(self.odd, record)
+            ctx.output(self.never_read, record)
+        else:
+            yield str(record)
+            yield str(record)
+
+
+def test_results_and_side_outputs_carry_the_offset_of_their_record() -> None:
+    main, odd = Collected(), Collected()
+    operator = ProcessOperator(
+        "P", step("process", Split()), {MAIN: main.append, "odd": odd.append}
+    )
+    operator.process(batch(1, 2, 3))
+    assert (main.values(), main.offsets()) == (["2", "2"], [101, 101])
+    assert (odd.values(), odd.offsets()) == ([1, 3], [100, 102])
+
+
+def test_a_side_output_of_another_function_is_refused() -> None:
+    class Other(Process[int, int]):
+        def process(self, record: int, ctx: RecordContext) -> Iterable[int]:
+            ctx.output(Split.odd, record)
+            return ()
+
+    operator = ProcessOperator("P", step("process", Other()), {MAIN: Collected().append})
+    with pytest.raises(UserCodeError, match="side output 'odd' is not declared"):
+        operator.process(batch(1))
+
+
+def test_bare_text_as_results_is_refused_where_results_are_text() -> None:
+    class Bare(Process[int, str]):
+        def process(self, record: int, ctx: RecordContext) -> Iterable[str]:
+            return "abc"
+
+    operator = ProcessOperator("P", step("process", Bare()), {MAIN: Collected().append})
+    with pytest.raises(UserCodeError, match="bare text"):
+        operator.process(batch(1))
+
+
+class Dict(dict[object, tuple[Cell, ...]]):
+    """Keyed state in a dict: the loop is what is tested here."""
+
+    def __init__(self, function: KeyedProcess[Any, Any, Any]) -> None:
+        super().__init__()
+        self._states = type(function).declared_states
+        self.prefetched: list[list[object]] = []
+
+    def prefetch(self, keys: Sequence[object]) -> None:
+        self.prefetched.append(list(keys))
+
+    def entry(self, key: object) -> tuple[Cell, ...]:
+        if key not in self:
+            self[key] = tuple(state.new_cell() for state in self._states.values())
+        return self[key]
+
+    def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
+        raise NotImplementedError
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def keyed(function: KeyedProcess[Any, Any, Any], out: Collected) -> tuple[KeyedOperator, Dict]:
+    node = step(
+        "keyed_process",
+        function,
+        uid="total",
+        inputs=(Edge(node="orders", exchange="key", key=lambda record: record[0]),),
+    )
+    state = Dict(function)
+    return KeyedOperator("Totals", node, state, {MAIN: out.append}), state
+
+
+class Total(KeyedProcess[str, tuple[str, int], tuple[str, int]]):
+    total = ValueState(int, default=0)
+
+    def process(self, record: tuple[str, int], ctx: Context[str]) -> Iterable[tuple[str, int]]:
+        self.total.value += record[1]
+        yield ctx.key, self.total.value
+
+
+def test_each_record_sees_the_state_of_its_own_key() -> None:
+    out = Collected()
+    operator, state = keyed(Total(), out)
+    operator.process(batch(("a", 1), ("b", 5), ("a", 2)))
+    assert out.values() == [("a", 1), ("b", 5), ("a", 3)]
+    assert out.offsets() == [100, 101, 102]
+    assert state.prefetched == [["a", "b", "a"]]
+
+
+def test_several_states_are_hung_by_name() -> None:
+    class Two(KeyedProcess[str, tuple[str, int], int]):
+        count = ValueState(int, default=0)
+        seen = MapState(int, bool)
+
+        def process(self, record: tuple[str, int], ctx: Context[str]) -> Iterable[int]:
+            if record[1] in self.seen:
+                return ()
+            self.seen[record[1]] = True
+            self.count.value += 1
+            return (self.count.value,)
+
+    out = Collected()
+    operator, _ = keyed(Two(), out)
+    operator.process(batch(("a", 7), ("a", 7), ("b", 7), ("a", 8)))
+    assert out.values() == [1, 1, 2]
+
+
+def test_assigning_over_a_state_is_found_before_the_batch_ends() -> None:
+    class Wrong(Total):
+        def process(self, record: tuple[str, int], ctx: Context[str]) -> Iterable[tuple[str, int]]:
+            self.total = record[1]  # type: ignore[assignment]  # what the test is about
+            return ()
+
+    operator, _ = keyed(Wrong(), Collected())
+    with pytest.raises(UserCodeError, match=r"self\.total\.value = "):
+        operator.process(batch(("a", 1)))
+
+
+def test_a_failing_key_function_and_a_failing_call_name_uid_and_record() -> None:
+    operator, _ = keyed(Total(), Collected())
+    with pytest.raises(UserCodeError, match=r"uid 'total' .* orders-3 at offset 101"):
+        operator.process(batch(("a", 1), 5))
+    with pytest.raises(UserCodeError, match=r"TypeError.* orders-3 at offset 100"):
+        operator.process(batch(("a", "text")))
