@@ -1,7 +1,7 @@
 """What every integration test does with a broker: make a topic, write to it, read it whole.
 
-Plain functions over confluent-kafka, for tests, the demo and the benchmark. They are no part of what
-is tested and check nothing themselves; the independent checker is a module of its own.
+Plain functions over confluent-kafka, for tests, the demo and the benchmark. They are no part of
+what is tested and check nothing themselves; the independent checker is a module of its own.
 """
 
 from __future__ import annotations

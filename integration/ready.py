@@ -1,4 +1,4 @@
-"""`make ready`: is this machine ready? One record through a real broker, and how long each step took.
+"""`make ready`: is this machine ready? One record through a real broker, and each step's time.
 
 It proves the set-up and nothing of tidegate's runtime; the demo does that.
 """

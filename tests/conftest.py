@@ -1,6 +1,29 @@
-"""Settings of all unit tests: hypothesis without deadlines, because the machine may be busy."""
+"""Settings of all unit tests, and the list of modules that grow too long, after every run.
 
+Hypothesis has no deadlines, because the machine may be busy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+MODULE_LINES_WANTED = 400  # more is a warning here; more than 600 fails in test_tidy.py
 
 settings.register_profile("tidegate", deadline=None)
 settings.load_profile("tidegate")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    root = Path(__file__).parent.parent
+    for top in ("framework", "pipelines", "integration", "tests"):
+        for path in sorted((root / top).rglob("*.py")):
+            lines = path.read_text(encoding="utf-8").count("\n")
+            if lines > MODULE_LINES_WANTED:
+                terminalreporter.write_line(
+                    f"warning: {path.relative_to(root)} has {lines} lines"
+                    f" (over {MODULE_LINES_WANTED})",
+                    yellow=True,
+                )

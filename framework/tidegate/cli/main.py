@@ -1,8 +1,8 @@
 """The command `tidegate`: gathers the commands, each in a module of its own, and runs one.
 
-It owns what is the same for all: a mistake of the user or a failure of the world is one paragraph on
-stderr, never our traceback, and the exit code says which it was. Only typer and the tree of errors
-are imported here, so that help appears in about a tenth of a second.
+It owns what is the same for all: a mistake of the user or a failure of the world is one paragraph
+on stderr, never our traceback, and the exit code says which it was. Only typer and the tree of
+errors are imported here, so that help appears in about a tenth of a second.
 """
 
 from __future__ import annotations

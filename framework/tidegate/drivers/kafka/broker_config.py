@@ -2,7 +2,8 @@
 
 Every node is broker and controller at once and listens on the loopback address only. Settings are
 chosen for tests and trials (quick coordinators, small internal topics), never for throughput, and
-leave Kafka's limits on transactions as they are, because those are what tidegate is checked against.
+leave Kafka's limits on transactions as they are, because those are what tidegate is checked
+against.
 """
 
 from __future__ import annotations

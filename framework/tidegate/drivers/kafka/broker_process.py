@@ -1,11 +1,12 @@
 """One process of the embedded broker: started, recognised again later, stopped.
 
 A process is its pid and its start time: a pid alone may belong to somebody else by the time that
-`tidegate kafka down` reads it from a file. A process outlives its starter (a standing broker) or dies
-with it (`owned`). Kernel and file system are read here; nobody else in this room does so.
+`tidegate kafka down` reads it from a file. A process outlives its starter (a standing broker) or
+dies with it (`owned`). Kernel and file system are read here; nobody else in this room does so.
 
 The kernel's request to die with the owner counts for the *thread* that started the process, so an
-owned broker is started from the main thread, or from a thread here that lives as long as the process.
+owned broker is started from the main thread, or from a thread here that lives as long as the
+process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Apache Kafka itself, without Docker and without an installed Java, for trials, tests and the demo.
+"""Apache Kafka itself, without Docker or an installed Java, for trials, tests and the demo.
 
-`EmbeddedKafka.start` brings up a KRaft cluster of one or more nodes on the loopback address from the
-locked jars (`jars`) on the pinned runtime (`java`), and returns when it answers (`ready`). It is the
-real server and no imitation; it is not a way to run Kafka in production. The command `tidegate kafka`
-uses it for a standing broker, the demo and the integration tests for one that dies with them.
+`EmbeddedKafka.start` brings up a KRaft cluster of one or more nodes on the loopback address from
+the locked jars (`jars`) on the pinned runtime (`java`), and returns when it answers (`ready`). It
+is the real server and no imitation; it is not a way to run Kafka in production. The command
+`tidegate kafka` uses it for a standing broker, the demo and the integration tests for one that dies
+with them.
 
 A cluster is its directory:
 
@@ -11,8 +12,8 @@ A cluster is its directory:
     lock                held while somebody starts it
     <node>/             server.properties, data/, log, log.previous, and pid while it runs
 
-Invariant: a directory is never formatted twice and never started by two processes at once; ports are
-kept from start to start as long as nobody else has taken them.
+Invariant: a directory is never formatted twice and never started by two processes at once; ports
+are kept from start to start as long as nobody else has taken them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Kafka's jars: named and hashed by a lock in this package, downloaded once per user.
 
 `kafka-<version>.jars` holds one line per jar, its coordinates and its SHA-256, in the order of the
-class path. It names packages and never a registry: jgo knows where packages come from. jgo itself is
-not trusted with more than the download: it checks only a SHA-1 of the same server, and it writes in
-place, so that a killed download would leave a broken jar for ever. Hence a staging folder per
+class path. It names packages and never a registry: jgo knows where packages come from. jgo itself
+is not trusted with more than the download: it checks only a SHA-1 of the same server, and it writes
+in place, so that a killed download would leave a broken jar for ever. Hence a staging folder per
 download, our own hash, and one rename at the end: the cache holds a version whole or not at all.
 
 `embedded` calls `jars`; `make lock` runs this module to resolve the dependency trees again.

@@ -5,9 +5,9 @@ them the broker dies at once. Java's own environment variables are kept from it 
 
 Two class-data archives per user make a broker answer in 1.0 to 1.5 s instead of 2.6 to 4.0: a base
 archive of the runtime's classes, dumped once, and one of Kafka's classes, which the first broker
-writes when it stops in order. An archive fits only the exact runtime and jars that it was made with,
-so their paths and times are part of its name. Each is written aside and renamed; a process that
-finds none goes without. `embedded` calls this module and nobody else.
+writes when it stops in order. An archive fits only the exact runtime and jars that it was made
+with, so their paths and times are part of its name. Each is written aside and renamed; a process
+that finds none goes without. `embedded` calls this module and nobody else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Asks a starting broker whether it is ready, in Kafka's own words and with nothing but a socket.
 
-Ready means: every node is in the metadata that every node gives, and the coordinators of transactions
-and of groups answer. Their first lookup creates the topics they live in, which takes a second that
-would otherwise be paid by the first transaction. The requests are old, fixed versions (Metadata 1,
-FindCoordinator 1, InitProducerId 0), which brokers from 2.0 to 4.3 know, so that no client library
-has to be imported to start one. This is a probe and no client.
+Ready means: every node is in the metadata that every node gives, and the coordinators of
+transactions and of groups answer. Their first lookup creates the topics they live in, which takes a
+second that would otherwise be paid by the first transaction. The requests are old, fixed versions
+(Metadata 1, FindCoordinator 1, InitProducerId 0), which brokers from 2.0 to 4.3 know, so that no
+client library has to be imported to start one. This is a probe and no client.
 """
 
 from __future__ import annotations

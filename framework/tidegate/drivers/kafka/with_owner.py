@@ -1,8 +1,8 @@
 """Becomes another program that dies with its owner, also when the owner is killed by SIGKILL.
 
-Run as a script by `broker_process`: it asks the kernel for SIGKILL at its parent's death, makes sure
-that the parent has not died before that, and turns into the program of its arguments, which keeps
-the request. It imports nothing of tidegate and starts in some 15 ms.
+Run as a script by `broker_process`: it asks the kernel for SIGKILL at its parent's death, makes
+sure that the parent has not died before that, and turns into the program of its arguments, which
+keeps the request. It imports nothing of tidegate and starts in some 15 ms.
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""The command line as a whole: help is quick and has examples, outcomes become exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from tidegate.cli import main as module
+from tidegate.errors import ConfigError, InternalError, KafkaError
+
+HEAVY = {"rich", "confluent_kafka", "kafka", "grpc", "pydantic", "msgspec", "asyncio", "structlog"}
+
+
+def commands(app: typer.Typer, path: str = "tidegate") -> Iterator[tuple[str, str]]:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__.replace("_", "-")
+        yield f"{path} {name}", command.callback.__doc__ or ""
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance, f"{path} {group.name}")
+
+
+def test_every_command_s_help_has_an_example_of_itself() -> None:
+    found = dict(commands(module.app))
+    assert "tidegate kafka up" in found
+    for name, text in found.items():
+        assert f"Example: {name}" in text, name
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = "import sys, tidegate.cli.main; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert not HEAVY & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (None, 0),
+        (ConfigError("the key is unknown; remove it"), 2),
+        (KafkaError("no broker answers"), 1),
+        (KeyboardInterrupt(), 130),
+        (typer.Exit(1), 1),
+    ],
+)
+def test_outcomes_become_exit_codes(
+    outcome: BaseException | None,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        if outcome is not None:
+            raise outcome
+
+    monkeypatch.setattr(module, "app", app)
+    monkeypatch.setattr(sys, "argv", ["tidegate"])
+    with pytest.raises(SystemExit) as exit_:
+        module.main()
+    assert (exit_.value.code or 0) == code
+    if isinstance(outcome, ConfigError | KafkaError):
+        assert capsys.readouterr().err == f"tidegate: {outcome}\n"
+
+
+def test_our_own_bug_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def command() -> None:
+        raise InternalError("must not be")
+
+    monkeypatch.setattr(module, "app", app)
+    monkeypatch.setattr(sys, "argv", ["tidegate"])
+    with pytest.raises(InternalError):
+        module.main()
