@@ -1,11 +1,11 @@
 """The composition root: makes the real drivers and starts one role of a cluster in this process.
 
-`python -m tidegate.bootstrap ROLE` is how a parent starts a child (`drivers/process`); arguments come
-by standard input. Roles: `jobmanager`, `jobmaster`, `taskmanager`, `zygote`, and `slot` as a fork of the
-zygote. Nothing else joins drivers to the planes: a service gets what it needs as ports.
+`python -m tidegate.bootstrap ROLE` is how a parent starts a child (`drivers/process`); arguments
+come by standard input. Roles: `jobmanager`, `jobmaster`, `taskmanager`, `zygote`, and `slot` as a
+fork of the zygote. Nothing else joins drivers to the planes: a service gets what it needs as ports.
 
-What holds for every role: it ends with its parent; SIGINT is ignored (a Ctrl-C is the command line's to
-interpret); SIGTERM is an orderly exit; the exit never waits for threads that are stuck.
+What holds for every role: it ends with its parent; SIGINT is ignored (a Ctrl-C is the command
+line's to interpret); SIGTERM is an orderly exit; the exit never waits for threads that are stuck.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _PRELOADED = (
     "rocksdict",
     "structlog",
 )
-"""What slots use of others' libraries. Imported by the zygote; a library that starts a thread or opens
-a file when it is imported must not stand here."""
+"""What slots use of others' libraries. Imported by the zygote; a library that starts a thread or
+opens a file when it is imported must not stand here."""
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,9 @@ def _orderly(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _announce(facts: Mapping[str, object]) -> None:
-    """Tell the parent what it waits for; afterwards standard output is the log, as in other roles."""
+    """Tell the parent what it waits for; afterwards standard output is the log, as in other
+    roles.
+    """
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
     os.dup2(2, 1)

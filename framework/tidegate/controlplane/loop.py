@@ -1,10 +1,11 @@
-"""The loop of a control-plane process: one thread that takes events in turn and hands them to a machine.
+"""The loop of a control-plane process: one thread that takes events in turn and hands them to a
+machine.
 
-Everything else reports to it by `post`: RPC handlers, waiters on child processes, worker threads. So
-a machine needs no lock, and what it saw is one sequence that a test can repeat. The loop decides
-nothing and never blocks in a call of its own; blocking work goes through `submit` and comes back as an
-event. A bug (an exception that is no outcome) ends `run`: the process dies and is started again from
-what is durable, instead of going on with half a transition.
+Everything else reports to it by `post`: RPC handlers, waiters on child processes, worker threads.
+So a machine needs no lock, and what it saw is one sequence that a test can repeat. The loop decides
+nothing and never blocks in a call of its own; blocking work goes through `submit` and comes back as
+an event. A bug (an exception that is no outcome) ends `run`: the process dies and is started again
+from what is durable, instead of going on with half a transition.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ E = TypeVar("E")
 T = TypeVar("T")
 
 CAPACITY = 10_000
-"""Events waiting at most. A cluster of 256 slots produces about 1,000 a second, so a loop that is ten
-seconds behind is not slow but stuck, and its process is better replaced."""
+"""Events waiting at most. A cluster of 256 slots produces about 1,000 a second, so a loop that is
+ten seconds behind is not slow but stuck, and its process is better replaced."""
 
 REPLY_TIMEOUT_S = 30.0
 """How long an RPC thread waits for the loop's answer; callers give up after 10 s by default."""
@@ -69,8 +70,8 @@ class Question(Generic[E]):
             reply = self._reply.get(timeout=timeout_s)
         except queue.Empty:
             raise RpcError(
-                f"{type(self.message).__name__} was not answered within {timeout_s:g} s: the process "
-                "is overloaded or waits for its storage; the caller asks again."
+                f"{type(self.message).__name__} was not answered within {timeout_s:g} s: the "
+                "process is overloaded or waits for its storage; the caller asks again."
             ) from None
         if isinstance(reply, TidegateError):
             raise reply

@@ -1,7 +1,8 @@
 """The real drivers of a process, as `ports.drivers.Drivers`.
 
-Each is imported when it is first asked for: a TaskManager needs none of Kafka, and what a process does
-not import it does not pay for at its start. The zygote imports them all beforehand, for its forks.
+Each is imported when it is first asked for: a TaskManager needs none of Kafka, and what a process
+does not import it does not pay for at its start. The zygote imports them all beforehand, for its
+forks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.exchange import Exchange
 from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
 from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.rpc import Rpc
@@ -75,6 +77,13 @@ class RealDrivers:
 
             return MemoryStore(directory)
         raise ConfigError(f"state.backend = {backend!r} is unknown: choose 'rocksdb' or 'memory'.")
+
+    def exchange(
+        self, *, job: str, attempt: int, ordinal: int, host: str | None = None
+    ) -> Exchange:
+        from tidegate.drivers.exchange.sockets import open_exchange
+
+        return open_exchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
 
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """Where the log lines of a process go: standard error, one line each, as logfmt.
 
-A process's standard error is its log file (`drivers/process` opens it), so that what native libraries
-and a dying interpreter print stands in the same place and order. Lines come from structlog, in the
-processes that run jobs, and from the standard library's logging, in those that only need a sentence
-now and then and must start fast (importing structlog takes 80 ms); both look the same.
+A process's standard error is its log file (`drivers/process` opens it), so that what native
+libraries and a dying interpreter print stands in the same place and order. Lines come from
+structlog, in the processes that run jobs, and from the standard library's logging, in those that
+only need a sentence now and then and must start fast (importing structlog takes 80 ms); both look
+the same.
 """
 
 from __future__ import annotations

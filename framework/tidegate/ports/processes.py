@@ -1,9 +1,9 @@
 """Processes of the cluster: started by role, ended with their parent, watched for their exit.
 
-Whoever starts a process learns of its end at once and with its status; a process whose parent is gone,
-however it went, ends itself. Slots are forks of a zygote that belongs to one TaskManager, so they
-have a port of their own. The driver is `drivers/process`; callbacks run in threads of the driver and
-must not block (they post to an event loop).
+Whoever starts a process learns of its end at once and with its status; a process whose parent is
+gone, however it went, ends itself. Slots are forks of a zygote that belongs to one TaskManager, so
+they have a port of their own. The driver is `drivers/process`; callbacks run in threads of the
+driver and must not block (they post to an event loop).
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class ZygoteReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteEnded:
-    """The zygote is gone and reaps nothing any more: the TaskManager must end, and its slots with it."""
+    """The zygote is gone and reaps nothing any more: the TaskManager must end, and its slots with
+    it.
+    """
 
     status: ExitStatus
 

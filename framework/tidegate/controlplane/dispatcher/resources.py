@@ -1,21 +1,21 @@
 """ResourceManager: which TaskManagers there are, which slot runs what, who waits for slots.
 
-Theory of operation. A slot is FREE, or used by one attempt of one job: STARTING while its StartSlot is
-under way, OCCUPIED once the TaskManager has answered, STOPPING from the decision to stop it until the
-TaskManager says that its process is gone; only then is it free again. A slot that is to be stopped
-while it is STARTING is marked and stopped when the answer is in, so that the two messages cannot
-overtake each other. Every use has a serial number, and all later news of it carry that number: news of
-an earlier use change nothing.
+Theory of operation. A slot is FREE, or used by one attempt of one job: STARTING while its StartSlot
+is under way, OCCUPIED once the TaskManager has answered, STOPPING from the decision to stop it
+until the TaskManager says that its process is gone; only then is it free again. A slot that is to
+be stopped while it is STARTING is marked and stopped when the answer is in, so that the two
+messages cannot overtake each other. Every use has a serial number, and all later news of it carry
+that number: news of an earlier use change nothing.
 
-A job has at most one request, of its newest attempt; a newer attempt replaces it and stops the slots of
-older ones. A request is served whole or not at all (two jobs that each hold half of what they need
-would wait for ever), the oldest first; a smaller one may pass one that does not fit. Ordinals are spread
-over TaskManagers evenly. A slot that was lost is not replaced by itself: its attempt is over, and the
-JobMaster, which is told, asks anew.
+A job has at most one request, of its newest attempt; a newer attempt replaces it and stops the
+slots of older ones. A request is served whole or not at all (two jobs that each hold half of what
+they need would wait for ever), the oldest first; a smaller one may pass one that does not fit.
+Ordinals are spread over TaskManagers evenly. A slot that was lost is not replaced by itself: its
+attempt is over, and the JobMaster, which is told, asks anew.
 
-TaskManagers come by themselves (standing ones) or are started here, up to `local`; of these a lost one
-is replaced, with a growing pause should they die young. It is pure; `service.py` carries out what it
-says.
+TaskManagers come by themselves (standing ones) or are started here, up to `local`; of these a lost
+one is replaced, with a growing pause should they die young. It is pure; `service.py` carries out
+what it says.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from tidegate.protocol.messages import (
 )
 
 REGISTRATION_MS_MAX = 60_000
-"""A local TaskManager that has not registered by then hangs: starting takes a second, and a minute only
-where the machine is hopelessly overloaded."""
+"""A local TaskManager that has not registered by then hangs: starting takes a second, and a minute
+only where the machine is hopelessly overloaded."""
 
 
 class SlotPhase(enum.Enum):
@@ -173,7 +173,9 @@ class ResourceManager:
         }
 
     def validate(self) -> None:
-        """Check the invariants: one attempt per job and slot, no ordinal twice, nobody waits in vain."""
+        """Check the invariants: one attempt per job and slot, no ordinal twice, nobody waits in
+        vain.
+        """
         taken: set[tuple[JobName, int]] = set()
         for slot in self._slots():
             free = slot.phase is SlotPhase.FREE

@@ -1,15 +1,16 @@
 """What a TaskManager decides: which slot runs what, when a process is killed, when it ends itself.
 
-Theory of operation. A slot goes EMPTY -> FORKING -> RUNNING -> EMPTY by itself, or over KILLING when
-the JobManager stops it. Processes are the zygote's: this machine asks for a fork or a kill and hears of
-both, and of deaths, as events. Two facts about messages shape it: they may repeat or overtake each
-other, and the JobManager numbers its StartSlots with one growing serial. So per slot the highest
-serial that was started or stopped is kept, and a StartSlot that does not exceed it is an old one; a
-StopSlot is answered when the process is reaped, so that "Done" means that the slot is free.
+Theory of operation. A slot goes EMPTY -> FORKING -> RUNNING -> EMPTY by itself, or over KILLING
+when the JobManager stops it. Processes are the zygote's: this machine asks for a fork or a kill and
+hears of both, and of deaths, as events. Two facts about messages shape it: they may repeat or
+overtake each other, and the JobManager numbers its StartSlots with one growing serial. So per slot
+the highest serial that was started or stopped is kept, and a StartSlot that does not exceed it is
+an old one; a StopSlot is answered when the process is reaped, so that "Done" means that the slot is
+free.
 
-A TaskManager belongs to one JobManager, by leader epoch. It ends itself, and with it its slots, when
-that JobManager refuses it or has not answered for the timeout: it may have been replaced, and its
-slots with it. It is pure; `service.py` carries out what it says.
+A TaskManager belongs to one JobManager, by leader epoch. It ends itself, and with it its slots,
+when that JobManager refuses it or has not answered for the timeout: it may have been replaced, and
+its slots with it. It is pure; `service.py` carries out what it says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The TaskManager process: carries out what its machine says.
 
-It starts its zygote first (a quarter of a second of imports), then listens, registers, and is ready:
-forks asked for meanwhile wait in the zygote's socket. The main thread is the loop; RPC threads, the
-zygote's reader and worker threads only post to it.
+It starts its zygote first (a quarter of a second of imports), then listens, registers, and is
+ready: forks asked for meanwhile wait in the zygote's socket. The main thread is the loop; RPC
+threads, the zygote's reader and worker threads only post to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a TaskManager and its zygote say to each other, over a Unix socket pair.
 
 Frames are a length and one JSON object; JSON because a person may want to read them in a trace, and
-because there are few. The socket is the zygote's command line: at its end the zygote ends. Both ends
-have one reader and one writer.
+because there are few. The socket is the zygote's command line: at its end the zygote ends. Both
+ends have one reader and one writer.
 """
 
 from __future__ import annotations

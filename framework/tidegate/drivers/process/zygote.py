@@ -1,9 +1,10 @@
 """The zygote: a process that has imported what slots need and opened nothing, and forks them.
 
 Forking is safe only from a process with one thread and without clients, so this one does nothing
-else: it waits for commands of its TaskManager and for the end of its children, reaps them and reports
-their status. A slot is its copy: a few milliseconds instead of a quarter of a second of imports, and
-mostly shared memory. It never imports a user's module: that of one job must not be seen by another.
+else: it waits for commands of its TaskManager and for the end of its children, reaps them and
+reports their status. A slot is its copy: a few milliseconds instead of a quarter of a second of
+imports, and mostly shared memory. It never imports a user's module: that of one job must not be
+seen by another.
 
 It runs until the command socket ends (the TaskManager is gone); then it kills what it forked and
 exits. Should it be killed itself, the TaskManager ends, and the slots with their lifeline.

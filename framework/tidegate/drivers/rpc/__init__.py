@@ -1,1 +1,3 @@
-"""Control messages over gRPC: generic handlers, one method, our own bytes. Driver of `ports.rpc`."""
+"""Control messages over gRPC: generic handlers, one method, our own bytes. Driver of
+`ports.rpc`.
+"""

@@ -1,10 +1,10 @@
 """Both ends of `ports.rpc` over gRPC.
 
-One unary method carries every message: bytes in, bytes out, written and read by `protocol.codec`. What
-a handler raises travels as `Failed` and is raised at the caller as the same class; what gRPC itself
-reports becomes RpcError with the address. No retries here: only the caller knows what is safe to
-repeat. A process that forks must never have imported a live server from here (the zygote imports, but
-starts nothing).
+One unary method carries every message: bytes in, bytes out, written and read by `protocol.codec`.
+What a handler raises travels as `Failed` and is raised at the caller as the same class; what gRPC
+itself reports becomes RpcError with the address. No retries here: only the caller knows what is
+safe to repeat. A process that forks must never have imported a live server from here (the zygote
+imports, but starts nothing).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-# Before grpc is imported: its fork handlers would only complain, because no process of ours forks after
-# it has made a channel; and what it logs by itself at "info" is not for the terminal of a user.
+# Before grpc is imported: its fork handlers would only complain, because no process of ours forks
+# after it has made a channel; and what it logs by itself at "info" is not for a user's terminal.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -44,8 +44,9 @@ _LIMITS = [
 ]
 _CLIENT_OPTIONS = [
     *_LIMITS,
-    # A restarted process has a new port, so an address that refused is seldom tried again; but where it
-    # is (a JobManager with a fixed port), the default of a second and more would dominate recovery.
+    # A restarted process has a new port, so an address that refused is seldom tried again; but
+    # where it is (a JobManager with a fixed port), gRPC's default of a second and more would
+    # dominate recovery.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -118,14 +119,16 @@ class GrpcClient:
         self._method: Callable[..., bytes] = self._channel.unary_unary(_METHOD)
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
-        """Send and wait for the reply. RpcError when it does not come; else what the handler raised."""
+        """Send and wait for the reply. RpcError when it does not come; else what the handler
+        raised.
+        """
         try:
             data: bytes = self._method(codec.encode(message), timeout=timeout_s)
         except grpc.RpcError as error:
             raise self._translated(message, _code_of(error), timeout_s) from error
         except ValueError as error:  # the channel was closed by another thread
             raise RpcError(
-                f"{type(message).__name__} to {self._address} was not sent: the connection is closed."
+                f"{type(message).__name__} to {self._address} was not sent: its connection is shut."
             ) from error
         reply = codec.decode(data)
         if isinstance(reply, Failed):

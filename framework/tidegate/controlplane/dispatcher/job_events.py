@@ -1,0 +1,182 @@
+"""What the Dispatcher's machine hears, and what it has done: events in, instructions out.
+
+Of no behaviour; `machine.py` is the machine, `service.py` makes the events and carries out the
+instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.ids import JobName
+from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import JobReport, Message, StopJob, Submission
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A message that waits for a reply under the number `ask`."""
+
+    ask: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionStored:
+    """The submission is durable: the job will run, whatever happens to this process."""
+
+    job: JobName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionNotStored:
+    """The storage failed; nothing was started."""
+
+    job: JobName
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultStored:
+    """The job's end is durable."""
+
+    job: JobName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultNotStored:
+    """The storage failed; it is tried again at the next tick."""
+
+    job: JobName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDue:
+    """The pause before a JobMaster's start is over."""
+
+    job: JobName
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMasterStarted:
+    """The process exists; it will register."""
+
+    job: JobName
+    start: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMasterExited:
+    """The process ended, or could not be started (`status` is None)."""
+
+    job: JobName
+    start: int
+    status: ExitStatus | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    Asked
+    | SubmissionStored
+    | SubmissionNotStored
+    | ResultStored
+    | ResultNotStored
+    | StartDue
+    | JobMasterStarted
+    | JobMasterExited
+    | Tick
+)
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer the message `ask`."""
+
+    ask: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSubmission:
+    """Make it durable; SubmissionStored or SubmissionNotStored follows."""
+
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreResult:
+    """Make the job's end durable; ResultStored or ResultNotStored follows.
+
+    A deposed job is only forgotten by this cluster: its name in the storage is another's by now.
+    """
+
+    report: JobReport
+    deposed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitStart:
+    """StartDue after a pause."""
+
+    job: JobName
+    start: int
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartJobMaster:
+    """Start the process; JobMasterStarted or JobMasterExited follows."""
+
+    job: JobName
+    start: int
+    working_folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillJobMaster:
+    """SIGKILL the process; JobMasterExited follows."""
+
+    job: JobName
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardStop:
+    """Send StopJob on to the JobMaster, and its reply to `ask` where there is one."""
+
+    ask: int | None
+    address: str
+    message: StopJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeSlots:
+    """Nothing of this job may run any more: its JobMaster is gone, or the job ended."""
+
+    job: JobName
+
+
+Instruction = (
+    Reply
+    | StoreSubmission
+    | StoreResult
+    | AwaitStart
+    | StartJobMaster
+    | KillJobMaster
+    | ForwardStop
+    | FreeSlots
+)

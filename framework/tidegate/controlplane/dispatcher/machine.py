@@ -1,0 +1,450 @@
+"""The Dispatcher: which jobs there are, and which process is JobMaster of each.
+
+Theory of operation. A submit is answered when it is durable, so that a job that was accepted
+survives this process: STORING, then STARTING (its JobMaster's process runs but has not registered),
+RUNNING, and after a terminal report ENDING (the result is being stored) and ENDED. A JobMaster that
+dies without a terminal report is started again, WAITING for a pause that grows; its slots are given
+up at once, because the next one begins a new attempt anyway. Starts are numbered, and news of an
+older start, or messages of another pid than the present start's, change nothing.
+
+What a job does is its JobMaster's matter (`jobmaster/machine`); the Dispatcher imports no user code
+and knows of a job what is reported. A stop is remembered until the job has ended and told to every
+JobMaster that registers, so that a JobMaster's death cannot lose it. It is pure; `service.py`
+carries out what it says.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidegate.controlplane.dispatcher.backoff import Backoff
+from tidegate.controlplane.dispatcher.job_events import (
+    Asked,
+    AwaitStart,
+    Event,
+    ForwardStop,
+    FreeSlots,
+    Instruction,
+    JobMasterExited,
+    JobMasterStarted,
+    KillJobMaster,
+    Reply,
+    ResultNotStored,
+    ResultStored,
+    StartDue,
+    StartJobMaster,
+    StoreResult,
+    StoreSubmission,
+    SubmissionNotStored,
+    SubmissionStored,
+    Tick,
+)
+from tidegate.controlplane.jobmaster.events import ENDED, JobState
+from tidegate.errors import ExternalError, check
+from tidegate.ids import JobName, LeaderEpoch
+from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import (
+    AttemptReport,
+    Done,
+    Failed,
+    GetJob,
+    JobList,
+    JobMasterAccepted,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    RegisterJobMaster,
+    ReportJob,
+    StopJob,
+    Submission,
+    SubmitJob,
+)
+
+REGISTRATION_MS_MAX = 120_000
+"""A JobMaster that has not registered by then hangs. It imports the user's module first, which may
+load anything; two minutes is beyond what an import takes."""
+STILLBORN_MAX = 5
+"""JobMasters in a row that ended before they registered: then the job fails instead of trying
+on."""
+LINGER_MS_MAX = 10_000
+"""What a JobMaster may take to exit after its terminal report was taken."""
+ENDED_MAX = 100
+"""Ended jobs that are still shown."""
+HISTORY_MAX = 20
+"""Ends of attempts that are shown of a job."""
+
+_ENDED = frozenset(state.name for state in ENDED)
+
+
+class Phase(enum.Enum):
+    """Where a job stands with the Dispatcher."""
+
+    STORING = "storing"
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+TRANSITIONS = frozenset(
+    {
+        (Phase.STORING, Phase.STARTING),  # the submission is durable
+        (Phase.STARTING, Phase.RUNNING),  # registered
+        (Phase.STARTING, Phase.WAITING),  # died, or could not be started
+        (Phase.STARTING, Phase.ENDING),  # died before registering once too often
+        (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
+        (Phase.RUNNING, Phase.ENDING),  # terminal report
+        (Phase.WAITING, Phase.STARTING),  # the pause is over
+        (Phase.ENDING, Phase.ENDED),  # the result is durable
+    }
+)
+
+
+@dataclass(slots=True)
+class _Job:
+    submission: Submission
+    phase: Phase
+    start: int = 0
+    """Number of the present or last start of its JobMaster."""
+    pid: int = 0
+    """Of the JobMaster; 0 when there is none."""
+    address: str = ""
+    since_ms: int = 0
+    """When the phase began."""
+    heard_ms: int = 0
+    report: JobReport | None = None
+    stop: StopJob | None = None
+    stillborn: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+    asks: list[int] = field(default_factory=list)
+    """Of SubmitJob while STORING, of the terminal ReportJob while ENDING."""
+    restarts: int = 0
+    """Of JobMasters that died, and of attempts of theirs."""
+    history: tuple[AttemptReport, ...] = ()
+    """Ends of attempts under JobMasters that died."""
+    result_stored: bool = False
+    result_under_way: bool = False
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """The jobs of a cluster under one leader epoch."""
+
+    cluster: str
+    epoch: LeaderEpoch
+    silence_ms_max: int
+    _jobs: dict[JobName, _Job] = field(default_factory=dict)
+    _starts: int = 0
+
+    def recover(
+        self, jobs: Iterable[tuple[Submission, JobReport | None]], now_ms: int
+    ) -> list[Instruction]:
+        """Take over the jobs of an earlier leader; those without a result are started."""
+        instructions: list[Instruction] = []
+        for submission, result in jobs:
+            if result is not None:
+                self._jobs[submission.job] = _Job(submission, Phase.ENDED, report=result)
+            else:
+                job = self._jobs[submission.job] = _Job(submission, Phase.STORING)
+                instructions += self._start(job, now_ms)
+        return instructions
+
+    def handle(self, event: Event, now_ms: int, wall_ms: int = 0) -> list[Instruction]:
+        """What is to be done about an event at a monotonic time; `wall_ms` is for display only."""
+        return list(self._handle(event, now_ms, wall_ms))
+
+    def live(self) -> list[JobName]:
+        """Jobs that have not ended."""
+        return [name for name, job in self._jobs.items() if job.phase is not Phase.ENDED]
+
+    def phase(self, name: JobName) -> Phase | None:
+        """Where the job stands; None if there is no such job."""
+        job = self._jobs.get(name)
+        return None if job is None else job.phase
+
+    def submission(self, name: JobName) -> Submission:
+        """Of a job that is known."""
+        return self._jobs[name].submission
+
+    def runs_at(self, name: JobName) -> str | None:
+        """The address of the job's registered JobMaster."""
+        job = self._jobs.get(name)
+        return job.address if job is not None and job.phase is Phase.RUNNING else None
+
+    def validate(self) -> None:
+        """Check the invariants of every job."""
+        for name, job in self._jobs.items():
+            where = f"{name} ({job.phase.value})"
+            check(job.submission.job == name, f"{where}: under another name")
+            check(job.submission.cluster == self.cluster, f"{where}: of another cluster")
+            check(job.pid or job.phase is not Phase.RUNNING, f"{where}: without a JobMaster")
+            check(not job.pid or job.phase is not Phase.WAITING, f"{where}: with a JobMaster")
+            check(bool(job.address) == (job.phase is Phase.RUNNING), f"{where}: address")
+            ending = job.phase in {Phase.ENDING, Phase.ENDED}
+            reported = job.report is not None and job.report.state in _ENDED
+            check(ending == reported, f"{where}: ends exactly by a terminal report")
+            check(not job.asks or job.phase in {Phase.STORING, Phase.ENDING}, f"{where}: asks")
+        ended = [job for job in self._jobs.values() if job.phase is Phase.ENDED]
+        check(len(ended) <= ENDED_MAX, "too many ended jobs are kept")
+
+    # --- events
+
+    def _handle(  # noqa: C901  # a case per event
+        self, event: Event, now_ms: int, wall_ms: int
+    ) -> Iterator[Instruction]:
+        match event:
+            case Asked(ask=ask, message=message):
+                yield from self._asked(ask, message, now_ms)
+            case SubmissionStored(job=name):
+                job = self._jobs[name]
+                yield from self._answer(job, Done())
+                yield from self._start(job, now_ms)
+            case SubmissionNotStored(job=name, error=error):
+                yield from self._answer(self._jobs.pop(name), Failed(error=error))
+            case ResultStored(job=name):
+                job = self._jobs[name]
+                yield from self._answer(job, Done())
+                self._become(job, Phase.ENDED, now_ms)
+                self._forget_oldest()
+            case ResultNotStored(job=name):
+                self._jobs[name].result_under_way = False
+            case StartDue(job=name, start=start):
+                due = self._of_start(name, start)
+                if due is not None and due.phase is Phase.WAITING:
+                    yield from self._start(due, now_ms)
+            case JobMasterStarted(job=name, start=start, pid=pid):
+                started = self._of_start(name, start)
+                if started is not None:
+                    started.pid = pid
+            case JobMasterExited(job=name, start=start, status=status, reason=reason):
+                exited = self._of_start(name, start)
+                if exited is not None:
+                    yield from self._exited(exited, status, reason, now_ms, wall_ms)
+            case Tick():
+                yield from self._tick(now_ms)
+
+    def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
+        match message:
+            case SubmitJob(submission=submission):
+                yield from self._submit(ask, submission, now_ms)
+            case GetJob(job=name):
+                job = self._jobs.get(name)
+                yield Reply(ask=ask, message=_unknown(name) if job is None else _view(job))
+            case ListJobs():
+                jobs = tuple(_view(job) for job in self._jobs.values())
+                yield Reply(ask=ask, message=JobList(jobs=jobs))
+            case StopJob():
+                yield from self._stop(ask, message)
+            case RegisterJobMaster():
+                yield from self._register(ask, message, now_ms)
+            case ReportJob():
+                yield from self._reported(ask, message, now_ms)
+            case _:
+                reason = f"the Dispatcher takes no {type(message).__name__}"
+                yield Reply(ask=ask, message=Refused(reason=reason))
+
+    def _submit(self, ask: int, submission: Submission, now_ms: int) -> Iterator[Instruction]:
+        name = submission.job
+        known = self._jobs.get(name)
+        if known is not None and known.phase is not Phase.ENDED:
+            reason = (
+                f"A job named {name} is live on this cluster ({_view(known).state}): stop it first "
+                f"(tidegate stop {name}), or submit under another name."
+            )
+            yield Reply(ask=ask, message=Refused(reason=reason))
+            return
+        if known is not None and known.pid:
+            yield _kill(known, "its job is submitted anew")
+        ours = msgspec.structs.replace(submission, cluster=self.cluster)
+        self._jobs[name] = _Job(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
+        yield StoreSubmission(submission=ours)
+
+    def _stop(self, ask: int, message: StopJob) -> Iterator[Instruction]:
+        job = self._jobs.get(message.job)
+        if job is None:
+            yield Reply(ask=ask, message=_unknown(message.job))
+        elif job.phase in {Phase.ENDING, Phase.ENDED}:
+            reason = f"Job {message.job} has ended already ({_view(job).state})."
+            yield Reply(ask=ask, message=Refused(reason=reason))
+        else:
+            if job.stop is None or not message.final_checkpoint:  # a cancel is not taken back
+                job.stop = message
+            if job.phase is Phase.RUNNING:
+                yield ForwardStop(ask=ask, address=job.address, message=job.stop)
+            else:
+                yield Reply(ask=ask, message=Done())  # told to the JobMaster when it registers
+
+    def _register(self, ask: int, message: RegisterJobMaster, now_ms: int) -> Iterator[Instruction]:
+        job = self._of_process(message.job, message.epoch, message.pid)
+        if isinstance(job, Refused):
+            yield Reply(ask=ask, message=job)
+            return
+        if job.phase is Phase.STARTING:
+            self._become(job, Phase.RUNNING, now_ms)
+            job.backoff.lives(now_ms)
+            job.stillborn = 0
+        if job.phase is not Phase.RUNNING:
+            reason = f"job {message.job} has ended"
+            yield Reply(ask=ask, message=Refused(reason=reason))
+            return
+        job.address = message.address
+        job.heard_ms = now_ms
+        yield Reply(ask=ask, message=JobMasterAccepted(submission=job.submission))
+        if job.stop is not None:
+            yield ForwardStop(ask=None, address=job.address, message=job.stop)
+
+    def _reported(self, ask: int, message: ReportJob, now_ms: int) -> Iterator[Instruction]:
+        report = message.report
+        job = self._of_process(report.job, message.epoch, report.jobmaster_pid)
+        if isinstance(job, Refused):
+            yield Reply(ask=ask, message=job)
+        elif job.phase is Phase.ENDING:  # the terminal report again
+            job.asks.append(ask)
+        elif job.phase is Phase.RUNNING and report.state in _ENDED:
+            job.asks.append(ask)
+            yield from self._end(job, report, now_ms)
+        else:
+            if job.phase is Phase.RUNNING:
+                job.report = report
+                job.heard_ms = now_ms
+            yield Reply(ask=ask, message=Done())
+
+    def _exited(
+        self, job: _Job, status: ExitStatus | None, reason: str, now_ms: int, wall_ms: int
+    ) -> Iterator[Instruction]:
+        name = job.submission.job
+        how = reason or f"its process {job.pid} ended with status {status}"
+        job.pid = 0
+        yield FreeSlots(job=name)
+        if job.phase in {Phase.ENDING, Phase.ENDED}:
+            return
+        job.stillborn += job.phase is Phase.STARTING
+        job.backoff.died(now_ms)
+        error = ErrorReport.of(
+            ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
+        )
+        died = AttemptReport(
+            attempt=job.report.attempt if job.report else 0, ended_ms=wall_ms, error=error
+        )
+        earlier = job.report.history if job.report else ()
+        job.history = (*job.history, *earlier, died)[-HISTORY_MAX:]
+        job.restarts += 1 + (job.report.restarts if job.report else 0)
+        job.report = _between(job, error)
+        if job.stillborn >= STILLBORN_MAX:
+            failed = msgspec.structs.replace(job.report, state=JobState.FAILED.name)
+            yield from self._end(job, failed, now_ms)
+            return
+        self._become(job, Phase.WAITING, now_ms)
+        yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+
+    def _tick(self, now_ms: int) -> Iterator[Instruction]:
+        for job in self._jobs.values():
+            in_phase_ms = now_ms - job.since_ms
+            match job.phase:
+                case Phase.RUNNING if now_ms - job.heard_ms > self.silence_ms_max:
+                    yield _kill(job, f"silent for {(now_ms - job.heard_ms) / 1000:.1f} s")
+                case Phase.STARTING if job.pid and in_phase_ms > REGISTRATION_MS_MAX:
+                    yield _kill(job, "it has not registered")
+                case Phase.ENDED if job.pid and in_phase_ms > LINGER_MS_MAX:
+                    yield _kill(job, "its job has ended")
+                case Phase.ENDING if not job.result_under_way:
+                    yield self._store_result(job)
+                case _:
+                    pass
+
+    # --- moves
+
+    def _become(self, job: _Job, phase: Phase, now_ms: int) -> None:
+        where = f"{job.submission.job} goes from {job.phase.value} to {phase.value}"
+        check((job.phase, phase) in TRANSITIONS, where)
+        job.phase = phase
+        job.since_ms = now_ms
+        if phase is not Phase.RUNNING:
+            job.address = ""
+
+    def _start(self, job: _Job, now_ms: int) -> Iterator[Instruction]:
+        self._become(job, Phase.STARTING, now_ms)
+        self._starts += 1
+        job.start = self._starts
+        yield StartJobMaster(
+            job=job.submission.job, start=job.start, working_folder=job.submission.working_folder
+        )
+
+    def _end(self, job: _Job, report: JobReport, now_ms: int) -> Iterator[Instruction]:
+        history = (*job.history, *report.history)[-HISTORY_MAX:]
+        restarts = job.restarts + report.restarts
+        job.report = msgspec.structs.replace(report, history=history, restarts=restarts)
+        job.history, job.restarts = (), 0
+        self._become(job, Phase.ENDING, now_ms)
+        yield self._store_result(job)
+
+    def _store_result(self, job: _Job) -> Instruction:
+        job.result_under_way = True
+        report = _view(job)
+        return StoreResult(report=report, deposed=report.state == JobState.DEPOSED.name)
+
+    def _answer(self, job: _Job, message: Message) -> Iterator[Instruction]:
+        for ask in job.asks:
+            yield Reply(ask=ask, message=message)
+        job.asks.clear()
+
+    def _forget_oldest(self) -> None:
+        ended = [name for name, job in self._jobs.items() if job.phase is Phase.ENDED]
+        for name in ended[:-ENDED_MAX]:
+            del self._jobs[name]
+
+    # --- looking up
+
+    def _of_start(self, name: JobName, start: int) -> _Job | None:
+        job = self._jobs.get(name)
+        return job if job is not None and job.start == start else None
+
+    def _of_process(self, name: JobName, epoch: LeaderEpoch, pid: int) -> _Job | Refused:
+        """The job whose present JobMaster the sender is, or why it is not."""
+        if epoch != self.epoch:
+            return Refused(reason=f"leader epoch {epoch} is not {self.epoch}, this JobManager's")
+        job = self._jobs.get(name)
+        if job is None or job.pid != pid:
+            return Refused(reason=f"process {pid} is not the JobMaster of {name}")
+        return job
+
+
+def _view(job: _Job) -> JobReport:
+    """What is shown: the last report, over the restarts of JobMasters before it."""
+    if job.report is None:
+        return JobReport(job=job.submission.job, state=JobState.CREATED.name, jobmaster_pid=job.pid)
+    return msgspec.structs.replace(
+        job.report,
+        restarts=job.restarts + job.report.restarts,
+        history=(*job.history, *job.report.history)[-HISTORY_MAX:],
+        jobmaster_pid=job.pid,
+    )
+
+
+def _between(job: _Job, error: ErrorReport) -> JobReport:
+    """Of a job whose JobMaster died: its counts stand, nothing of it runs."""
+    last = job.report or JobReport(job=job.submission.job, state="")
+    return msgspec.structs.replace(
+        last,
+        state=JobState.RECOVERING.name,
+        error=error,
+        slots=(),
+        slots_missing=0,
+        restarts=0,
+        history=(),
+    )
+
+
+def _kill(job: _Job, reason: str) -> Instruction:
+    return KillJobMaster(job=job.submission.job, pid=job.pid, reason=reason)
+
+
+def _unknown(name: JobName) -> Refused:
+    return Refused(reason=f"This cluster knows no job named {name}: tidegate list shows its jobs.")
