@@ -1,4 +1,6 @@
-"""Orders to running totals: one total per customer, updated by every order, each counted exactly once."""
+"""Orders to running totals: one total per customer, updated by every order, each counted exactly
+once.
+"""
 
 from __future__ import annotations
 

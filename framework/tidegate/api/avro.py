@@ -1,9 +1,10 @@
-"""Avro for the format `Avro`: records of any kind to Avro bytes and back, by fastavro, without a header.
+"""Avro for the format `Avro`: records of any kind to Avro bytes and back, by fastavro, without a
+header.
 
-The schema is derived from the type, or comes from an `.avsc` file that `api/avro_file.py` has checked
-against it. `formats` imports this module only where Avro is used. Decimals that are text, in the file or
-because no file gives a precision, are a logical type of ours ("decimal-string") that fastavro is taught
-here; to any other reader they are strings.
+The schema is derived from the type, or comes from an `.avsc` file that `api/avro_file.py` has
+checked against it. `formats` imports this module only where Avro is used. Decimals that are text,
+in the file or because no file gives a precision, are a logical type of ours ("decimal-string") that
+fastavro is taught here; to any other reader they are strings.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ class _AvroShapes(Shapes):
         if self._from_file or any(not fields_of(branch) for branch in branches):
             told = " | ".join(name_of(branch) for branch in branches)
             raise PipelineError(
-                f"Avro cannot tell {told} apart; make every branch a record class of its own, and let the "
-                "schema be derived from the type"
+                f"Avro cannot tell {told} apart; make every branch a record class of its own, and "
+                "let the schema be derived from the type"
             )
         inner = [_AvroShapes(from_file=False) for _ in branches]
         shapes = [made.shape(branch) for made, branch in zip(inner, branches, strict=True)]

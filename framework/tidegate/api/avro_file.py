@@ -1,8 +1,8 @@
 """A type against its `.avsc` file: field by field, names, types and whether a field may be null.
 
-The result is the file's schema with the readings that the type asks for: text that the type says is a
-Decimal or a UUID, a timestamp that the type takes as a plain int. Bytes are the same under both. Every
-refusal names the file, the field, and what each side says.
+The result is the file's schema with the readings that the type asks for: text that the type says is
+a Decimal or a UUID, a timestamp that the type takes as a plain int. Bytes are the same under both.
+Every refusal names the file, the field, and what each side says.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _READ_AS: dict[object, AvroSchema] = {
 
 
 def fit_file(of: object, file: str) -> AvroSchema:
-    """The schema of a file, written out in full, as it is read for a type; PipelineError if it is not
-    there, is no schema, or the type does not fit it.
+    """The schema of a file, written out in full, as it is read for a type; PipelineError if it is
+    not there, is no schema, or the type does not fit it.
     """
     path = _find(file)
     try:
@@ -64,7 +64,8 @@ def _find(file: str) -> Path:
         if path.is_file():
             return path
     raise PipelineError(
-        f"Avro schema file {file} does not exist; it is looked for from the working folder {Path.cwd()}"
+        f"Avro schema file {file} does not exist; it is looked for from the working folder "
+        f"{Path.cwd()}"
     )
 
 

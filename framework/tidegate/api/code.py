@@ -2,8 +2,8 @@
 
 Every process of a job imports the class by its reference, the client's working folder first on the
 path, and compares the digest with the submitted one: a changed helper matters as much as a changed
-lambda. The digest is over the files of the pipeline's top-level package as they lie on disk, not over
-what this process happens to have imported.
+lambda. The digest is over the files of the pipeline's top-level package as they lie on disk, not
+over what this process happens to have imported.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             raise PipelineError(
-                f"there is no module {missing!r} in {folder} or on the path; run the command in the "
-                "folder that holds your pipelines"
+                f"there is no module {missing!r} in {folder} or on the path; run the command in "
+                "the folder that holds your pipelines"
             ) from None
         raise PipelineError(
             f"importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"

@@ -1,10 +1,10 @@
 """State that was written under an older schema: may it be read, and how.
 
-Avro's rules of resolution: a field that the reader has and the writer had not takes its default, one
-that only the writer had is skipped, an int may be read as a float, text as bytes and back. `None` may be
-added to a type, not taken away; symbols may be added to an enum. The names of record classes do not
-count, so that renaming a class is free. `check_evolution` is asked at submit, with schemas alone;
-`resolver` by state backends, when a value of an older schema is first met.
+Avro's rules of resolution: a field that the reader has and the writer had not takes its default,
+one that only the writer had is skipped, an int may be read as a float, text as bytes and back.
+`None` may be added to a type, not taken away; symbols may be added to an enum. The names of record
+classes do not count, so that renaming a class is free. `check_evolution` is asked at submit, with
+schemas alone; `resolver` by state backends, when a value of an older schema is first met.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _PROMOTIONS = {("long", "double"), ("string", "bytes"), ("bytes", "string")}
 
 
 def check_evolution(writer: AvroSchema, reader: AvroSchema, where: str) -> None:
-    """Refuse, with a PipelineError that names the field, a reader that cannot read what was written.
+    """Refuse, with a PipelineError that names the field, a reader that cannot read what was
+    written.
 
     `where` names the state: "state 'total' of step 'running-total'".
     """
     why_not = _mismatch(writer, reader, "")
     if why_not is not None:
         raise PipelineError(
-            f"{where} cannot be read from the checkpoint: {why_not}. Restore its type, or start without "
-            "this state under a new uid"
+            f"{where} cannot be read from the checkpoint: {why_not}. Restore its type, or start "
+            "without this state under a new uid"
         )
 
 
@@ -110,7 +111,7 @@ def _say(schema: AvroSchema) -> str:
 
 
 def _convert(writer: AvroSchema, of: object) -> Callable[[Any], Any]:
-    """From the plain msgpack value of the writer's layout to a value of type `of`; they do resolve."""
+    """From the plain msgpack value of the writer's layout to a value of type `of`."""
     if isinstance(writer, list):
         return _convert_union(writer, of)
     if is_union(of):
@@ -148,7 +149,7 @@ def _convert_scalar(writer: AvroSchema, of: object) -> Callable[[Any], Any]:
 
 
 def _convert_union(writer: list[AvroSchema], of: object) -> Callable[[Any], Any]:
-    """A union of one type and None is written bare, of several as pairs of branch number and value."""
+    """A union of one type and None is written bare, of several as branch number and value."""
     branches = [branch for branch in writer if branch != "null"]
     converts = [_convert(branch, of) for branch in branches]
     if len(converts) == 1:
@@ -158,8 +159,8 @@ def _convert_union(writer: list[AvroSchema], of: object) -> Callable[[Any], Any]
 
 
 def _branch(writer: AvroSchema, of: object) -> object:
-    """The reader's branch for what was written: the same schema if there is one, else the first that
-    resolves.
+    """The reader's branch for what was written: the same schema if there is one, else the first
+    that resolves.
     """
     infos = [type_info(branch) for branch in get_args(of)]
     for info in infos:

@@ -1,7 +1,8 @@
 """Record classes, looked at alike: dataclasses, msgspec Structs, pydantic models, TypedDicts.
 
-One question, which fields has it and how is it made again, answered for every kind; type facts, codecs
-and key bytes are built on the answer. pydantic is looked at only where the user has imported it.
+One question, which fields has it and how is it made again, answered for every kind; type facts,
+codecs and key bytes are built on the answer. pydantic is looked at only where the user has imported
+it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import msgspec
 
 from tidegate.errors import PipelineError
 
-MISSING: Final[Any] = dataclasses.MISSING
-"""No default. (msgspec has its own marker; it is translated here.)"""
+MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda _: "no default"})()
+"""No default: what a keyword or a field has that was not given one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +52,15 @@ class RecordField:
 
 
 def fields_of(of: object) -> tuple[RecordField, ...] | None:
-    """The fields of a record class in declaration order, with a generic's arguments filled in; None if
-    `of` is no record class. Fields that the class computes itself (init=False) are none of ours.
+    """The fields of a record class in declaration order, with a generic's arguments filled in; None
+    if `of` is no record class. Fields that the class computes itself (init=False) are none of ours.
     """
     origin = get_origin(of)
     if isinstance(origin, type):
         generic = fields_of(origin)
-        parameters = getattr(origin, "__parameters__", ())
-        bound = dict(zip(parameters, get_args(of), strict=False))
-        if generic is None or not parameters:
-            return generic
+        if generic is None:
+            return None
+        bound = dict(zip(getattr(origin, "__parameters__", ()), get_args(of), strict=False))
         return tuple(dataclasses.replace(f, of=_substitute(f.of, bound)) for f in generic)
     if not isinstance(of, type):
         return None
@@ -127,7 +127,9 @@ def name_of(of: object) -> str:
 
 
 def hints_of(of: type, *, extras: bool = False) -> dict[str, Any]:
-    """Annotations at run time; PipelineError with the remedy where a name is imported for checkers only."""
+    """Annotations at run time; PipelineError with the remedy where a name is imported for checkers
+    only.
+    """
     try:
         return get_type_hints(of, include_extras=extras)
     except NameError as error:
@@ -157,8 +159,8 @@ def _dataclass_fields(of: type) -> tuple[RecordField, ...]:
         RecordField(
             name=f.name,
             of=hints[f.name],
-            default=f.default,
-            factory=f.default_factory,
+            default=MISSING if f.default is dataclasses.MISSING else f.default,
+            factory=MISSING if f.default_factory is dataclasses.MISSING else f.default_factory,
             in_key=f.compare,
         )
         for f in found

@@ -1,17 +1,17 @@
-"""Formats turn values into Kafka bytes and carry the value's type: `Json(Order)` is a `Format[Order]`,
-for the checker and at run time.
+"""Formats turn values into Kafka bytes and carry the value's type: `Json(Order)` is a
+`Format[Order]`, for the checker and at run time.
 
 A type that a format cannot carry is refused where the format is written. Schema files are read when
-the graph is built, not at import. Sources and sinks ask once per subtask for a decoder or an encoder, a
-plain function for the hot path. What it raises is not ours: the data plane catches it, names the
-record's topic, partition and offset, and applies the source's policy.
+the graph is built, not at import. Sources and sinks ask once per subtask for a decoder or an
+encoder, a plain function for the hot path. What it raises is not ours: the data plane catches it,
+names the record's topic, partition and offset, and applies the source's policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import msgspec
 from typing_extensions import TypeForm
@@ -35,11 +35,13 @@ class Format(Generic[T]):
         self.schema: AvroSchema = type_info(of).avro
 
     def describe(self) -> dict[str, object]:
-        """Name and schema, for the fingerprint. May read files; PipelineError if they do not fit."""
+        """Name and schema, for the fingerprint. Reads files; PipelineError if they do not fit."""
         return {"format": type(self).__name__, "schema": self.schema}
 
     def decoder(self) -> Callable[[bytes], T]:
-        """A function from Kafka bytes to a value; it raises an exception whose text says the reason."""
+        """A function from Kafka bytes to a value; it raises an exception whose text says the
+        reason.
+        """
         raise NotImplementedError
 
     def encoder(self) -> Callable[[T], bytes]:
@@ -56,7 +58,10 @@ class Json(Format[T]):
         super().__init__(of)
         try:
             self.decoder()
-        except (TypeError, RuntimeError) as error:  # a union that JSON cannot tell apart, and the like
+        except (
+            TypeError,
+            RuntimeError,
+        ) as error:  # a union that JSON cannot tell apart, and the like
             raise PipelineError(f"Json({name_of(of)}): {error}") from None
 
     def decoder(self) -> Callable[[bytes], T]:
@@ -82,8 +87,8 @@ class Json(Format[T]):
 class Avro(Format[T]):
     """Avro without a header, by fastavro.
 
-    The writer's schema is derived from the type, or is the `.avsc` file, which is looked for from the
-    working folder; the type is checked against it field by field when the graph is built.
+    The writer's schema is derived from the type, or is the `.avsc` file, which is looked for from
+    the working folder; the type is checked against it field by field when the graph is built.
     """
 
     def __init__(self, of: TypeForm[T], *, schema: str | None = None) -> None:
@@ -144,4 +149,4 @@ def _holds_model(of: object) -> bool:
     if is_model(of):
         return True
     parts = [field.of for field in fields_of(of) or ()]
-    return any(_holds_model(part) for part in (*parts, *getattr(of, "__args__", ())))
+    return any(_holds_model(part) for part in (*parts, *get_args(of)))

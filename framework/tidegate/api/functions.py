@@ -1,8 +1,8 @@
 """The classes a user subclasses, and what they get beside a record: contexts and side outputs.
 
 Results are returned as an iterable: `yield` where it reads best, `return (result,)` where 50 ns a
-record count. There is no `ctx.emit`: it is as fast as a tuple, but a second way, and its argument could
-not be checked without repeating the output type.
+record count. There is no `ctx.emit`: it is as fast as a tuple, but a second way, and its argument
+could not be checked without repeating the output type.
 
 The data plane's operators call these; they subclass the contexts to say where side outputs go.
 """
@@ -27,7 +27,9 @@ X = TypeVar("X")
 
 
 class SideOutput(Generic[X]):
-    """A typed second output of a function, declared as a class attribute: `late = SideOutput(Order)`."""
+    """A typed second output of a function, declared as a class attribute: `late =
+    SideOutput(Order)`.
+    """
 
     def __init__(self, of: TypeForm[X]) -> None:
         type_info(of)
@@ -71,7 +73,9 @@ class Context(RecordContext, Generic[K]):
 
 
 class Function:
-    """What is common: the declared state and side outputs, and the types in `class X(Base[K, In, Out])`."""
+    """What is common: the declared state and side outputs, and the types in `class X(Base[K, In,
+    Out])`.
+    """
 
     declared_states: ClassVar[dict[str, State]] = {}
     declared_outputs: ClassVar[dict[str, SideOutput[Any]]] = {}
@@ -94,7 +98,8 @@ class Function:
                 )
         if MAIN in cls.declared_outputs:
             raise PipelineError(
-                f"{cls.__name__}.{MAIN}: {MAIN!r} is the name of the ordinary results; choose another"
+                f"{cls.__name__}.{MAIN}: {MAIN!r} is the name of the ordinary results; choose "
+                "another"
             )
         cls.declared_types = cls._resolve_types()
 
@@ -110,8 +115,8 @@ class Function:
 
     @classmethod
     def _resolve_types(cls) -> tuple[object, ...]:
-        """The arguments of `Process` or `KeyedProcess` that a class was derived with, through any number
-        of generic classes between.
+        """The arguments of `Process` or `KeyedProcess` that a class was derived with, through any
+        number of generic classes between.
         """
         for base in get_original_bases(cls):
             origin = get_origin(base) or base
@@ -139,8 +144,8 @@ class Process(Function, Generic[In, Out]):
         super().__init_subclass__()
         if cls.declared_states:
             raise PipelineError(
-                f"{cls.__name__}.{next(iter(cls.declared_states))}: state belongs to a key; derive from "
-                "KeyedProcess and use the function after key_by"
+                f"{cls.__name__}.{next(iter(cls.declared_states))}: state belongs to a key; derive "
+                "from KeyedProcess and use the function after key_by"
             )
 
     def process(self, record: In, ctx: RecordContext, /) -> Iterable[Out]:

@@ -1,9 +1,9 @@
 """Kafka sources and sinks, declared as class attributes of a pipeline.
 
-On the class the attribute is the declaration (`OrderTotals.orders`: a KafkaSource[Order], which tests
-and tools use); on a pipeline object, inside `define`, a source is the stream that it starts
-(`self.orders`: a Stream[Order]). A declaration holds no graph, so building twice, or two pipelines in
-one process, never meet. It opens nothing: the data plane's sources and sinks read it.
+On the class the attribute is the declaration (`OrderTotals.orders`: a KafkaSource[Order], which
+tests and tools use); on a pipeline object, inside `define`, a source is the stream that it starts
+(`self.orders`: a Stream[Order]). A declaration holds no graph, so building twice, or two pipelines
+in one process, never meet. It opens nothing: the data plane's sources and sinks read it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Start = Literal["earliest", "latest", "group"] | int | Mapping[int, int]
-"""Where a source begins that no checkpoint tells: an int is a timestamp in ms, a mapping gives offsets
-by partition (others begin at the earliest).
+"""Where a source begins that no checkpoint tells: an int is a timestamp in ms, a mapping gives
+offsets by partition (others begin at the earliest).
 """
 OnBadRecord = Literal["fail", "skip", "dead_letter"]
 Guarantee = Literal["exactly_once", "at_least_once", "none"]
@@ -53,7 +53,8 @@ ORIGIN_PARTITION: Final = "tidegate.source.partition"
 ORIGIN_OFFSET: Final = "tidegate.source.offset"
 ORIGIN_TIMESTAMP: Final = "tidegate.source.timestamp"
 ERROR: Final = "tidegate.error"
-"""Headers of a dead letter beside the record's own; the values are UTF-8 text, numbers in decimal."""
+"""Headers of a dead letter beside the record's own; the values are UTF-8 text, numbers in decimal.
+"""
 
 DEFAULT_LINGER: Final = "5 ms"
 """librdkafka's own default: batches fill at load, and an idle pipeline waits 5 ms at most."""
@@ -117,7 +118,8 @@ class OutgoingRecord(msgspec.Struct, Generic[K, V], frozen=True):
 
 class Connector:
     """What sources and sinks share: the topic; a name, which is their uid and part of transactional
-    ids, taken from the attribute; the place where they were written; librdkafka settings of their own.
+    ids, taken from the attribute; the place where they were written; librdkafka settings of their
+    own.
     """
 
     def __init__(self, topic: str, kafka: KafkaOverrides | None) -> None:
@@ -127,7 +129,8 @@ class Connector:
         self.kafka = dict(kafka or {})
         for key in self.kafka.keys() & _OURS.keys():
             raise PipelineError(
-                f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: {_OURS[key]}"
+                f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
+                f"{_OURS[key]}"
             )
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -139,8 +142,8 @@ class Connector:
     def name(self) -> str:
         if not self.names:
             raise PipelineError(
-                f"{self.place}: the declaration for topic {self.topic!r} is not a class attribute of a "
-                "pipeline"
+                f"{self.place}: the declaration for topic {self.topic!r} is not a class attribute "
+                "of a pipeline"
             )
         return self.names[0]
 
@@ -218,8 +221,8 @@ class KafkaSource(Connector, Generic[T]):
     ) -> KafkaSource[Any]:
         """The same, with key, headers and provenance of each record.
 
-        Without `key`, keys are raw bytes or None. With it, a record without a key is a bad record. With
-        `tombstones=True`, a record without a value comes through with None.
+        Without `key`, keys are raw bytes or None. With it, a record without a key is a bad record.
+        With `tombstones=True`, a record without a value comes through with None.
         """
         source: KafkaSource[Any] = KafkaSource(topic, value=value, **options)
         source.key, source.whole, source.tombstones = key, True, tombstones
@@ -275,8 +278,8 @@ class KafkaSource(Connector, Generic[T]):
         start = self.start
         if isinstance(start, str) and start not in ("earliest", "latest", "group"):
             raise PipelineError(
-                f"{where}: start={start!r} must be 'earliest', 'latest', 'group', a timestamp in ms or "
-                "a dict of offsets by partition"
+                f"{where}: start={start!r} must be 'earliest', 'latest', 'group', a timestamp in "
+                "ms or a dict of offsets by partition"
             )
         if isinstance(start, int) and start < 0:
             raise PipelineError(f"{where}: start={start} is no timestamp in ms since the epoch")
@@ -285,17 +288,17 @@ class KafkaSource(Connector, Generic[T]):
         _check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
         if (self.on_bad_record == "dead_letter") != (self.dead_letters is not None):
             raise PipelineError(
-                f"{where}: on_bad_record='dead_letter' and dead_letters='topic' are given together or "
-                "not at all"
+                f"{where}: on_bad_record='dead_letter' and dead_letters='topic' are given together "
+                "or not at all"
             )
 
 
 class KafkaSink(Connector, Generic[T]):
     """A topic that is written.
 
-    `key_by` takes the record's key from the value: text or bytes, or anything else with its format in
-    `key`. `linger` is how long a batch may wait for more records; `kafka` are librdkafka settings of
-    its producers.
+    `key_by` takes the record's key from the value: text or bytes, or anything else with its format
+    in `key`. `linger` is how long a batch may wait for more records; `kafka` are librdkafka
+    settings of its producers.
     """
 
     @overload
@@ -344,7 +347,7 @@ class KafkaSink(Connector, Generic[T]):
     def records(
         topic: str, *, key: Format[K], value: Format[V], **options: Unpack[SinkOptions]
     ) -> KafkaSink[OutgoingRecord[K, V]]:
-        """The same for records given in full: with headers, timestamp, or no value (a tombstone)."""
+        """The same for records in full: with headers, timestamp, or no value (a tombstone)."""
         whole: Format[Any] = value
         sink: KafkaSink[OutgoingRecord[K, V]] = KafkaSink(topic, value=whole, **options)
         sink.key, sink.whole = key, True

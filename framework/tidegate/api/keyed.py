@@ -1,9 +1,9 @@
 """Keyed streams: everything that keeps state by key.
 
-A `KeyedStream` is not a `Stream`: after `key_by` comes a step that uses the key, so nobody has to ask
-whether a map keeps it. Every step here keeps state and takes `uid` as a required keyword. Its records
-and keys cross an exchange and are stored, so both types must be known by now; else the build fails and
-says how to state them.
+A `KeyedStream` is not a `Stream`: after `key_by` comes a step that uses the key, so nobody has to
+ask whether a map keeps it. Every step here keeps state and takes `uid` as a required keyword. Its
+records and keys cross an exchange and are stored, so both types must be known by now; else the
+build fails and says how to state them.
 """
 
 from __future__ import annotations
@@ -90,18 +90,22 @@ class KeyedStream(Generic[K, T]):
         refuse_later("connect_broadcast", _JOIN)
 
     def _key_type(self, function: KeyedProcess[K, T, U], uid: str, place: str) -> object:
-        """The key's type comes from `key_by` or else from the function class; the two must not differ."""
+        """The key's type comes from `key_by` or else from the function class; the two must not
+        differ.
+        """
         declared = function.key_type()
         of = declared if self.key_of is UNKNOWN else self.key_of
         if declared not in (UNKNOWN, of):
             raise PipelineError(
-                f"{place}: step {uid!r} declares keys of {name_of(declared)}, key_by gives {name_of(of)}"
+                f"{place}: step {uid!r} declares keys of {name_of(declared)}, key_by gives "
+                f"{name_of(of)}"
             )
         return of
 
 
 _JOIN = (
-    "map both streams to one union type, unite them, and key them by the same key into a KeyedProcess "
+    "map both streams to one union type, unite them, and key them by the same key into a "
+    "KeyedProcess "
     "that keeps what waits for its partner in state"
 )
 
@@ -109,7 +113,7 @@ _JOIN = (
 def _schema(of: object, why: str, step: str, place: str) -> object:
     if of is UNKNOWN:
         raise PipelineError(
-            f"{place}: {why}, and the type is not known: say it with .{step}(..., returns=Type), or give "
-            "a def with a return annotation instead of the lambda"
+            f"{place}: {why}, and the type is not known: say it with .{step}(..., returns=Type), "
+            "or give a def with a return annotation instead of the lambda"
         )
     return type_info(of).avro

@@ -1,8 +1,9 @@
-"""The pipeline class: what is checked when Python reads the class, and how a graph is built from it.
+"""The pipeline class: what is checked when Python reads the class, and how a graph is built from
+it.
 
-Checked at class creation, so on import and in an editor's test run: the name, each declaration's own
-consistency, `define`. Checked by `build`: everything that needs the graph. Neither does I/O, but for
-reading schema files.
+Checked at class creation, so on import and in an editor's test run: the name, each declaration's
+own consistency, `define`. Checked by `build`: everything that needs the graph. Neither does I/O,
+but for reading schema files.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class ClassSettings:
 class Pipeline:
     """Base of all pipelines: `class OrderTotals(Pipeline, name="order-totals")`.
 
-    A shared base passes `name=None` and cannot be run. The other keywords are settings of the job, over
-    which the command line, the environment and `tidegate.toml` have precedence.
+    A shared base passes `name=None` and cannot be run. The other keywords are settings of the job,
+    over which the command line, the environment and `tidegate.toml` have precedence.
     """
 
     pipeline_name: ClassVar[str | None] = None
@@ -104,8 +105,8 @@ class Pipeline:
         cls.pipeline_name = name
         if name is not None and _NAME.fullmatch(name) is None:
             raise PipelineError(
-                f"{cls.__name__}: name={name!r} must be lower-case letters, digits and hyphens, 63 at "
-                "most: it is part of transactional ids"
+                f"{cls.__name__}: name={name!r} must be lower-case letters, digits and hyphens, 63 "
+                "at most: it is part of transactional ids"
             )
         cls.settings = ClassSettings(
             parallelism=parallelism,
@@ -158,8 +159,8 @@ class Pipeline:
 def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> Graph:
     """The checked graph of a pipeline: what submit and every worker do first.
 
-    PipelineError for any mistake in it, with the user's file and line; also for an exception that the
-    user's `define` raises itself.
+    PipelineError for any mistake in it, with the user's file and line; also for an exception that
+    the user's `define` raises itself.
     """
     instance = pipeline(params or {})
     try:
@@ -168,13 +169,14 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
         raise
     except Exception as error:
         raise PipelineError(
-            f"{_raised_at(error)}: {pipeline.__name__}.define() raised {type(error).__name__}: {error}"
+            f"{_raised_at(error)}: {pipeline.__name__}.define() raised {type(error).__name__}: "
+            f"{error}"
         ) from error
     for name, connector in pipeline.connectors.items():
         if name not in instance.graph.nodes:
             raise PipelineError(
-                f"{connector.place}: {pipeline.__name__}.{name} is declared and not used in define(); "
-                "use it or remove it"
+                f"{connector.place}: {pipeline.__name__}.{name} is declared and not used in "
+                "define(); use it or remove it"
             )
     instance.graph.check()
     return instance.graph
@@ -199,11 +201,11 @@ def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None)
 def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
     if len(connector.names) > 1:
         raise PipelineError(
-            f"{pipeline}.{key} is the same object as {connector.names[0]!r}; declare each source and "
-            "sink anew"
+            f"{pipeline}.{key} is the same object as {connector.names[0]!r}; declare each source "
+            "and sink anew"
         )
     if _CONNECTOR_NAME.fullmatch(key) is None:
         raise PipelineError(
-            f"{connector.place}: {pipeline}.{key}: the name of a source or sink is lower-case letters, "
-            "digits and underscores, 63 at most: it is part of transactional ids"
+            f"{connector.place}: {pipeline}.{key}: the name of a source or sink is lower-case "
+            "letters, digits and underscores, 63 at most: it is part of transactional ids"
         )

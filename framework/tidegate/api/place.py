@@ -28,5 +28,7 @@ def user_place() -> str:
 
 
 def refuse_later(what: str, instead: str) -> Never:
-    """Raise the PipelineError of a feature that this version does not have; `instead` is the remedy."""
+    """Raise the PipelineError of a feature that this version does not have; `instead` is the
+    remedy.
+    """
     raise PipelineError(f"{user_place()}: {what} comes in a later version of tidegate; {instead}")

@@ -1,8 +1,8 @@
 """What a user's function returns, found without running it on data.
 
-In this order: `returns=`, a class used as the function, a `def`'s annotation, or a function that only
-reads fields, which is tried on a probe. The answer is never a guess: a function that branches or
-computes is not believed, and its type is UNKNOWN. That is refused only where the type is needed.
+In this order: `returns=`, a class used as the function, a `def`'s annotation, or a function that
+only reads fields, which is tried on a probe. The answer is never a guess: a function that branches
+or computes is not believed, and its type is UNKNOWN. That is refused only where the type is needed.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _annotated(function: Callable[..., object]) -> object:
         return _known(get_type_hints(function).get("return", UNKNOWN))
     except NameError as error:
         raise PipelineError(
-            f"{function.__qualname__}: {error} at run time; import it outside TYPE_CHECKING or give "
-            "returns="
+            f"{function.__qualname__}: {error} at run time; import it outside TYPE_CHECKING or "
+            "give returns="
         ) from None
 
 
@@ -67,7 +67,7 @@ def _open(hint: object) -> bool:
 
 
 def _branches(function: Callable[..., object]) -> bool:
-    """Whether the result may be of one type or another, as the data says: then a probe would guess."""
+    """Whether the type of the result may depend on data: then a probe would guess."""
     code = getattr(function, "__code__", None)
     if code is None:
         return False

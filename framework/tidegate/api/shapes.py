@@ -1,9 +1,9 @@
 """Conversions between a user's values and plain ones, generated once per type as Python source.
 
 A record becomes a tuple (`api/wire.py`) or a dict (`api/avro.py`) of its fields, and back, in one
-expression such as `(r.a, r.b.name, [(i.x,) for i in r.items])`: a walk over the type at run time would
-cost ten times as much per record. The source can be printed (`Codec.source`), is made of field names and
-numbered names only, and holds nothing of a record.
+expression such as `(r.a, r.b.name, [(i.x,) for i in r.items])`: a walk over the type at run time
+would cost ten times as much per record. The source can be printed (`Codec.source`), is made of
+field names and numbered names only, and holds nothing of a record.
 
 Here is what both have in common: containers, and how expressions nest.
 """
@@ -27,8 +27,8 @@ Expression = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How one type is converted. `wire` is the plain type; None for `pack` or `unpack` means that the
-    value is already plain.
+    """How one type is converted. `wire` is the plain type; None for `pack` or `unpack` means that
+    the value is already plain.
     """
 
     wire: Any
@@ -48,7 +48,7 @@ class Shape:
 
 
 class Shapes:
-    """The generator: `shape` answers for a type; `names` are what the generated source refers to."""
+    """The generator: `shape` answers for a type; `names` is what the source refers to."""
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {}
@@ -110,10 +110,11 @@ class Shapes:
         )
         if item.plain:
             return Shape(wire)
+        opened, closed = ("", "") if made == "list" else (f"{made}(", ")")
         return Shape(
             generic(list, item.wire),
             lambda x: f"[{item.packed(variable)} for {variable} in {x}]",
-            lambda x: f"{made}([{item.unpacked(variable)} for {variable} in {x}])",
+            lambda x: f"{opened}[{item.unpacked(variable)} for {variable} in {x}]{closed}",
         )
 
     def mapping(self, key_of: object, value_of: object) -> Shape:
@@ -160,7 +161,7 @@ class Shapes:
         """Compile `def name(argument): return result`; the function, and its source."""
         source = f"def {name}({argument}):\n    return {result}\n"
         scope = dict(self.names)
-        exec(compile(source, f"<generated {name}>", "exec"), scope)  # noqa: S102 - our own source, made of field names
+        exec(compile(source, f"<generated {name}>", "exec"), scope)  # noqa: S102 - made of field names
         return scope[name], source
 
 

@@ -1,13 +1,14 @@
 """Keyed state, declared as attributes of a function class and typed there.
 
-A declaration (`total = ValueState(Decimal, ...)`) is a non-data descriptor: on the class it is itself,
-on an instance it is typed as the cell of the current key. The loop that calls the function hangs the
-current key's cells on the instance, so that an access in the hot path is a plain attribute and never a
-call. A cell is the state of one key; the backends of the data plane make, load, save and drop cells.
+A declaration (`total = ValueState(Decimal, ...)`) is a non-data descriptor: on the class it is
+itself, on an instance it is typed as the cell of the current key. The loop that calls the function
+hangs the current key's cells on the instance, so that an access in the hot path is a plain
+attribute and never a call. A cell is the state of one key; the backends of the data plane make,
+load, save and drop cells.
 
-What a backend relies on: `ValueCell.value` differs by identity from `saved` once it was assigned, and a
-value whose type can change in place (`State.types[0].immutable` is false) counts as changed once the
-cell was touched; `ListCell.changed` and `MapCell`'s methods tell the rest.
+What a backend relies on: `ValueCell.value` differs by identity from `saved` once it was assigned,
+and a value whose type can change in place (`State.types[0].immutable` is false) counts as changed
+once the cell was touched; `ListCell.changed` and `MapCell`'s methods tell the rest.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class ListCell(Cell, Generic[V]):
 class MapCell(Cell, Generic[A, V]):
     """A map whose entries are stored one by one, so that it may be larger than memory.
 
-    This one keeps them in memory; a backend's own reads and writes through. Assigning is what changes
-    an entry: a value that was changed in place must be assigned again.
+    This one keeps them in memory; a backend's own reads and writes through. Assigning is what
+    changes an entry: a value that was changed in place must be assigned again.
     """
 
     __slots__ = ("_entries",)
@@ -140,8 +141,8 @@ class State:
     if TYPE_CHECKING:
 
         def __set__(self, instance: object, value: Never) -> None:
-            """`self.total = x` is a mistake (it is `self.total.value = x`); at run time the class must
-            stay a non-data descriptor.
+            """`self.total = x` is a mistake (it is `self.total.value = x`); at run time the class
+            must stay a non-data descriptor.
             """
 
     def new_cell(self) -> Cell:
@@ -178,8 +179,8 @@ class ValueState(State, Generic[V]):
         super().__init__(of, ttl=ttl)
         if (default is MISSING) == (factory is MISSING):
             raise PipelineError(
-                f"ValueState({name_of(of)}) needs default= or factory=, and only one: what does a key "
-                "see that was never seen?"
+                f"ValueState({name_of(of)}) needs default= or factory=, and only one: what does a "
+                "key see that was never seen?"
             )
         if default is not MISSING:
             _check_default(of, default, mutable=not self.types[0].immutable)
@@ -238,7 +239,8 @@ class MapState(State, Generic[A, V]):
 
 def _unbound(declaration: State) -> Any:
     raise PipelineError(
-        f"state {declaration.name!r} is only there while a record is processed; read it in process()"
+        f"state {declaration.name!r} is only there while a record is processed; read it in "
+        "process()"
     )
 
 
@@ -246,7 +248,8 @@ def _check_default(of: object, default: object, *, mutable: bool) -> None:
     """What checkers let pass: `ValueState(Decimal, default="0")` is a state of `object` to them."""
     if mutable and default is not None and type(default) not in (str, bytes, int, float, bool):
         raise PipelineError(
-            f"default={default!r} would be shared by all keys; write factory={type(default).__name__}"
+            f"default={default!r} would be shared by all keys; write "
+            f"factory={type(default).__name__}"
         )
     if isinstance(of, type) and not isinstance(default, of):
         raise PipelineError(f"default={default!r} is not of type {name_of(of)}")

@@ -1,5 +1,5 @@
-"""Streams: what `define` chains. A method adds a step to the graph and returns the typed stream of its
-results.
+"""Streams: what `define` chains. A method adds a step to the graph and returns the typed stream of
+its results.
 
 Every step that keeps state takes `uid` as a required keyword: a checker sees a missing one before a
 run does. Types at run time are carried along (`of`), and asked for only where records are stored or
@@ -55,8 +55,8 @@ class Stream(Generic[T]):
         for of in known:
             if of != known[0]:
                 raise PipelineError(
-                    f"{user_place()}: a union of streams of {name_of(known[0])} and {name_of(of)}; map "
-                    "them to one type first"
+                    f"{user_place()}: a union of streams of {name_of(known[0])} and {name_of(of)}; "
+                    "map them to one type first"
                 )
         edges = self.edges + tuple(edge for other in others for edge in other.edges)
         return Stream(self.graph, edges, known[0] if known else UNKNOWN)
@@ -120,27 +120,28 @@ class Processed(Stream[T]):
         """
         if self.function.declared_outputs.get(tag.name) is not tag:
             raise PipelineError(
-                f"{user_place()}: {self.function.__name__} declares no side output {tag.name!r}; take "
-                "the tag from the function class itself"
+                f"{user_place()}: {self.function.__name__} declares no side output {tag.name!r}; "
+                "take the tag from the function class itself"
             )
         edges = tuple(Edge(node=e.node, port=tag.name, record_type=tag.of) for e in self.edges)
         return Stream(self.graph, edges, tag.of)
 
 
 def check_function(graph: Graph, function: object, base: type[Function], place: str) -> None:
-    """Refuse what is no function object of that kind, and one that another step has already: its state
-    cells hang on the object.
+    """Refuse what is no function object of that kind, and one that another step has already: its
+    state cells hang on the object.
     """
     if not isinstance(function, base):
         given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
         raise PipelineError(
-            f"{place}: process() takes an object of a class derived from {base.__name__} here, not {given}"
+            f"{place}: process() takes an object of a class derived from {base.__name__} here, not "
+            f"{given}"
         )
     for node in graph:
         if node.function is function:
             raise PipelineError(
-                f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} at "
-                f"{node.place}; make one for each step"
+                f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} "
+                f"at {node.place}; make one for each step"
             )
 
 
@@ -150,6 +151,6 @@ def check_record_type(function: Function, of: object, step: str, place: str) -> 
     narrower = isinstance(of, type) and isinstance(declared, type) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(
-            f"{place}: {step}: {type(function).__name__} declares records of {name_of(declared)}, the "
-            f"stream has {name_of(of)}"
+            f"{place}: {step}: {type(function).__name__} declares records of {name_of(declared)}, "
+            f"the stream has {name_of(of)}"
         )

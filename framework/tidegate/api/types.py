@@ -1,11 +1,12 @@
-"""What the framework knows about a user's type: its Avro schema, whether it may be a key, and whether
-a value of it can change in place.
+"""What the framework knows about a user's type: its Avro schema, whether it may be a key, and
+whether a value of it can change in place.
 
-One function, `type_info`, answers for every kind of type: state, wire, formats and the schema check at
-submit all ask it. What a user's function returns is the other question; `api/results.py` answers it.
+One function, `type_info`, answers for every kind of type: state, wire, formats and the schema check
+at submit all ask it. What a user's function returns is the other question; `api/results.py` answers
+it.
 
-Schemas are written out in full at each place (a record used twice is there twice): they are compared
-and fingerprinted; `api/avro.py` names the repetitions where Avro's own rules want it.
+Schemas are written out in full at each place (a record used twice is there twice): they are
+compared and fingerprinted; `api/avro.py` names the repetitions where Avro's own rules want it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ MAP = "tidegate.map"
 class DataclassLike(Protocol):
     """Any dataclass.
 
-    That it must be frozen to be a key cannot be said to a type checker; `type_info` says it when the
-    graph is built.
+    That it must be frozen to be a key cannot be said to a type checker; `type_info` says it when
+    the graph is built.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -221,8 +222,8 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
 
 
 def _avro_field(field: RecordField, avro: AvroSchema) -> dict[str, Any]:
-    """A field's schema with its default, where a schema can state one. Avro wants a default to be of a
-    union's first branch, so null comes first where the default is None.
+    """A field's schema with its default, where a schema can state one. Avro wants a default to be
+    of a union's first branch, so null comes first where the default is None.
     """
     described: dict[str, Any] = {"name": field.name, "type": avro}
     if field.default is None and isinstance(avro, list) and "null" in avro:
@@ -239,8 +240,8 @@ def _avro_field(field: RecordField, avro: AvroSchema) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A default as JSON says it, in the form of the field's own schema: an enum by its name, a date by
-    its day number, a record by its fields.
+    """A default as JSON says it, in the form of the field's own schema: an enum by its name, a date
+    by its day number, a record by its fields.
     """
     if isinstance(value, enum.Enum):
         return value.name

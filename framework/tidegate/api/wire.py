@@ -1,10 +1,11 @@
 """How values of a declared type travel between slots and lie in state: msgpack arrays of fields.
 
-`value_codec` is for one value, `column_codec` for a batch of one type (a list; of records each field is
-a column), `state_codec` for one value that may have been written under an older schema. The exchange
-and the state backends of the data plane ask for them once and call them per value or batch. Never
-pickle; never field names; a Decimal is a string, a moment in time a timestamp that comes back in UTC, an
-enum's member its name, a value of a union of several types the pair of branch number and value.
+`value_codec` is for one value, `column_codec` for a batch of one type (a list; of records each
+field is a column), `state_codec` for one value that may have been written under an older schema.
+The exchange and the state backends of the data plane ask for them once and call them per value or
+batch. Never pickle; never field names; a Decimal is a string, a moment in time a timestamp that
+comes back in UTC, an enum's member its name, a value of a union of several types the pair of branch
+number and value.
 
 Layout of a stored value: its schema's number as LEB128, then msgpack.
 """
@@ -51,8 +52,9 @@ def column_codec(of: object) -> Codec:
 
 
 def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> Codec:
-    """The codec of a stored value: written under schema `number`, read under that or any of `written`
-    (numbers to Avro schemas, from the manifest). PipelineError if one of them cannot be resolved.
+    """The codec of a stored value: written under schema `number`, read under that or any of
+    `written` (numbers to Avro schemas, from the manifest). PipelineError if one of them cannot be
+    resolved.
     """
     inner = value_codec(of)
     prefix = _leb128(number)
@@ -65,14 +67,16 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> C
         return prefix + encode_value(value)
 
     def decode(data: bytes) -> Any:
-        if data.startswith(prefix):
+        if data[0] == number or data.startswith(
+            prefix
+        ):  # the first is faster, and nearly always so
             return decode_value(data[skip:])
         for their_prefix, resolve in older.items():
             if data.startswith(their_prefix):
                 return resolve(data[len(their_prefix) :])
         raise CorruptCheckpointError(
-            f"a stored value begins with {data[:3].hex()!r}, a schema number that the manifest does not "
-            "list; the checkpoint's files and its manifest do not belong together"
+            f"a stored value begins with {data[:3].hex()!r}, a schema number that the manifest "
+            "does not list; the checkpoint's files and its manifest do not belong together"
         )
 
     return Codec(encode, decode, inner.source)

@@ -1,12 +1,12 @@
 """Key groups: which subtask owns a key, at any parallelism.
 
 A key's group depends on its canonical bytes (`api/keys.py`, docs/formats.md) and on the maximum
-parallelism only, both fixed for the life of the state; a subtask owns a contiguous range of groups, so
-that restoring at another parallelism moves ranges and never looks at keys. Pure arithmetic, called by
-the exchange for every record and by restore once.
+parallelism only, both fixed for the life of the state; a subtask owns a contiguous range of groups,
+so that restoring at another parallelism moves ranges and never looks at keys. Pure arithmetic,
+called by the exchange for every record and by restore once.
 
-The formulas are Flink's; the hash is MurmurHash3 (x86, 32 bit, seed 0), never Python's `hash()`, which
-differs from process to process.
+The formulas are Flink's; the hash is MurmurHash3 (x86, 32 bit, seed 0), never Python's `hash()`,
+which differs from process to process.
 """
 
 from __future__ import annotations

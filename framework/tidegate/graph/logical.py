@@ -1,13 +1,13 @@
 """The logical graph: what a pipeline's `define` declared, as data.
 
-It is not the plan (`graph/plan.py` lays it out on subtasks), and it runs nothing. `api` adds the steps,
-with the place where the user wrote each; every process of a job builds the same graph, and the data
-plane takes from its nodes what it runs: functions, declarations, types.
+It is not the plan (`graph/plan.py` lays it out on subtasks), and it runs nothing. `api` adds the
+steps, with the place where the user wrote each; every process of a job builds the same graph, and
+the data plane takes from its nodes what it runs: functions, declarations, types.
 
-Invariants: nodes stand in topological order (a step is added after its inputs); ids are unique and the
-same in every process; the fingerprint is the SHA-256 of the graph as canonical JSON, into which names,
-kinds, uids, edges, options, schemas and the *qualified names* of functions go, and never addresses,
-line numbers or code. Code is compared apart, by `api.code.code_digest`.
+Invariants: nodes stand in topological order (a step is added after its inputs); ids are unique and
+the same in every process; the fingerprint is the SHA-256 of the graph as canonical JSON, into which
+names, kinds, uids, edges, options, schemas and the *qualified names* of functions go, and never
+addresses, line numbers or code. Code is compared apart, by `api.code.code_digest`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Node:
     """One declared step.
 
     `uid` names its state for ever and is None for a stateless step. `options` go into the
-    fingerprint and are plain JSON. The rest is for the process that runs the step: `function` is the
-    user's callable or function object, `declaration` the source or sink as declared on the class,
-    `record_type` the type of the records on its main port.
+    fingerprint and are plain JSON. The rest is for the process that runs the step: `function` is
+    the user's callable or function object, `declaration` the source or sink as declared on the
+    class, `record_type` the type of the records on its main port.
     """
 
     id: str
@@ -105,7 +105,8 @@ class Graph:
     ) -> Node:
         """Add a step and return it; a stateless one is numbered by kind, others are their uid.
 
-        `place` is the user's file and line. Raises PipelineError for a uid that is malformed or taken.
+        `place` is the user's file and line. Raises PipelineError for a uid that is malformed or
+        taken.
         """
         if uid is not None:
             self._check_uid(uid, place)
@@ -129,7 +130,7 @@ class Graph:
         return self.nodes.pop(node_id, None)
 
     def check(self) -> None:
-        """Refuse what can only be said of the whole graph: chains that end nowhere, no sink at all."""
+        """Refuse what is wrong with the whole graph: a chain that ends nowhere, no sink."""
         read = {edge.node for node in self.nodes.values() for edge in node.inputs}
         for node in self.nodes.values():
             if node.kind != "sink" and node.id not in read:
@@ -142,11 +143,13 @@ class Graph:
             raise PipelineError(message)
 
     def describe(self) -> dict[str, object]:
-        """The graph as plain JSON: what the fingerprint is taken of, kept so that a mismatch can be named."""
+        """The graph as plain JSON: what the fingerprint is taken of, kept so that a mismatch can be
+        named.
+        """
         return {"name": self.name, "nodes": [_describe(node) for node in self.nodes.values()]}
 
     def fingerprint(self) -> str:
-        """SHA-256 of the description, in hex: equal in every process that builds the same pipeline."""
+        """SHA-256 of the description, in hex: equal in every process that builds the pipeline."""
         text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -185,8 +188,8 @@ class Graph:
 
 
 def function_name(function: object) -> str | None:
-    """A name that is the same in every process: module and qualified name, of the function or of the
-    object's class; None for None.
+    """A name that is the same in every process: module and qualified name, of the function or of
+    the object's class; None for None.
     """
     if function is None:
         return None

@@ -1,14 +1,15 @@
 """The physical plan: which steps run together in one subtask, and which edges are exchanges.
 
-A pure function of the graph and two numbers, computed alike by the JobMaster, which deploys it, and by
-every slot, which runs its part. It says nothing of places: which slot runs a subtask is the
+A pure function of the graph and two numbers, computed alike by the JobMaster, which deploys it, and
+by every slot, which runs its part. It says nothing of places: which slot runs a subtask is the
 JobMaster's matter (subtask i of every vertex lives in the job's i-th slot).
 
 Chaining: a step joins its producer's vertex if it has exactly one input edge and that edge moves no
-record to another subtask: it is forward, or it is by key at parallelism 1. So a vertex is a small tree
-(one producer may feed several steps); a step with several inputs starts a vertex of its own, where
-barriers are aligned; a source starts one always. Where state lies does not depend on chaining: state
-is named by uid and key group. Every vertex has the job's parallelism in this version.
+record to another subtask: it is forward, or it is by key at parallelism 1. So a vertex is a small
+tree (one producer may feed several steps); a step with several inputs starts a vertex of its own,
+where barriers are aligned; a source starts one always. Where state lies does not depend on
+chaining: state is named by uid and key group. Every vertex has the job's parallelism in this
+version.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class PhysicalPlan:
         return tuple(edge for edge in self.edges if edge.source == vertex_id)
 
     def channels(self, edge: PlanEdge) -> tuple[ChannelId, ...]:
-        """Every channel of an edge: i to i where it is forward, else all to all; by sender, receiver."""
+        """Every channel of an edge: i to i where it is forward, else all to all; by sender,
+        receiver.
+        """
         senders = [SubtaskIndex(i) for i in range(self.vertex(edge.source).parallelism)]
         receivers = [SubtaskIndex(i) for i in range(self.vertex(edge.target).parallelism)]
         if edge.exchange == "forward":
@@ -96,8 +99,8 @@ def plan(graph: Graph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         message = (
             f"pipeline {graph.name!r}: 1 <= parallelism ({parallelism}) <= max_parallelism "
-            f"({max_parallelism}) <= {MAX_PARALLELISM_LIMIT} must hold; max_parallelism is the number "
-            "of key groups, fixed for the life of the state"
+            f"({max_parallelism}) <= {MAX_PARALLELISM_LIMIT} must hold; max_parallelism is the "
+            "number of key groups, fixed for the life of the state"
         )
         raise PipelineError(message)
     heads: dict[str, str] = {}

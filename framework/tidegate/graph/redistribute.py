@@ -1,9 +1,9 @@
 """Restoring at another parallelism: who takes over whose state.
 
-Pure functions, called by restore. Keyed state moves by ranges of key groups: a new subtask opens the
-files of every old subtask whose range overlaps its own and keeps its part of them. List state (a
-source's splits, say) is dealt out anew in contiguous pieces, Flink's rule. Nothing is lost and nothing
-is doubled; the property tests of this module say so.
+Pure functions, called by restore. Keyed state moves by ranges of key groups: a new subtask opens
+the files of every old subtask whose range overlaps its own and keeps its part of them. List state
+(a source's splits, say) is dealt out anew in contiguous pieces, Flink's rule. Nothing is lost and
+nothing is doubled; the property tests of this module say so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class KeyedShare:
 def keyed_shares(
     subtask: SubtaskIndex, *, parallelism: int, old_parallelism: int, max_parallelism: int
 ) -> tuple[KeyedShare, ...]:
-    """What a subtask of the new parallelism takes over, by old subtask; the shares are its whole range."""
+    """What a subtask of the new parallelism takes over, by old subtask; the shares are its whole
+    range.
+    """
     mine = key_group_range(subtask, parallelism, max_parallelism)
     first = subtask_of(KeyGroup(mine[0]), old_parallelism, max_parallelism)
     last = subtask_of(KeyGroup(mine[-1]), old_parallelism, max_parallelism)
@@ -48,8 +50,8 @@ def redistribute_list(
     """Deal out the items of a list state, given by old subtask, to `parallelism` new subtasks.
 
     Unchanged parallelism leaves every item where it was. Otherwise the items, in old order, are cut
-    into contiguous pieces that differ by one at most; the longer ones go to the subtasks from `first`
-    on, which rotates between differently named states so that the extras spread.
+    into contiguous pieces that differ by one at most; the longer ones go to the subtasks from
+    `first` on, which rotates between differently named states so that the extras spread.
     """
     check(parallelism >= 1, f"list state for {parallelism} subtasks")
     if len(old) == parallelism:

@@ -1,0 +1,148 @@
+"""Canonical bytes of keys: equal keys of one type give equal bytes, unequal ones unequal bytes, on
+every machine and in every run, which Python's `hash()` does not.
+
+They decide a key's group, and with it where its state lies, so they can never change:
+docs/formats.md specifies them, and tests/api/test_key_bytes.py holds golden vectors. A step has one
+key type, so the bytes say nothing of types (a str and its UTF-8 bytes are never keys of one step);
+`check_key` is for the first key of a batch, where a user's function gives another type than it
+declared.
+
+The exchange and the state backends ask for an encoder once and call it for every record.
+"""
+
+from __future__ import annotations
+
+import decimal
+import enum
+import struct
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal, get_args, get_origin
+from uuid import UUID
+
+from tidegate.api.fields import RecordField, class_of, fields_of, name_of
+from tidegate.api.shapes import Shape, Shapes, read
+from tidegate.api.types import literal_type, type_info
+from tidegate.errors import PipelineError
+
+KeyEncoder = Callable[[Any], bytes]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_EXACT = decimal.Context(
+    prec=decimal.MAX_PREC,
+    Emax=decimal.MAX_EMAX,
+    Emin=decimal.MIN_EMIN,
+    traps=[decimal.InvalidOperation],
+)
+"""A context in which normalising never rounds; the ambient one keeps 28 digits."""
+
+_pack_int = struct.Struct(">q").pack
+_pack_length = struct.Struct(">I").pack
+
+
+def key_encoder(of: object) -> KeyEncoder:
+    """The function from keys of a type to their canonical bytes.
+
+    PipelineError if the type may not be a key. The function raises PipelineError for a key that has
+    no canonical bytes (a datetime without a zone, an int beyond 64 bits, NaN).
+    """
+    why_not = type_info(of).why_not_key
+    if why_not:
+        raise PipelineError(why_not)
+    return _encoder(of)
+
+
+def check_key(key: object, of: object, where: str) -> None:
+    """Refuse a key that is not of the declared type: PipelineError naming `where`, the step."""
+    origin = get_origin(of)
+    expected = literal_type(of) if origin is Literal else class_of(of)
+    if not isinstance(key, expected) or (isinstance(key, bool) and expected is int):
+        raise PipelineError(
+            f"{where}: key_by gave {key!r}, a {type(key).__name__}, and declares keys of "
+            f"{name_of(of)}; "
+            "correct the function, or its returns="
+        )
+
+
+def _encoder(of: object) -> KeyEncoder:
+    if get_origin(of) is Literal:
+        return _encoder(literal_type(of))
+    if isinstance(of, type) and issubclass(of, enum.Enum):
+        return {member: member.name.encode() for member in of}.__getitem__
+    if get_origin(of) is tuple:
+        return _tuple(get_args(of))
+    fields = fields_of(of)
+    if fields is not None:
+        return _record(of, fields)
+    return _SCALARS[of]
+
+
+def _int(key: int) -> bytes:
+    try:
+        return _pack_int(key)
+    except struct.error:
+        raise PipelineError(
+            f"{key!r} is not an int of 64 bits; use str or Decimal for such keys"
+        ) from None
+
+
+def _decimal(key: Decimal) -> bytes:
+    if not key.is_finite():
+        raise PipelineError(f"{key!r} is not a key: it is no number")
+    return str(key.normalize(_EXACT)).encode() if key else b"0"
+
+
+def _datetime(key: datetime) -> bytes:
+    if key.tzinfo is None:
+        raise PipelineError(f"{key!r} is not a key: it has no time zone; which instant is it?")
+    return _pack_int((key - _EPOCH) // _MICROSECOND)
+
+
+def _tuple(arguments: tuple[object, ...]) -> KeyEncoder:
+    if ... in arguments:
+        item = _encoder(arguments[0])
+
+        def encode(key: tuple[Any, ...]) -> bytes:
+            parts = [item(part) for part in key]
+            return b"".join([_pack_length(len(part)) + part for part in parts])
+
+        return encode
+    shapes = _KeyShapes()
+    return shapes.joined([(f"key[{i}]", argument) for i, argument in enumerate(arguments)])
+
+
+def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
+    shapes = _KeyShapes()
+    return shapes.joined([(read(of, "key", field), field.of) for field in fields if field.in_key])
+
+
+class _KeyShapes(Shapes):
+    """Generates `length(a) + a + length(b) + b` with the parts' encoders in place."""
+
+    def joined(self, parts: list[tuple[str, object]]) -> KeyEncoder:
+        """The encoder of a key of parts: source of the part, and its type."""
+        length = self.name(_pack_length)
+        names = [(f"p{i}", source, self.name(_encoder(of))) for i, (source, of) in enumerate(parts)]
+        terms = [f"{length}(len({p} := {encode}({source}))) + {p}" for p, source, encode in names]
+        function: KeyEncoder = self.define("encode_key", "key", " + ".join(terms) or "b''")[0]
+        return function
+
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+        raise NotImplementedError
+
+    def branches(self, branches: list[object]) -> Shape:
+        raise NotImplementedError
+
+
+_SCALARS: dict[object, KeyEncoder] = {
+    str: str.encode,
+    bytes: bytes,
+    bool: {False: b"\x00", True: b"\x01"}.__getitem__,
+    int: _int,
+    Decimal: _decimal,
+    date: lambda key: key.isoformat().encode(),
+    datetime: _datetime,
+    UUID: lambda key: key.bytes,
+}
