@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from integration.brokers import create_topic, produce, read_all
+from tidegate.drivers.kafka.broker_config import NodePorts, choose_ports
 from tidegate.drivers.kafka.broker_process import start_time
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import KafkaError, UserError
@@ -195,6 +197,24 @@ def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
         EmbeddedKafka.start(directory=tmp_path, owned=True, properties={"num.io.threads": "0"})
     assert str(tmp_path / "1" / "log") in str(failed.value)
     assert EmbeddedKafka.attach(tmp_path) is None, "nothing stays behind"
+
+
+def test_a_port_taken_at_the_last_moment_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices: list[list[NodePorts]] = []
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken = NodePorts(somebody.getsockname()[1], choose_ports(1)[0].controller)
+
+        def choose(nodes: int, wanted: Sequence[NodePorts] = ()) -> list[NodePorts]:
+            choices.append(choose_ports(nodes, wanted) if choices else [taken])
+            return choices[-1]
+
+        monkeypatch.setattr("tidegate.drivers.kafka.embedded.choose_ports", choose)
+        with EmbeddedKafka.start(directory=tmp_path, owned=True) as kafka:
+            assert kafka.bootstrap == f"127.0.0.1:{choices[1][0].client}"
+    assert len(choices) == 2
+    assert choices[1][0].client != taken.client
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
