@@ -1,6 +1,7 @@
 """The contract of `ports/kv.py`: what every key-value store does.
 
-A test class of a driver inherits it and says how a store is opened. No test of its own runs from here.
+A test class of a driver inherits it and says how a store is opened. No test of its own runs from
+here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """`RocksDBStore`: the key-value store of one keyed step, in a folder, by RocksDB.
 
-It keeps no write-ahead log: what is not in a checkpoint does not survive the process, and is not meant
-to. A checkpoint flushes the memtable and links the table files into a new folder; table files never
-change and their numbers are never used twice by one store, so that only new ones need uploading. The
-write-ahead log and the option files that RocksDB adds to a checkpoint are left out: the first is empty,
-the second are restated at each opening.
+It keeps no write-ahead log: what is not in a checkpoint does not survive the process, and is not
+meant to. A checkpoint flushes the memtable and links the table files into a new folder; table files
+never change and their numbers are never used twice by one store, so that only new ones need
+uploading. The write-ahead log and the option files that RocksDB adds to a checkpoint are left out:
+the first is empty, the second are restated at each opening.
 
-Called by the mailbox thread only. rocksdict raises plain `Exception` for whatever RocksDB reports; all
-of it becomes `StorageError` with the folder's name, a full disk with the remedy.
+Called by the mailbox thread only. rocksdict raises plain `Exception` for whatever RocksDB reports;
+all of it becomes `StorageError` with the folder's name, a full disk with the remedy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ BLOCK_CACHE_BYTES: Final = 32 << 20
 serves index and filter look-ups of cold ones within a slot's 200 MB."""
 
 WRITE_BUFFER_BYTES: Final = 32 << 20
-"""A memtable: an interval of 100,000 changed keys is about 10 MB, so checkpoints flush and not size."""
+"""A memtable: an interval of 100,000 changed keys is about 10 MB, so checkpoints flush and not
+size.
+"""
 
 BLOOM_BITS_PER_KEY: Final = 10
 """1 % false positives: a key that was never seen is answered without reading a block."""
@@ -46,8 +48,9 @@ BACKGROUND_JOBS: Final = 2
 """One flush and one compaction at a time; a slot is meant to use one core."""
 
 LEVEL_ZERO_FILES: Final = 8
-"""Checkpoints whose tables are merged in one compaction. RocksDB's own 4 would compact twice as often
-for nothing: reads are few, and the Bloom filters answer most."""
+"""Checkpoints whose tables are merged in one compaction. RocksDB's own 4 would compact twice as
+often for nothing: reads are few, and the Bloom filters answer most.
+"""
 
 _NO_SPACE: Final = ("No space left", "Disk quota exceeded", "out of space")
 
@@ -106,7 +109,9 @@ class RocksDBStore:
             self._db.close()
 
     def _read(self, pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """Apart from `scan`, so that what is read is the content at its call and not at first use."""
+        """Apart from `scan`, so that what is read is the content at its call and not at first
+        use.
+        """
         with self._translated("scan"):
             yield from pairs
 

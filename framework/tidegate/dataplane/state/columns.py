@@ -1,0 +1,258 @@
+"""Columns: one declared state of a step over all its keys, between cells and stored bytes.
+
+A column makes cells from what the store returned, and at a flush asks the cells of the touched keys
+for what must be written. It knows the state's schema numbers: a value carries the number it was
+written under, values of older numbers are read by Avro's rules, and new ones are written under the
+present schema's. Numbers are positions in the list that checkpoints keep under the state's name and
+only grow.
+
+Called by the backend; one column of each kind of state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from types import GenericAlias
+from typing import Any, Final, Protocol
+
+from tidegate.api.evolution import check_evolution
+from tidegate.api.keys import key_encoder
+from tidegate.api.state import Cell, ListState, MapState, State, ValueState
+from tidegate.api.types import type_info
+from tidegate.api.wire import state_codec
+from tidegate.dataplane.state.cells import (
+    CLEARED,
+    Pairs,
+    StoredList,
+    StoredMap,
+    StoredMutableList,
+    StoredValue,
+)
+from tidegate.errors import PipelineError
+from tidegate.ids import Uid
+from tidegate.ports.kv import KeyValueStore
+
+KIND: Final = "tidegate.state"
+"""The attribute of a stored schema that tells a list or map state from a value of that shape."""
+
+_NAMES: Final = frozenset({"name", "symbols"})
+"""What a key's schema says and its bytes do not depend on; a symbol stands in them by its own
+name.
+"""
+
+
+class Column(Protocol):
+    """One declared state."""
+
+    loads: bool
+    """Whether a key's value is read when the key is; map entries are read when they are asked
+    for.
+    """
+    held: int
+    """Entries in memory beyond the one cell for each key."""
+    schemas: list[str]
+
+    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+        """The cell of a key, from what the store has under `store_key`."""
+        ...
+
+    def save(self, cells: Iterable[Any], puts: Pairs, deletes: list[bytes]) -> None:
+        """Add to a batch what changed in these cells; they count as saved from then on."""
+        ...
+
+
+def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStore) -> Column:
+    """The column of a declared state; `stored` are the schemas that the restored state was written
+    under.
+
+    PipelineError, naming uid, state and field, if one of them cannot be read as it is declared now.
+    """
+    where = f"state {state.name!r} of step {uid!r}"
+    match state:
+        case ValueState():
+            return _ValueColumn(where, state, stored)
+        case ListState():
+            return _ListColumn(where, state, stored)
+        case MapState():
+            return _MapColumn(where, state, stored, store)
+        case _:
+            raise PipelineError(
+                f"{where} is a {type(state).__name__}, which keyed steps do not have"
+            )
+
+
+class _Stored:
+    """How values of one state are written and read."""
+
+    def __init__(self, where: str, state: State, of: object, stored: Sequence[str]) -> None:
+        written = [json.loads(schema) for schema in stored]
+        now = _with_kind(state, type_info(of).avro)
+        for schema in written:
+            kind = schema.get(KIND, "value") if isinstance(schema, dict) else "value"
+            if kind != state.kind:
+                raise PipelineError(
+                    f"{where} was a {kind} state in the checkpoint and is declared as a "
+                    f"{state.kind} state now; give it another name, or restore its declaration"
+                )
+            if state.kind == "map" and _layout(_map_key(schema)) != _layout(_map_key(now)):
+                raise PipelineError(
+                    f"{where} had map keys of another type in the checkpoint; the type of a key "
+                    "can never change: restore it, or give the state another name"
+                )
+            check_evolution(schema, now, where)
+        self.schemas = list(stored)
+        if now not in written:
+            self.schemas.append(json.dumps(now, separators=(",", ":")))
+            written.append(now)
+        number = written.index(now)
+        self.codec = state_codec(of, number, dict(enumerate(written)))
+
+
+class _ValueColumn:
+    """Values, compared by identity where they cannot change in place and by their bytes where they
+    can.
+    """
+
+    loads = True
+    held = 0
+
+    def __init__(self, where: str, state: ValueState[Any], stored: Sequence[str]) -> None:
+        form = _Stored(where, state, state.types[0].python, stored)
+        self.schemas = form.schemas
+        self._encode, self._decode = form.codec.encode, form.codec.decode
+        self._mutable = not state.types[0].immutable
+        default = state.new_cell().value
+        self._default_bytes = self._encode(default)
+        self._new: Callable[[], Any] = lambda: default
+        if self._mutable:
+            self._new = lambda: state.new_cell().value
+
+    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+        if data is None:
+            value = self._new()
+            saved = self._default_bytes if self._mutable else value
+            return StoredValue(self._new, value, saved, store_key, stored=False)
+        value = self._decode(data)
+        saved = data if self._mutable else value
+        return StoredValue(self._new, value, saved, store_key, stored=True)
+
+    def save(self, cells: Iterable[StoredValue], puts: Pairs, deletes: list[bytes]) -> None:
+        encode, put = self._encode, puts.append
+        if self._mutable:
+            for cell in cells:
+                data = encode(cell.value)
+                if data != cell.saved:
+                    self._put_or_delete(cell, data, puts, deletes)
+                    cell.saved = data
+            return
+        for cell in cells:
+            value = cell.value
+            if value is not cell.saved:
+                if cell.saved is CLEARED:
+                    self._put_or_delete(cell, encode(value), puts, deletes)
+                else:
+                    put((cell.store_key, encode(value)))
+                    cell.stored = True
+                cell.saved = value
+
+    def _put_or_delete(
+        self, cell: StoredValue, data: bytes, puts: Pairs, deletes: list[bytes]
+    ) -> None:
+        """A cell that was cleared and not set since has nothing in the store."""
+        if cell.saved is not CLEARED or data != self._default_bytes:
+            puts.append((cell.store_key, data))
+            cell.stored = True
+        elif cell.stored:
+            deletes.append(cell.store_key)
+            cell.stored = False
+
+
+class _ListColumn:
+    """Lists, each stored as one value; an empty one is not stored."""
+
+    loads = True
+    held = 0
+
+    def __init__(self, where: str, state: ListState[Any], stored: Sequence[str]) -> None:
+        form = _Stored(where, state, GenericAlias(list, (state.types[0].python,)), stored)
+        self.schemas = form.schemas
+        self._encode, self._decode = form.codec.encode, form.codec.decode
+        self._cell = StoredList if state.types[0].immutable else StoredMutableList
+
+    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+        if data is None:
+            return self._cell([], store_key, stored=False)
+        return self._cell(self._decode(data), store_key, stored=True)
+
+    def save(self, cells: Iterable[StoredList], puts: Pairs, deletes: list[bytes]) -> None:
+        for cell in cells:
+            if not cell.changed:
+                continue
+            items = cell.content()
+            if items:
+                puts.append((cell.store_key, self._encode(items)))
+            elif cell.stored:
+                deletes.append(cell.store_key)
+            cell.stored = bool(items)
+            cell.changed = False
+
+
+class _MapColumn:
+    """Maps, stored entry by entry; an entry's value is the pair of its map key and its value."""
+
+    loads = False
+
+    def __init__(
+        self, where: str, state: MapState[Any, Any], stored: Sequence[str], store: KeyValueStore
+    ) -> None:
+        key, value = state.types
+        form = _Stored(where, state, GenericAlias(tuple, (key.python, value.python)), stored)
+        self.schemas = form.schemas
+        self.encode, self.decode = form.codec.encode, form.codec.decode
+        self.key_bytes: Callable[[Any], bytes] = key_encoder(key.python)
+        self.mutable = not value.immutable
+        self.store = store
+        self.held = 0
+
+    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+        del data  # nothing is loaded with the key
+        return StoredMap(self, store_key)
+
+    def save(self, cells: Iterable[StoredMap], puts: Pairs, deletes: list[bytes]) -> None:
+        for cell in cells:
+            cell.save(puts, deletes)
+
+
+def key_schema(key_type: object) -> str:
+    """The schema of a step's keys, as checkpoints keep it."""
+    return json.dumps(type_info(key_type).avro, separators=(",", ":"))
+
+
+def same_key_type(stored: str, now: str) -> bool:
+    """Whether keys of both types have the same canonical bytes: all but names of classes is
+    equal.
+    """
+    return bool(_layout(json.loads(stored)) == _layout(json.loads(now)))
+
+
+def _with_kind(state: State, avro: Any) -> Any:
+    """A schema as checkpoints keep it, with the kind of state where it is not a plain value."""
+    plain = json.loads(json.dumps(avro))
+    return plain if state.kind == "value" else {**plain, KIND: state.kind}
+
+
+def _map_key(schema: Any) -> Any:
+    return schema["fields"][0]["type"]
+
+
+def _layout(schema: Any) -> Any:
+    """A key's schema without what its bytes do not depend on: names, and defaults of fields."""
+    if isinstance(schema, list):
+        return [_layout(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: _layout(part) for name, part in schema.items() if name not in _NAMES}
+    if schema.get("type") == "record":
+        kept["fields"] = [_layout(field["type"]) for field in schema["fields"]]
+    return kept

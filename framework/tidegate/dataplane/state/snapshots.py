@@ -1,0 +1,271 @@
+"""Keyed state on its way to the checkpoint storage and back: upload of what is new, restore.
+
+An upload takes the files of a store's checkpoint, in an I/O thread. A file that an earlier
+checkpoint of this attempt uploaded, or that the restored checkpoint brought, is referred to and not
+sent again, whatever became of the earlier checkpoint. Every other file gets a path that nobody used
+before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`, and files that change between checkpoints
+carry the checkpoint's id behind their name. Nothing in the storage is ever overwritten. A later
+checkpoint may therefore refer to files of an aborted one, as long as the attempt lives: whoever
+cleans up must leave the files of a living attempt alone, but for those of publications that no
+longer count.
+
+A restore checks every file against the size and the SHA-256 that the manifest states before
+anything opens it, and that each key group has exactly one owner. With the same range of key groups
+and the same kind of store the files are laid out and opened; otherwise the pairs in range are
+copied over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tidegate.dataplane.state.layout import groups_span
+from tidegate.errors import CorruptCheckpointError, StorageError, check
+from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskId, Uid
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.kv import KeyValueStore
+from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
+
+OpenStore = Callable[[str, Path], KeyValueStore]
+"""Opens the store of a kind (`rocksdb`, `memory`) in a folder: `Drivers.kv_store`."""
+
+Schemas = Mapping[str, Sequence[str]]
+
+COPY_PAIRS: Final = 10_000
+"""Pairs that a restore at another parallelism holds at a time: a few MB at 100 to 500 bytes
+each.
+"""
+
+
+class FileIdentity(NamedTuple):
+    """Equal for hard links of one unchanged file, different for anything else."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file that is in the checkpoint storage already, and the local file that it is the copy
+    of.
+    """
+
+    file: StateFile
+    identity: FileIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A store with a subtask's state in it; `shared` are its files that are in the storage, by
+    name.
+    """
+
+    store: KeyValueStore
+    schemas: Schemas = field(default_factory=dict)
+    shared: Mapping[str, SharedFile] = field(default_factory=dict)
+
+
+class SnapshotUploader:
+    """Uploads the checkpoints of one step in one subtask, one after the other in their order."""
+
+    def __init__(
+        self,
+        *,
+        blobs: BlobStore,
+        job: JobName,
+        attempt: Attempt,
+        subtask: SubtaskId,
+        uid: Uid,
+        backend: str,
+        key_groups: range,
+        volatile_names: frozenset[str],
+        shared: Mapping[str, SharedFile],
+    ) -> None:
+        self._blobs, self._job = blobs, job
+        self._folder = f"files/{attempt}/{subtask.vertex}/{subtask.index}/{uid}"
+        self._uid, self._backend, self._key_groups = uid, backend, key_groups
+        self._volatile = volatile_names
+        self._shared = dict(shared)
+
+    def upload(
+        self, checkpoint: CheckpointId, directory: Path, files: Sequence[Path], schemas: Schemas
+    ) -> KeyedSnapshot:
+        """Store `files`, which lie in `directory`, and remove the folder, also on failure.
+
+        Raises StorageError; what was uploaded until then need not be uploaded again.
+        """
+        try:
+            stored = tuple(self._store(checkpoint, file) for file in files)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        # A store never uses a table again that it has dropped, so nothing else is worth keeping.
+        names = {file.name for file in stored}
+        self._shared = {name: known for name, known in self._shared.items() if name in names}
+        return KeyedSnapshot(
+            uid=self._uid,
+            backend=self._backend,
+            first_key_group=self._key_groups[0],
+            last_key_group=self._key_groups[-1],
+            files=stored,
+            schemas={name: list(versions) for name, versions in schemas.items()},
+        )
+
+    def _store(self, checkpoint: CheckpointId, source: Path) -> StateFile:
+        volatile = is_volatile(source.name, self._volatile)
+        known = None if volatile else self._shared.get(source.name)
+        identity = _identity(source)
+        if known is not None and known.identity == identity:
+            return known.file
+        sha256 = _sha256(source)
+        if known is not None:
+            # Not a link of what was uploaded (a store may copy where it cannot link).
+            same = known.file.size == identity.size and known.file.sha256 == sha256
+            check(same, f"state store of {self._uid!r} used the name {source.name} again")
+            return known.file
+        name = f"{source.name}.{checkpoint}" if volatile else source.name
+        path = f"{self._folder}/{name}"
+        self._blobs.put_file(f"{self._job}/{path}", source)
+        file = StateFile(name=source.name, path=path, size=identity.size, sha256=sha256)
+        if not volatile:
+            self._shared[source.name] = SharedFile(file, identity)
+        return file
+
+
+def restore(
+    snapshots: Sequence[KeyedSnapshot],
+    *,
+    uid: Uid,
+    key_groups: range,
+    backend: str,
+    job: JobName,
+    blobs: BlobStore,
+    directory: Path,
+    open_store: OpenStore,
+) -> Restored:
+    """Open a store in `directory` that holds exactly the state of `key_groups`; an empty one where
+    there are no snapshots.
+
+    `snapshots` are those of one step, of any subtasks. Raises CorruptCheckpointError for a file
+    that is missing or altered, and for key groups without an owner or with two.
+    """
+    if not snapshots:
+        return Restored(store=open_store(backend, directory / "store"))
+    mine = [one for one in snapshots if len(_shared_groups(one, key_groups)) > 0]
+    _check_owners(uid, mine, key_groups)
+    schemas = mine[0].schemas
+    if any(one.schemas != schemas for one in mine):
+        raise CorruptCheckpointError(
+            f"the subtasks of {uid!r} state different schemas in one checkpoint; restore an "
+            "earlier one"
+        )
+    download = _Download(job=job, blobs=blobs)
+    if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
+        laid_out = download.lay_out(mine[0], directory / "store")
+        store = open_store(backend, directory / "store")
+        volatile = store.volatile_names()
+        shared = {
+            name: known for name, known in laid_out.items() if not is_volatile(name, volatile)
+        }
+        return Restored(store=store, schemas=schemas, shared=shared)
+    store = open_store(backend, directory / "store")
+    for number, one in enumerate(mine):
+        scratch = directory / f"restore-{number}"
+        download.lay_out(one, scratch)
+        old = open_store(one.backend, scratch)
+        _copy(old, store, _shared_groups(one, key_groups))
+        old.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Restored(store=store, schemas=schemas)
+
+
+def is_volatile(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a file of this name changes between checkpoints; patterns end in `*` or are names."""
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+        for pattern in patterns
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Download:
+    """Brings files of a job from its checkpoint storage."""
+
+    job: JobName
+    blobs: BlobStore
+
+    def lay_out(self, snapshot: KeyedSnapshot, target: Path) -> dict[str, SharedFile]:
+        """Lay out a snapshot's files in the new folder `target`, each as the manifest states it."""
+        try:
+            target.mkdir(parents=True)
+        except OSError as error:
+            raise StorageError(f"cannot restore state into {target}: {error}") from error
+        return {
+            file.name: SharedFile(file, self._fetch(snapshot, file, target / file.name))
+            for file in snapshot.files
+        }
+
+    def _fetch(self, snapshot: KeyedSnapshot, file: StateFile, target: Path) -> FileIdentity:
+        path = f"{self.job}/{file.path}"
+        check("/" not in file.name, f"state file name {file.name!r} leaves its folder")
+        what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"
+        remedy = "restore from an earlier checkpoint or put the file back"
+        if not self.blobs.get_file(path, target):
+            raise CorruptCheckpointError(f"{what} is missing; {remedy}")
+        identity = _identity(target)
+        if identity.size != file.size:
+            sizes = f"{identity.size} bytes instead of {file.size}"
+            raise CorruptCheckpointError(f"{what} has {sizes}; {remedy}")
+        if _sha256(target) != file.sha256:
+            raise CorruptCheckpointError(f"{what} fails its checksum; {remedy}")
+        return identity
+
+
+def _check_owners(uid: Uid, snapshots: Sequence[KeyedSnapshot], key_groups: range) -> None:
+    """Each key group lies in one snapshot: none is a loss, two would be a doubled state."""
+    owners = [group for one in snapshots for group in _shared_groups(one, key_groups)]
+    if sorted(owners) != list(key_groups):
+        wrong = sorted({group for group in key_groups if owners.count(group) != 1})
+        raise CorruptCheckpointError(
+            f"the checkpoint does not hold the state of {uid!r} exactly once for each key group: "
+            f"groups {wrong} have none or several; restore another checkpoint"
+        )
+
+
+def _copy(old: KeyValueStore, new: KeyValueStore, key_groups: range) -> None:
+    """Copy the pairs of a range of key groups."""
+    pairs = old.scan(*groups_span(key_groups))
+    while batch := list(islice(pairs, COPY_PAIRS)):
+        new.write(batch, ())
+
+
+def _groups(snapshot: KeyedSnapshot) -> range:
+    return range(snapshot.first_key_group, snapshot.last_key_group + 1)
+
+
+def _shared_groups(snapshot: KeyedSnapshot, key_groups: range) -> range:
+    theirs = _groups(snapshot)
+    return range(max(theirs.start, key_groups.start), min(theirs.stop, key_groups.stop))
+
+
+def _identity(path: Path) -> FileIdentity:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StorageError(f"state file {path} cannot be read: {error}") from error
+    return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as source:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"state file {path} cannot be read: {error}") from error

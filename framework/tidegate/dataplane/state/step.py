@@ -1,0 +1,135 @@
+"""`StepState`: keyed state as a task drives it, joined from the cache, its store and the uploader.
+
+`open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
+uses `prefetch` and `entry`, the task `snapshot` at each barrier: the cache is flushed and the store
+frozen at once, the upload happens in an I/O thread, and its outcome comes back to the mailbox
+thread.
+
+Invariant: uploads of one step go one after the other, in the order of their barriers, so that a
+file is either known to be in the storage or sent once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tidegate.api.state import State
+from tidegate.dataplane.runtime import Action, Runtime
+from tidegate.dataplane.state.backend import Cells, KeyedState
+from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
+from tidegate.graph.key_groups import key_group_range
+from tidegate.ids import CheckpointId, Uid
+from tidegate.protocol.snapshots import KeyedSnapshot
+
+Done = Callable[[KeyedSnapshot], None]
+
+
+def open_step_state(
+    runtime: Runtime,
+    uid: Uid,
+    states: Mapping[str, State],
+    key_type: object,
+    snapshots: Sequence[KeyedSnapshot],
+) -> StepState:
+    """Restore the state of a step in `runtime`'s subtask from its snapshots (of any subtasks of the
+    checkpoint; none for a fresh start) and open it. Reads the checkpoint storage: may take long.
+
+    Raises CorruptCheckpointError, StorageError, and PipelineError where the declared states cannot
+    read what is stored.
+    """
+    settings, subtask = runtime.config.state, runtime.subtask
+    key_groups = key_group_range(subtask.index, runtime.parallelism, runtime.max_parallelism)
+    directory = runtime.local / uid
+    restored = restore(
+        [one for one in snapshots if one.uid == uid],
+        uid=uid,
+        key_groups=key_groups,
+        backend=settings.backend,
+        job=runtime.job,
+        blobs=runtime.blobs,
+        directory=directory,
+        open_store=runtime.drivers.kv_store,
+    )
+    state = KeyedState(
+        uid,
+        states,
+        key_type,
+        runtime.max_parallelism,
+        key_groups,
+        restored.store,
+        settings.cache_entries,
+        restored.schemas,
+    )
+    uploader = SnapshotUploader(
+        blobs=runtime.blobs,
+        job=runtime.job,
+        attempt=runtime.attempt,
+        subtask=subtask,
+        uid=uid,
+        backend=settings.backend,
+        key_groups=key_groups,
+        volatile_names=restored.store.volatile_names(),
+        shared=restored.shared,
+    )
+    return StepState(
+        state, uploader, directory / "checkpoints", post=runtime.post, run_io=runtime.run_io
+    )
+
+
+class StepState:
+    """The keyed state of one step in one subtask. Called by the mailbox thread."""
+
+    def __init__(
+        self,
+        state: KeyedState,
+        uploader: SnapshotUploader,
+        directory: Path,
+        *,
+        post: Callable[[Action], None],
+        run_io: Callable[[Action], None],
+    ) -> None:
+        self._state, self._uploader, self._directory = state, uploader, directory
+        self._post, self._run_io = post, run_io
+        self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done]] = deque()
+        """Checkpoints that wait for their upload, oldest first."""
+        self._uploading = threading.Lock()
+        self.entry: Callable[[Any], Cells] = state.entry
+        """The cells of a key; valid until the next `prefetch`."""
+
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Load what is missing of a batch's keys, together."""
+        self._state.prefetch(keys)
+
+    def snapshot(self, checkpoint: CheckpointId, done: Done) -> None:
+        """Freeze now; store in the background; `done` is called in the mailbox thread.
+
+        Raises StorageError if the state cannot be frozen; a failed upload ends the attempt.
+        """
+        directory = self._directory / str(checkpoint)
+        files = self._state.snapshot_sync(directory)
+        self._frozen.append((checkpoint, directory, files, done))
+        self._run_io(self._upload_oldest)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """The checkpoint is published: nothing to do, files are deleted by who keeps the
+        manifests.
+        """
+
+    def close(self) -> None:
+        """Drop the uploads that have not begun, and release the store."""
+        self._frozen.clear()
+        self._state.close()
+
+    def _upload_oldest(self) -> None:
+        """In an I/O thread. One call comes for each frozen checkpoint, but not in any order."""
+        with self._uploading:
+            try:
+                checkpoint, directory, files, done = self._frozen.popleft()
+            except IndexError:  # closed meanwhile
+                return
+            snapshot = self._uploader.upload(checkpoint, directory, files, self._state.schemas)
+            self._post(lambda: done(snapshot))

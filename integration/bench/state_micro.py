@@ -1,0 +1,108 @@
+"""What keyed state costs a record, without Kafka: nanoseconds of CPU per read-modify-write.
+
+The pattern of a running total: 100,000 keys, batches of 1,000 random ones, `total.value += amount` for
+each record in a loop as the operator has it, a flush and a checkpoint every 100,000 records. Beside it
+the same with a plain dict, which keeps nothing. Run: `python -m integration.bench.state_micro`.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tidegate.api.state import ValueState
+from tidegate.dataplane.state.backend import KeyedState
+from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.rocksdb import RocksDBStore
+from tidegate.ids import Uid
+
+KEYS = 100_000
+BATCH = 1_000
+INTERVAL = 100_000
+"""Records between two checkpoints: every second one of the keys is touched, the worst case."""
+INTERVALS = 10
+
+
+def main() -> None:
+    """Print a table: the parts of the cost of one record, by type of state and store."""
+    print("                    loop  prefetch     flush checkpoint     total    ns CPU a record")
+    for of, amount in ((Decimal, Decimal("1.25")), (int, 3)):
+        batches = _batches()
+        _report(f"{of.__name__} dict", *_plain(of, amount, batches))
+        for store in (RocksDBStore, MemoryStore):
+            name = f"{of.__name__} {store.__name__.removesuffix('Store')}"
+            _report(name, *_stored(of, amount, store, batches))
+
+
+def _batches() -> list[list[str]]:
+    chance = random.Random(7)
+    return [
+        [f"customer-{chance.randrange(KEYS)}" for _ in range(BATCH)]
+        for _ in range(INTERVAL * INTERVALS // BATCH)
+    ]
+
+
+def _plain(of: Any, amount: Any, batches: list[list[str]]) -> tuple[float, ...]:
+    totals: dict[str, Any] = {}
+    began = time.process_time()
+    for keys in batches:
+        for key in keys:
+            totals[key] = totals.get(key, of()) + amount
+    return (time.process_time() - began, 0.0, 0.0, 0.0)
+
+
+class _Function:
+    """Stands for the user's function, on which the loop hangs the cell."""
+
+    def process(self, amount: Any) -> None:
+        self.total.value += amount  # type: ignore[attr-defined]
+
+
+def _stored(
+    of: Any, amount: Any, open_store: Callable[[Path], Any], batches: list[list[str]]
+) -> tuple[float, ...]:
+    folder = Path(tempfile.mkdtemp())
+    declared: ValueState[Any] = ValueState(of, default=of())
+    declared.__set_name__(_Function, "total")
+    store = open_store(folder / "store")
+    state = KeyedState(Uid("bench"), {"total": declared}, str, 128, range(128), store, 200_000)
+    function = _Function()
+    hang, process, entry = function.__dict__, function.process, state.entry
+    loop = prefetch = flush = checkpoint = 0.0
+    clock = time.process_time
+    for number, keys in enumerate(batches, 1):
+        at = clock()
+        state.prefetch(keys)
+        loaded = clock()
+        for key in keys:
+            (hang["total"],) = entry(key)
+            process(amount)
+        done = clock()
+        prefetch += loaded - at
+        loop += done - loaded
+        if number * BATCH % INTERVAL == 0:
+            state.flush()
+            flushed = clock()
+            state.snapshot_sync(folder / f"checkpoint-{number}")
+            flush += flushed - done
+            checkpoint += clock() - flushed
+    state.close()
+    shutil.rmtree(folder)
+    return loop, prefetch, flush, checkpoint
+
+
+def _report(name: str, *seconds: float) -> None:
+    records = INTERVAL * INTERVALS
+    costs = [part / records * 1e9 for part in (*seconds, sum(seconds))]
+    print(f"{name:16}" + "".join(f"{cost:10.0f}" for cost in costs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

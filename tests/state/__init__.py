@@ -1,0 +1,1 @@
+"""Tests of keyed state: cells, the write-back cache, snapshots and restore."""
