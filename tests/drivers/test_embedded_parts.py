@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,16 +124,18 @@ def test_waiting_for_a_process_has_a_limit(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such request")
 def test_an_owned_process_keeps_its_pid_and_outlives_the_starting_thread(tmp_path: Path) -> None:
     started: list[BrokerProcess] = []
-    thread = threading.Thread(
-        target=lambda: started.append(
-            BrokerProcess.launch(["/bin/sleep", "60"], log=tmp_path / "log", owned=True)
-        )
-    )
+
+    def start() -> None:
+        started.append(BrokerProcess.launch(["/bin/sleep", "60"], log=tmp_path / "log", owned=True))
+        # The kernel is asked for the signal before the program changes; only then may we end.
+        command = Path(f"/proc/{started[0].pid}/cmdline")
+        while command.read_bytes() != b"/bin/sleep\x0060\x00":
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=start)
     thread.start()
     thread.join()
     assert not started[0].wait(0.3)
-    command = Path(f"/proc/{started[0].pid}/cmdline").read_bytes()
-    assert command == b"/bin/sleep\x0060\x00"
     started[0].signal(signal.SIGKILL)
     assert started[0].wait(5)
 
