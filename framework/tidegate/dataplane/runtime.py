@@ -1,8 +1,9 @@
 """What a subtask's parts (reader, operators, state, sinks) are given by the slot that runs them.
 
-One thread, the mailbox thread, calls all of them. Whatever blocks (a flush, an upload, a describe) is
-handed to `run_io`, and its outcome comes back through `post`, which runs an action in the mailbox
-thread between two batches. `fail` ends the attempt with an error; it may be called from any thread.
+One thread, the mailbox thread, calls all of them. Whatever blocks (a flush, an upload, a describe)
+is handed to `run_io`, and its outcome comes back through `post`, which runs an action in the
+mailbox thread between two batches. `fail` ends the attempt with an error; it may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -67,3 +68,13 @@ class Runtime:
             **(overrides or {}),
         }
         return settings
+
+    def connector_kafka(
+        self, declared: Mapping[str, str | float | bool], configured: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The same for one source or sink: its declaration's settings, then the configuration's."""
+        as_text = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in declared.items()
+        }
+        return self.kafka({**as_text, **configured})

@@ -2,9 +2,9 @@
 `ports/drivers.py`, on confluent-kafka's admin client.
 
 Asked by JobMaster (split enumeration, checks of a submit) and by the command line; blocking, a few
-calls per attempt. Each question is answered, or fails within about ten seconds with an error that names
-the brokers, the topic or the right that is missing: what these errors say is what a user with a wrong
-set-up sees first.
+calls per attempt. Each question is answered, or fails within about ten seconds with an error that
+names the brokers, the topic or the right that is missing: what these errors say is what a user with
+a wrong set-up sees first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import KafkaError as Code
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by assignment
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+)
 
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.elements import Origin
@@ -87,7 +91,8 @@ class KafkaClusterAdmin:
     def partitions(self, topic: str) -> int:
         """Number of partitions; RefusedError that names the topic where there is none."""
         what = f"describe topic {topic}"
-        # Unlike a metadata request of the client, this one never creates the topic that it asks for.
+        # Unlike a metadata request of the client, this one never creates the topic that it asks
+        # for.
         future = self._client.describe_topics(
             TopicCollection([topic]), request_timeout=ANSWER_TIMEOUT_S
         )[topic]
@@ -98,11 +103,11 @@ class KafkaClusterAdmin:
 
     def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
         """First offsets that are still in the log."""
-        return self._offsets(origins, OffsetSpec.earliest())
+        return self._offsets(origins, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def latest(self, origins: list[Origin]) -> dict[Origin, int]:
         """End offsets for `read_committed` readers (the last stable offset)."""
-        return self._offsets(origins, OffsetSpec.latest())
+        return self._offsets(origins, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
         """First offset at or after a time; the end offset where there is none."""
@@ -173,8 +178,9 @@ class KafkaClusterAdmin:
         denied = self._denied if code in _UNREACHABLE else cause if code in _DENIED else None
         if denied is not None:
             return RefusedError(
-                f"Kafka at {self._servers} does not allow tidegate to {what}: {denied.str()}. Grant "
-                "the job's principal the right, or correct the credentials in kafka.properties."
+                f"Kafka at {self._servers} does not allow tidegate to {what}: {denied.str()}. "
+                "Grant the job's principal the right, or correct the credentials in "
+                "kafka.properties."
             )
         if code in _UNREACHABLE:
             return self._unreachable(what)
@@ -184,15 +190,15 @@ class KafkaClusterAdmin:
 
     def _absent(self, what: str) -> RefusedError:
         return RefusedError(
-            f"Kafka at {self._servers} could not {what}: there is no such topic or partition. Create "
-            "it, or correct the topic of the source or sink that names it."
+            f"Kafka at {self._servers} could not {what}: there is no such topic or partition. "
+            "Create it, or correct the topic of the source or sink that names it."
         )
 
     def _unreachable(self, what: str) -> KafkaUnavailableError:
         return KafkaUnavailableError(
-            f"No Kafka broker of {self._servers} answered within {ANSWER_TIMEOUT_S:.0f} s (asked to "
-            f"{what}). Check that the brokers run, that kafka.bootstrap names them, and that they "
-            "advertise addresses that this machine can reach."
+            f"No Kafka broker of {self._servers} answered within {ANSWER_TIMEOUT_S:.0f} s (asked "
+            f"to {what}). Check that the brokers run, that kafka.bootstrap names them, and that "
+            "they advertise addresses that this machine can reach."
         )
 
     def _on_error(self, event: Code) -> None:

@@ -4,13 +4,13 @@ Called by the sinks: made and flushed in I/O threads, sent to by the mailbox thr
 threads at once.
 
 What makes it exact is what it does not have. There is no `close` and it is no context manager: both
-abort the transaction in librdkafka's binding, and a prepared one must outlive its producer. Dropping
-the last reference leaves the transaction Ongoing. There is no commit either: only the transaction
-committer ends what a publication names.
+abort the transaction in librdkafka's binding, and a prepared one must outlive its producer.
+Dropping the last reference leaves the transaction Ongoing. There is no commit either: only the
+transaction committer ends what a publication names.
 
 After a fatal error librdkafka's flush raises once and then reports success for ever; and one record
-that was refused leaves a transaction that the broker would still commit. So a producer that has seen
-any exception or any failed delivery has failed for good, and every further call says so.
+that was refused leaves a transaction that the broker would still commit. So a producer that has
+seen any exception or any failed delivery has failed for good, and every further call says so.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 
 INITIALISE_TIMEOUT_S: Final = 60.0
-"""For the transactional id's first coordinator answer: 0.06 or 0.5 s; 10 to 14 s over a failover."""
+"""For the transactional id's first coordinator answer: 0.06 or 0.5 s; 10 to 14 s over a failover.
+"""
 PLAIN_MESSAGE_TIMEOUT_MS: Final = 300_000
-"""For records outside transactions, librdkafka's own default; in one it is the transaction's timeout."""
+"""For records outside transactions, librdkafka's own default; in one it is the transaction's
+timeout.
+"""
 ROOM_PAUSE_S: Final = 0.005
 """Between tries while the queue is full: successful deliveries wake nobody, so this is the wait."""
 MS_PER_S: Final = 1000
@@ -79,7 +82,8 @@ _REMEDIES: Final = {
     "checkpoint.interval, checkpoint.timeout or checkpoint.tolerated_outage.",
     Code._FENCED: "Another producer took the transactional id: a newer attempt of the job runs, or "
     "something else uses ids with the prefix tidegate.",
-    Code._MSG_TIMED_OUT: "The partition's leader did not take the record in time: check the brokers.",
+    Code._MSG_TIMED_OUT: "The leader of the partition did not take the record in time: check the "
+    "brokers.",
 }
 
 
@@ -115,8 +119,8 @@ class KafkaProducer:
             self._client = Client(librdkafka({**DEFAULTS, **settings}, ours))
         except KafkaException as error:
             raise KafkaError(
-                f"A Kafka producer cannot be made: {error.args[0].str()}. Check kafka.properties and "
-                "the sink's own settings."
+                f"A Kafka producer cannot be made: {error.args[0].str()}. Check kafka.properties "
+                "and the sink's own settings."
             ) from None
         self._produce, self._poll = self._client.produce, self._client.poll
         if transactional_id is not None:
@@ -175,7 +179,8 @@ class KafkaProducer:
             self._fail(f"write to topic {topic}", error)
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything is acknowledged; TransactionError if it is not, or anything failed.
+        """Return when everything is acknowledged; TransactionError if it is not, or anything
+        failed.
 
         Not to be called while another thread sends: it would wait for that, too.
         """
@@ -263,8 +268,8 @@ class KafkaProducer:
 
 
 class _Failures:
-    """The first failure of a producer. Apart from it, so that the client's reference to the callback
-    does not keep the producer alive: dropping it must free the client at once.
+    """The first failure of a producer. Apart from it, so that the client's reference to the
+    callback does not keep the producer alive: dropping it must free the client at once.
     """
 
     __slots__ = ("text", "what")

@@ -1,14 +1,15 @@
 """Reading assigned partitions with librdkafka: `PartitionReader` of `ports/kafka.py`.
 
 It assigns and never subscribes: which partitions a subtask reads is JobMaster's decision, and from
-where is the checkpoint's. Nothing is committed but for lag monitoring, and no offset is ever reset: one
-that is not in the log any more is an error, because a jump would lose records silently.
+where is the checkpoint's. Nothing is committed but for lag monitoring, and no offset is ever reset:
+one that is not in the log any more is an error, because a jump would lose records silently.
 
-Used by one thread, the mailbox's. Cost on the hot path is a matter of calls into C per record: errors,
-partitions and (in the data plane) offsets and values are read by `map` over the client's own accessors.
+Used by one thread, the mailbox's. Cost on the hot path is a matter of calls into C per record:
+errors, partitions and (in the data plane) offsets and values are read by `map` over the client's
+own accessors.
 
-Invariant: per partition, runs come in the order of the log, without a gap but for control records and
-aborted data, which `position` covers.
+Invariant: per partition, runs come in the order of the log, without a gap but for control records
+and aborted data, which `position` covers.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class KafkaPartitionReader:
             self._consumer = Consumer(config)
         except KafkaException as error:
             raise KafkaError(
-                f"A Kafka consumer cannot be made: {error.args[0].str()}. Check kafka.properties and "
-                "the source's own settings."
+                f"A Kafka consumer cannot be made: {error.args[0].str()}. Check kafka.properties "
+                "and the source's own settings."
             ) from None
         self._poll, self._consume = self._consumer.poll, self._consumer.consume
 
@@ -200,19 +201,20 @@ class KafkaPartitionReader:
         if code == Code._AUTO_OFFSET_RESET:
             return KafkaError(
                 f"Partition {where} at {self._servers} cannot be read from offset "
-                f"{self._positions.get(origin, 'unknown')}: it is not in the log any more, or not yet "
-                "(retention has deleted it, or the topic was made anew). Start from another "
+                f"{self._positions.get(origin, 'unknown')}: it is not in the log any more, or not "
+                "yet (retention has deleted it, or the topic was made anew). Start from another "
                 "checkpoint, or from new offsets with --restore none; records between are lost."
             )
         if code in _ABSENT:
             return KafkaError(
-                f"Partition {where} does not exist at {self._servers}: the topic was deleted or made "
-                "anew with fewer partitions. Create it again, or change the source's topic."
+                f"Partition {where} does not exist at {self._servers}: the topic was deleted or "
+                "made anew with fewer partitions. Create it again, or change the source's topic."
             )
         if code in _DENIED:
             return KafkaNotAuthorisedError(
-                f"Kafka at {self._servers} does not allow reading {where} ({event.str()}): grant the "
-                "job's principal READ on the topic and check its credentials in kafka.properties."
+                f"Kafka at {self._servers} does not allow reading {where} ({event.str()}): grant "
+                "the job's principal READ on the topic and check its credentials in "
+                "kafka.properties."
             )
         return KafkaError(f"Reading {where} at {self._servers} failed: {event.str()}")
 

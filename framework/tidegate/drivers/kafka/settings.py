@@ -1,10 +1,10 @@
 """One table of settings: librdkafka's names are what users write; this module translates them.
 
 Data goes through librdkafka, transaction control through kafka-python, and both must speak to the
-cluster with the same credentials. So security settings are given once, under librdkafka's names, and
-mapped here; one that kafka-python has no counterpart for is refused by name rather than left out,
-because a job that reads and writes but cannot commit is worse than one that does not start. Settings
-without a security prefix concern librdkafka alone.
+cluster with the same credentials. So security settings are given once, under librdkafka's names,
+and mapped here; one that kafka-python has no counterpart for is refused by name rather than left
+out, because a job that reads and writes but cannot commit is worse than one that does not start.
+Settings without a security prefix concern librdkafka alone.
 
 Values are never part of a message: only names are.
 """
@@ -105,8 +105,8 @@ def _tls_context(tls: Mapping[str, str]) -> ssl.SSLContext:
         names = ", ".join(sorted(tls))
         raise ConfigError(
             f"The TLS settings of kafka.properties ({names}) cannot be applied: "
-            f"{type(error).__name__}, {_reason(error)}. Check that the files exist, are PEM, and that "
-            "the key belongs to the certificate."
+            f"{type(error).__name__}, {_reason(error)}. Check that the files exist, are PEM, and "
+            "that the key belongs to the certificate."
         ) from None
     if tls.get("ssl.endpoint.identification.algorithm", "https") == "none":
         context.check_hostname = False

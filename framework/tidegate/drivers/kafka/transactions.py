@@ -1,15 +1,17 @@
 """Control of transactions from outside their producer: describe, end, fence and list.
 
-`TransactionLog` of `ports/kafka.py` on kafka-python's protocol layer, because librdkafka can neither
-describe a transaction nor end one that another process wrote. It speaks EndTxn v3 and InitProducerId
-v4 whatever the broker offers: a transaction must be ended by the protocol of the client that wrote it,
-and librdkafka writes by the old one.
+`TransactionLog` of `ports/kafka.py` on kafka-python's protocol layer, because librdkafka can
+neither describe a transaction nor end one that another process wrote. It speaks EndTxn v3 and
+InitProducerId v4 whatever the broker offers: a transaction must be ended by the protocol of the
+client that wrote it, and librdkafka writes by the old one.
 
-Called by slots (identity of producers, pre-commit check) and by the transaction committer in JobMaster,
-from any of their threads. It decides nothing: what a state means is `checkpoint/`'s matter.
+Called by slots (identity of producers, pre-commit check) and by the transaction committer in
+JobMaster, from any of their threads. It decides nothing: what a state means is `checkpoint/`'s
+matter.
 
-kafka-python remembers the coordinator of each id and never forgets one by itself, so that one failover
-would break it for good: every error that a moved or dead coordinator can cause drops what is known here.
+kafka-python remembers the coordinator of each id and never forgets one by itself, so that one
+failover would break it for good: every error that a moved or dead coordinator can cause drops what
+is known here.
 """
 
 from __future__ import annotations
@@ -41,14 +43,15 @@ from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S: Final = 8.0
-"""For the first connection: with one retry by the caller still within the 10 s after which a user is
-told that no broker answers."""
+"""For the first connection: with one retry by the caller still within the 10 s after which a user
+is told that no broker answers."""
 REQUEST_TIMEOUT_MS: Final = 10_000
 """A coordinator that is silent for so long is looked up again; the default would be 30 s."""
 RECONNECT_BACKOFF_MAX_MS: Final = 1_000
 """The default of 30 s made a commit 5 to 10 s late after a broker's restart."""
 RETRY_PAUSE_S: Final = (0.02, 0.5)
-"""First and longest pause: a busy coordinator is free after 7 to 35 ms, a failover takes seconds."""
+"""First and longest pause: a busy coordinator is free after 7 to 35 ms, a failover takes
+seconds."""
 IN_FLIGHT: Final = 4
 """Calls at a time. The client refuses a sixth request on a connection; one is left for metadata."""
 COORDINATORS_MAX: Final = 10_000
@@ -79,9 +82,11 @@ _RETRY: Final = (
     theirs.CorrelationIdError,
     theirs.UnknownError,
 )
-"""The same request may succeed later. All but the first may mean that the coordinator is elsewhere."""
+"""The same request may succeed later. All but the first may mean that the coordinator is
+elsewhere."""
 _FOREIGN: Final = (theirs.KafkaError, OSError, RuntimeError, ValueError)
-"""All that the library raises when Kafka is at fault (ValueError: a state that it does not know)."""
+"""All that the library raises when Kafka is at fault (ValueError: a state that it does not
+know)."""
 _REFUSED: Final = (
     theirs.InvalidTxnStateError,
     theirs.ProducerFencedError,
@@ -221,8 +226,8 @@ class KafkaTransactionLog:
                 client._manager._net.stop()
             if isinstance(error, theirs.KafkaTimeoutError):
                 raise KafkaUnavailableError(
-                    f"No Kafka broker of {self._servers} answered within {CONNECT_TIMEOUT_S:.0f} s. "
-                    "Check that the brokers run, that kafka.bootstrap names them, and that "
+                    f"No Kafka broker of {self._servers} answered within {CONNECT_TIMEOUT_S:.0f} "
+                    "s. Check that the brokers run, that kafka.bootstrap names them, and that "
                     "security.protocol and credentials in kafka.properties are theirs."
                 ) from None
             raise self._translated("connect", error) from None
@@ -240,7 +245,8 @@ class KafkaTransactionLog:
 
         if not self._free.acquire(timeout=self._deadline_s):
             raise KafkaUnavailableError(
-                f"{IN_FLIGHT} requests to transaction coordinators of {self._servers} are unanswered."
+                f"{IN_FLIGHT} requests to transaction coordinators of {self._servers} are "
+                f"unanswered."
             )
         try:
             return manager.run(send)
@@ -260,8 +266,8 @@ class KafkaTransactionLog:
                     self._forget(transactional_id, error)
                 if time.monotonic() + pause > end:
                     raise KafkaUnavailableError(
-                        f"Kafka at {self._servers} could not {what} within {self._deadline_s:.0f} s; "
-                        f"the last answer was: {error}. Check that all brokers run and that "
+                        f"Kafka at {self._servers} could not {what} within {self._deadline_s:.0f} "
+                        f"s; the last answer was: {error}. Check that all brokers run and that "
                         f"{STATE_TOPIC} has a leader for every partition."
                     ) from None
                 time.sleep(pause)
@@ -305,9 +311,9 @@ def _raise_for(error_code: int) -> None:
 async def _list_everywhere(manager: Any) -> dict[TransactionalId, TransactionState]:
     """One complete listing.
 
-    An id is listed by the broker that leads its partition of the state topic. So every partition must
-    have a leader, every broker is asked, and no leader may have changed meanwhile: else an id could be
-    passed over. Raises a retriable error in these cases.
+    An id is listed by the broker that leads its partition of the state topic. So every partition
+    must have a leader, every broker is asked, and no leader may have changed meanwhile: else an id
+    could be passed over. Raises a retriable error in these cases.
     """
     before, brokers = await _leaders(manager)
     found: dict[TransactionalId, TransactionState] = {}

@@ -1,0 +1,174 @@
+"""From messages of one partition to a batch of values, and what becomes of those that cannot be.
+
+The loop over a batch is `list.extend` over `map`: no Python code per record but the format's own.
+Where a decoder raises, the list holds what came before, so its length names the culprit without a
+counter that every record would pay for; the source's policy decides, and the loop goes on behind
+it.
+
+Called by `sources/kafka.py` in the mailbox thread. It knows neither offsets of splits nor
+checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tidegate.api.kafka import (
+    ERROR,
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    ORIGIN_TIMESTAMP,
+    ORIGIN_TOPIC,
+    KafkaRecord,
+    KafkaSource,
+    OutgoingRecord,
+)
+from tidegate.dataplane.runtime import Counters
+from tidegate.elements import Origin, RecordBatch
+from tidegate.errors import BadRecordError
+from tidegate.ids import Uid
+from tidegate.ports.kafka import Message
+
+REASON_LENGTH_MAX: Final = 1000
+"""Characters of a decoder's text that go into an error or a header; some quote the whole record."""
+NO_TIMESTAMP: Final = -1
+
+Decode = Callable[[Any], Any]
+
+
+class _MissingPartError(ValueError):
+    """A record without a key or a value where its type needs one."""
+
+
+class BatchDecoder:
+    """Decodes the messages of one source; `dead_letters` collects until it is taken."""
+
+    def __init__(
+        self, source: KafkaSource[Any], uid: Uid, counters: Counters, *, keep_keys: bool
+    ) -> None:
+        self._source, self._uid, self._counters = source, uid, counters
+        self._keep_keys = keep_keys
+        self._decode_value: Decode = source.value.decoder()
+        self._decode_key: Decode | None = None if source.key is None else source.key.decoder()
+        self.dead_letters: list[RecordBatch] = []
+
+    def decode(self, origin: Origin, messages: Sequence[Message]) -> RecordBatch:
+        """A batch of what can be decoded; BadRecordError where the policy is to fail."""
+        values: list[Any] = []
+        bad: list[int] = []
+        decoded = self._decoder_for(origin, messages[0])
+        while True:
+            start = len(values) + len(bad)
+            try:
+                values.extend(decoded(messages[start:] if start else messages))
+                break
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is about its record
+                index = len(values) + len(bad)
+                self._refuse(origin, messages[index], error)
+                bad.append(index)
+        good = messages
+        if bad:
+            refused = frozenset(bad)
+            good = [message for index, message in enumerate(messages) if index not in refused]
+        of_message = type(messages[0])
+        return RecordBatch(
+            values=values,
+            offsets=list(map(of_message.offset, good)),
+            origin=origin,
+            keys=list(map(of_message.key, good)) if self._keep_keys else None,
+        )
+
+    def _decoder_for(self, origin: Origin, sample: Message) -> Callable[[Sequence[Message]], Any]:
+        if self._source.whole:
+            return self._whole_records(origin)
+        # The method of the type rather than of each object: `map` then stays inside the
+        # interpreter.
+        decode, value = self._decode_value, type(sample).value
+        return lambda messages: map(decode, map(value, messages))
+
+    def _whole_records(self, origin: Origin) -> Callable[[Sequence[Message]], Any]:
+        decode_value, decode_key = self._decode_value, self._decode_key
+        tombstones = self._source.tombstones
+        topic, partition = origin
+
+        def record(message: Message) -> KafkaRecord[Any, Any]:
+            key, value = message.key(), message.value()
+            if decode_key is not None:
+                if key is None:
+                    raise _MissingPartError(_NO_KEY)
+                key = decode_key(key)
+            if value is not None:
+                value = decode_value(value)
+            elif not tombstones:
+                raise _MissingPartError(_NO_VALUE_OF_RECORD)
+            return KafkaRecord(
+                key,
+                value,
+                topic,
+                partition,
+                message.offset(),
+                _timestamp_ms(message),
+                tuple(message.headers() or ()),
+            )
+
+        return lambda messages: map(record, messages)
+
+    def _refuse(self, origin: Origin, message: Message, error: Exception) -> None:
+        """Apply the policy to one record; raises unless it is to go on without it."""
+        reason = self._reason(message, error)
+        policy = self._source.on_bad_record
+        if policy == "skip":
+            self._counters.skipped += 1
+        elif policy == "dead_letter":
+            self._counters.dead_letters += 1
+            self._set_aside(origin, message, reason)
+        else:
+            format_name = type(self._source.value).__name__
+            raise BadRecordError(
+                f"Source {self._uid!r} ({self._source.place}) cannot decode the record of "
+                f"{origin.topic}-{origin.partition} at offset {message.offset()} as {format_name}: "
+                f"{reason}. Correct the source's format, or let the job go on without such records "
+                "by on_bad_record='skip' (they are counted) or on_bad_record='dead_letter' with "
+                "dead_letters='TOPIC' (they are kept)."
+            ) from (None if isinstance(error, _MissingPartError) else error)
+
+    def _reason(self, message: Message, error: Exception) -> str:
+        if isinstance(error, _MissingPartError):
+            return str(error)
+        if message.value() is None and not self._source.whole:
+            return _NO_VALUE
+        text = f"{type(error).__name__}: {error}"
+        return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
+
+    def _set_aside(self, origin: Origin, message: Message, reason: str) -> None:
+        provenance = (
+            (ORIGIN_TOPIC, origin.topic),
+            (ORIGIN_PARTITION, str(origin.partition)),
+            (ORIGIN_OFFSET, str(message.offset())),
+            (ORIGIN_TIMESTAMP, str(_timestamp_ms(message))),
+            (ERROR, reason),
+        )
+        letter = OutgoingRecord(
+            key=message.key(),
+            value=message.value(),
+            headers=(
+                *(message.headers() or ()),
+                *((name, text.encode()) for name, text in provenance),
+            ),
+        )
+        self.dead_letters.append(
+            RecordBatch(values=[letter], offsets=[message.offset()], origin=origin)
+        )
+
+
+_NO_VALUE: Final = (
+    "it has no value (a tombstone); KafkaSource.records(..., tombstones=True) lets those through"
+)
+_NO_VALUE_OF_RECORD: Final = "it has no value (a tombstone); tombstones=True lets those through"
+_NO_KEY: Final = "it has no key; KafkaSource.records without key= lets those through as None"
+
+
+def _timestamp_ms(message: Message) -> int:
+    kind, timestamp_ms = message.timestamp()
+    return timestamp_ms if kind else NO_TIMESTAMP

@@ -1,0 +1,166 @@
+"""The Kafka source of one subtask: splits in, batches out, positions in the snapshot.
+
+`task.SourceTask` drives it in the mailbox thread. Which splits it reads, and from where, is
+JobMaster's decision, taken before: every offset that comes in is a number. It never moves an offset
+back or forward by itself, and commits to a consumer group only so that lag monitors have something
+to see.
+
+Invariant: `snapshot` names, for each split, the offset after the last record that `poll` has
+returned (or refused by the source's policy); so a barrier that is injected when all of that was
+emitted cuts exactly there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tidegate.api.kafka import KafkaSource
+from tidegate.config import ConnectorSettings
+from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.sources.decoding import BatchDecoder
+from tidegate.elements import Origin, RecordBatch
+from tidegate.errors import InternalError, check
+from tidegate.ids import JobName, Uid
+from tidegate.ports.kafka import Message, PartitionReader, Run
+from tidegate.protocol.snapshots import SourceSplit
+
+BATCH_RECORDS_MAX: Final = 1000
+"""Records of one poll. The costs of a batch are spread thin enough, and it is 1 ms of work for
+cheap steps: a barrier waits no longer than that."""
+
+
+class KafkaSourceReader:
+    """Reads the splits of one source in one subtask.
+
+    With `keep_keys` batches carry the records' own keys, as bytes, beside their values.
+    """
+
+    def __init__(
+        self, source: KafkaSource[Any], uid: Uid, runtime: Runtime, *, keep_keys: bool = False
+    ) -> None:
+        self._source, self._uid, self._runtime = source, uid, runtime
+        self._decoder = BatchDecoder(source, uid, runtime.counters, keep_keys=keep_keys)
+        self._reader: PartitionReader | None = None
+        self._splits: dict[Origin, SourceSplit] = {}
+        self._next: dict[Origin, int] = {}
+        self._unfinished: set[Origin] = set()
+
+    def open(self, splits: Sequence[SourceSplit]) -> None:
+        """Start to read; once. Splits that are at their end already are not asked for."""
+        check(self._reader is None, "a source is opened once")
+        self._splits = {split.origin: split for split in splits}
+        check(len(self._splits) == len(splits), "a partition is assigned to a subtask twice")
+        self._next = {split.origin: split.offset for split in splits}
+        self._unfinished = {
+            split.origin
+            for split in splits
+            if split.end_offset is None or split.offset < split.end_offset
+        }
+        self._reader = self._runtime.drivers.partition_reader(
+            self._runtime.connector_kafka(self._source.kafka, self._configured),
+            consumer_group(self._runtime.job, self._uid),
+            with_end_of_partition=any(split.end_offset is not None for split in splits),
+        )
+        self._reader.assign({origin: self._next[origin] for origin in self._unfinished})
+
+    def poll(self, timeout_s: float) -> list[RecordBatch]:
+        """Up to BATCH_RECORDS_MAX records, a batch per run of one partition, waiting for the first.
+
+        Raises KafkaError, and BadRecordError for a record that the policy does not let pass.
+        """
+        if not self._unfinished:
+            return []
+        batches = []
+        for run in self._open_reader().poll(BATCH_RECORDS_MAX, timeout_s):
+            if run.origin not in self._unfinished:
+                continue  # was fetched before its partition was paused
+            messages = self._within_split(run)
+            if messages:
+                batch = self._decoder.decode(run.origin, messages)
+                if batch.values:
+                    batches.append(batch)
+        return batches
+
+    def take_dead_letters(self) -> list[RecordBatch]:
+        """What the last polls refused: batches of OutgoingRecord with raw bytes and provenance."""
+        letters, self._decoder.dead_letters = self._decoder.dead_letters, []
+        return letters
+
+    def finished(self) -> bool:
+        """Whether all splits have reached their ends, by position: a transaction's marker or
+        aborted records at the tail are no records. A subtask without splits is finished from the
+        start.
+        """
+        return not self._unfinished
+
+    def snapshot(self) -> tuple[SourceSplit, ...]:
+        """Each split with the next offset to read."""
+        return tuple(
+            SourceSplit(
+                source=self._uid,
+                topic=split.topic,
+                partition=split.partition,
+                offset=self._next[origin],
+                end_offset=split.end_offset,
+            )
+            for origin, split in self._splits.items()
+        )
+
+    def commit(self, splits: Sequence[SourceSplit]) -> None:
+        """Tell the consumer group how far a completed checkpoint is; never waits, may fail
+        quietly.
+        """
+        self._open_reader().commit({split.origin: split.offset for split in splits})
+
+    def lag(self) -> int | None:
+        """Records up to the newest known ends (control records included); None while they are
+        not.
+        """
+        if self._reader is None:
+            return None
+        ends = self._reader.high_watermarks()
+        if not self._unfinished <= ends.keys():
+            return None
+        return sum(
+            max(0, self._end(origin, ends[origin]) - self._next[origin])
+            for origin in self._unfinished
+        )
+
+    def close(self) -> None:
+        """Close the consumer, if it was opened."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _within_split(self, run: Run) -> Sequence[Message]:
+        """The run's messages before the split's end; takes note of the position."""
+        origin, messages, position = run
+        end = self._splits[origin].end_offset
+        if end is None or position < end:
+            self._next[origin] = position
+            return messages
+        self._next[origin] = end
+        self._unfinished.discard(origin)
+        self._open_reader().pause([origin])
+        if messages and messages[-1].offset() >= end:
+            return [message for message in messages if message.offset() < end]
+        return messages
+
+    def _end(self, origin: Origin, known: int) -> int:
+        end = self._splits[origin].end_offset
+        return known if end is None else min(known, end)
+
+    @property
+    def _configured(self) -> Mapping[str, str]:
+        return self._runtime.config.sources.get(self._uid, ConnectorSettings()).properties
+
+    def _open_reader(self) -> PartitionReader:
+        if self._reader is None:
+            message = f"source {self._uid!r} is used before it is opened"
+            raise InternalError(message)
+        return self._reader
+
+
+def consumer_group(job: JobName, source: Uid) -> str:
+    """Where a source reports its progress: `tidegate.<job>.<source>`."""
+    return f"tidegate.{job}.{source}"
