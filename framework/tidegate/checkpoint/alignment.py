@@ -5,16 +5,17 @@ carries the instructions out before it reads anything else; a blocked channel st
 credits run out and its sender backs up. It is not for sources: they have no channels and take their
 snapshot when the barrier is injected. It knows nothing of snapshots, state or messages.
 
-Theory of operation. Ids of checkpoints only grow. In mode exactly_once at most one checkpoint is being
-aligned: the first barrier of a new id opens it (and gives up an older one, which can complete nowhere
-any more), each barrier blocks its channel, the last one takes the snapshot and unblocks all. What is
-done, given up or cancelled lowers nothing: barriers of ids up to `newest` that arrive later start
-nothing. In mode at_least_once nothing is ever blocked; barriers are counted per id, and an id that is
-complete drops the older ones.
+Theory of operation. Ids of checkpoints only grow. In mode exactly_once at most one checkpoint is
+being aligned: the first barrier of a new id opens it (and gives up an older one, which can complete
+nowhere any more), each barrier blocks its channel, the last one takes the snapshot and unblocks
+all. What is done, given up or cancelled lowers nothing: barriers of ids up to `newest` that arrive
+later start nothing. In mode at_least_once nothing is ever blocked; barriers are counted per id, and
+an id that is complete drops the older ones.
 
 The end of a channel's input does not close it: barriers still flow after it, and are waited for.
 
-Invariant 6: no record of a channel that follows its barrier is consumed before the snapshot is taken.
+Invariant 6: no record of a channel that follows its barrier is consumed before the snapshot is
+taken.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from tidegate.ids import CheckpointId
 Mode = Literal["exactly_once", "at_least_once"]
 
 PENDING_IDS_MAX: Final = 50
-"""Checkpoints counted at once in mode at_least_once (Flink's bound): only aborted ones ever pile up,
-and 50 of them in a row fail the attempt long before."""
+"""Checkpoints counted at once in mode at_least_once (Flink's bound): only aborted ones ever pile
+up, and 50 of them in a row fail the attempt long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,8 @@ class Alignment:
         self._blocking = mode == "exactly_once"
         #: The newest id that was begun or cancelled: barriers up to it begin nothing.
         self._newest: CheckpointId | None = None
-        #: Barriers received, by id of the checkpoints not yet complete. At most one id when blocking,
-        #: and then exactly the blocked channels.
+        #: Barriers received, by id of the checkpoints not yet complete. At most one id when
+        #: blocking, and then exactly the blocked channels.
         self._received: dict[CheckpointId, set[int]] = {}
         #: The last barrier of each channel: ids on a channel only grow, or a sender is broken.
         self._last: list[CheckpointId | None] = [None] * channels
@@ -119,7 +120,9 @@ class Alignment:
         return [InputEnded()] if len(self._ended) == self._channels else []
 
     def cancel(self, checkpoint: CheckpointId) -> list[AlignmentInstruction]:
-        """The checkpoint was aborted: stop waiting for it, and for older ones, and begin it never."""
+        """The checkpoint was aborted: stop waiting for it, and for older ones, and begin it
+        never.
+        """
         if self._newest is None or checkpoint > self._newest:
             self._newest = checkpoint
         return self._give_up(through=checkpoint)
@@ -145,7 +148,8 @@ class Alignment:
         instructions: list[AlignmentInstruction] = []
         checkpoint = barrier.checkpoint
         if self._newest is None or checkpoint > self._newest:
-            # An older alignment can complete nowhere any more: one checkpoint is under way at a time.
+            # An older alignment can complete nowhere any more: one checkpoint is under way at a
+            # time.
             instructions += self._give_up(through=checkpoint)
             self._newest = checkpoint
             self._received[checkpoint] = set()

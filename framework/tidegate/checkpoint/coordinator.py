@@ -1,22 +1,23 @@
 """The checkpoint coordinator of one attempt: when a checkpoint begins, is complete, or is given up.
 
-A pure machine: the JobMaster's shell feeds it events that carry the time, and carries its instructions
-out. It does not publish (`procedures/publish.py`), does not know the journal, and sends no message; it
-lives as long as the attempt, so that a checkpoint id (attempt and counter) is never used twice.
+A pure machine: the JobMaster's shell feeds it events that carry the time, and carries its
+instructions out. It does not publish (`procedures/publish.py`), does not know the journal, and
+sends no message; it lives as long as the attempt, so that a checkpoint id (attempt and counter) is
+never used twice.
 
 Theory of operation. At most one checkpoint is under way. It waits for the acknowledgement of every
-subtask; one decline or the timeout aborts it; when all are in, it is handed out as `Complete` and only
-`Published` or `PublishFailed` ends it: a publication that may be in the journal can not be aborted,
-so no timeout applies any more. The next one begins one interval after the trigger of the last, but not
-before `min_pause` after the last publication. Failures in a row are counted, each checkpoint once, and
-reset by a publication; more than tolerable fail the attempt.
+subtask; one decline or the timeout aborts it; when all are in, it is handed out as `Complete` and
+only `Published` or `PublishFailed` ends it: a publication that may be in the journal can not be
+aborted, so no timeout applies any more. The next one begins one interval after the trigger of the
+last, but not before `min_pause` after the last publication. Failures in a row are counted, each
+checkpoint once, and reset by a publication; more than tolerable fail the attempt.
 
 After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
 published: sources emit nothing after a final barrier, so there is no way back to ordinary ones.
 
 What was prepared is never dropped. The transactions of every acknowledgement, late and aborted ones
-too, are remembered per subtask until they are known to be ended; of subtasks that have finished, the
-whole last snapshot is carried into every later checkpoint.
+too, are remembered per subtask until they are known to be ended; of subtasks that have finished,
+the whole last snapshot is carried into every later checkpoint.
 
 Keeps invariants 2 and 5 of ARCHITECTURE.md, as far as they are decided here.
 """
@@ -184,7 +185,8 @@ class CheckpointCoordinator:
         self._due_s = math.inf
         self._last_completion_s = -math.inf
         self._wake_s = math.inf
-        #: Per subtask, the transactions of its newest acknowledgement that are not known to be ended.
+        #: Per subtask, the transactions of its newest acknowledgement that are not known to be
+        #: ended.
         self._carried: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
         self._carried_since: dict[SubtaskId, CheckpointId] = {}
         #: The newest snapshot of each subtask, for those that finish.
@@ -314,7 +316,9 @@ class CheckpointCoordinator:
         return [_ignored(event, AcknowledgeResult.DISCARDED)]
 
     def _carry(self, event: Acknowledged) -> None:
-        """The newest acknowledgement of a subtask holds all that it has prepared and not seen ended."""
+        """The newest acknowledgement of a subtask holds all that it has prepared and not seen
+        ended.
+        """
         subtask = _subtask(event)
         if subtask in self._carried_since and event.checkpoint < self._carried_since[subtask]:
             return

@@ -5,8 +5,8 @@ the same code runs against real drivers (`controlplane/jobmaster/effects.py`) an
 that interleaves two JobMasters step by step (the tests). An effect that fails is thrown into the
 generator as an error of the one tree: KafkaError, KafkaUnavailableError, StorageError.
 
-The small functions below (`create_entry`, `describe`, ...) give each effect its result's type, so that
-procedures are checked; they are the only code that yields.
+The small functions below (`create_entry`, `describe`, ...) give each effect its result's type, so
+that procedures are checked; they are the only code that yields.
 """
 
 from __future__ import annotations

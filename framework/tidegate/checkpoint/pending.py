@@ -1,7 +1,8 @@
 """A checkpoint that waits for its subtasks, and what it is when all have acknowledged.
 
-Data with one rule each; the coordinator (`coordinator.py`) decides what to do with them. Neither knows
-of the journal: a checkpoint whose acknowledgements are all in is nothing until it is published.
+Data with one rule each; the coordinator (`coordinator.py`) decides what to do with them. Neither
+knows of the journal: a checkpoint whose acknowledgements are all in is nothing until it is
+published.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class AcknowledgeResult(enum.Enum):
     UNKNOWN = "unknown"
     """No such subtask, or a checkpoint that this attempt never triggered."""
     DISCARDED = "discarded"
-    """The checkpoint was aborted or completed before. Its transactions are remembered all the same."""
+    """The checkpoint was aborted or completed before. Its transactions are remembered all the
+    same."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +60,9 @@ class PendingCheckpoint:
 
     @property
     def snapshots(self) -> tuple[SubtaskSnapshot, ...]:
-        """All parts, ordered by vertex and index, so that equal checkpoints give equal manifests."""
+        """All parts, ordered by vertex and index, so that equal checkpoints give equal
+        manifests.
+        """
         return tuple(self.acknowledged[subtask] for subtask in sorted(self.acknowledged))
 
 

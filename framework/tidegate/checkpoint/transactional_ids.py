@@ -1,10 +1,10 @@
 """Transactional ids, written and parsed whole.
 
-`tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{slot}`: no part holds a dot, so that job `a` never
-takes an id of a job `a.b` for its own, and an id that does not parse is never fenced. The attempt is in
-it because initialising an id always succeeds and aborts what it has open: a zombie can only ever hit
-ids of its own attempt. The journal's random name is in it so that a job that was given a used name, or
-whose journal was lost, is told from the job that wrote the ids.
+`tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{slot}`: no part holds a dot, so that job `a`
+never takes an id of a job `a.b` for its own, and an id that does not parse is never fenced. The
+attempt is in it because initialising an id always succeeds and aborts what it has open: a zombie
+can only ever hit ids of its own attempt. The journal's random name is in it so that a job that was
+given a used name, or whose journal was lost, is told from the job that wrote the ids.
 
 Sinks make ids (dataplane), the procedures of this room parse them; nobody else looks inside one.
 """

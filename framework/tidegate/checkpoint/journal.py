@@ -1,0 +1,160 @@
+"""The entries of a job's journal, as they are written and where they lie.
+
+The journal is a row of numbered entries, each created with create-if-absent, in which claims and
+publications compete for the next number: it is the one commit point of the job (invariants 2, 3,
+5). `journal_state.py` says what they add up to; the procedures of `checkpoint/procedures` read and
+create them.
+
+Each entry names the nonce of the one before it. So an entry that was removed and created again, or
+a journal pieced together from two backups, is found where it is read; a number that is missing
+while a later one is there is an error and is never skipped. An entry of a kind that this version
+does not know (`retracted`, which is reserved) stops the reader: its meaning could change what the
+last publication is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from tidegate.checkpoint.envelope import seal, unseal, written_by_newer
+from tidegate.errors import CorruptCheckpointError, check
+from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
+from tidegate.protocol.snapshots import PreparedTransaction
+
+HINT_INTERVAL: Final = 100
+"""Entries between two writings of the hint: a claim reads at most about so many entries."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """Base of all entries."""
+
+    number: JournalNumber
+    nonce: str
+    """Tells one's own entry from another's where a create says that something is there."""
+    previous: str
+    """The nonce of the entry before; empty in the first."""
+    journal: str
+    """The journal's random name: part of transactional ids, the same in every entry."""
+    created_ms: int
+    """Wall clock of the writer; for display only."""
+
+
+class Claim(Entry, frozen=True, kw_only=True):
+    """An attempt begins; the attempt is this entry's number. Publications of older ones end
+    here.
+    """
+
+    submission: str
+    restore: str
+    """`latest`, `none` or the id of a checkpoint, as submitted."""
+    took_over: bool = False
+    """The operator took the job's name over: ids of other journals may be fenced."""
+
+
+class Publication(Entry, frozen=True, kw_only=True):
+    """A checkpoint is complete: its transactions are decided, its state is where the job
+    restores.
+    """
+
+    attempt: Attempt
+    checkpoint: CheckpointId
+    submission: str
+    manifest: str
+    sha256: str
+    """Of the manifest's file."""
+    transactions: tuple[PreparedTransaction, ...]
+    """The named ones, oldest first."""
+    final: bool
+
+
+class Settled(Entry, frozen=True, kw_only=True):
+    """Every transaction that the last publication names was seen CompleteCommit."""
+
+    attempt: Attempt
+    publication: JournalNumber
+
+
+class Lost(Entry, frozen=True, kw_only=True):
+    """The broker has aborted transactions that the last publication names; the others are ended."""
+
+    attempt: Attempt
+    publication: JournalNumber
+    transactions: tuple[PreparedTransaction, ...]
+    statement: str
+    """What the operator is told."""
+
+
+class Accepted(Entry, frozen=True, kw_only=True):
+    """The operator accepts a loss."""
+
+    lost: JournalNumber
+    submission: str
+
+
+class Closed(Entry, frozen=True, kw_only=True):
+    """The job has ended for good; only a new submit may claim after it."""
+
+    attempt: Attempt
+    outcome: str
+    """`finished`, `cancelled` or `failed`."""
+
+
+AnyEntry = Claim | Publication | Settled | Lost | Accepted | Closed
+
+KINDS: Final = frozenset({"claim", "publication", "settled", "lost", "accepted", "closed"})
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def entry_path(job: JobName, number: int) -> str:
+    """Where an entry lies."""
+    check(number >= 1, "entries are numbered from 1")
+    return f"{job}/journal/{number:020d}.json"
+
+
+def hint_path(job: JobName) -> str:
+    """Where the hint lies: the state at some entry, perhaps an old one."""
+    return f"{job}/journal/hint"
+
+
+def encode_entry(entry: AnyEntry) -> bytes:
+    """The entry's file."""
+    return seal(entry)
+
+
+def decode_entry(data: bytes, path: str) -> AnyEntry:
+    """The inverse; CorruptCheckpointError that names the file and what to do about it."""
+    what = f"journal entry {path}"
+    try:
+        body = unseal(data, what=what)
+        kind = msgspec.json.decode(body, type=_Kind).kind
+        if kind not in KINDS:
+            raise written_by_newer(what, f"an entry of kind {kind!r}")
+        entry: AnyEntry = msgspec.json.decode(body, type=AnyEntry)
+    except msgspec.MsgspecError as error:
+        message = f"{what} does not read as an entry ({error}). {REMEDY}"
+        raise CorruptCheckpointError(message) from error
+    return entry
+
+
+REMEDY: Final = (
+    "The journal decides what was committed, so nothing is skipped: bring the checkpoint storage "
+    "back from a backup of this moment, or give the job another name and known start offsets"
+)
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_NUMBER = re.compile(r".*/journal/(\d{20})\.json")
+
+
+def entry_number(path: str) -> JournalNumber | None:
+    """The number that a path names; None for the hint and for anything else."""
+    match = _NUMBER.fullmatch(path)
+    return None if match is None else JournalNumber(int(match[1]))

@@ -1,0 +1,181 @@
+"""What the entries of a journal add up to.
+
+A pure fold: `JournalState.after(entry)` gives the state with one more entry, or refuses an entry
+that can not follow. The claim procedure folds all entries up to its own, so that what it stands on
+was decided before it; the state of some entry is also the journal's hint, so that a claim need not
+read the whole journal. A stale hint is no harm: entries never change, so the state of any of them
+stays true.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tidegate.checkpoint.envelope import seal, unseal
+from tidegate.checkpoint.journal import (
+    REMEDY,
+    Accepted,
+    AnyEntry,
+    Claim,
+    Closed,
+    Lost,
+    Publication,
+    Settled,
+)
+from tidegate.errors import CorruptCheckpointError
+from tidegate.ids import Attempt, CheckpointId, JournalNumber
+from tidegate.protocol.snapshots import PreparedTransaction
+
+RECENT_MAX: Final = 64
+"""Publications that a journal's state remembers, for retention and for restoring an older one."""
+
+
+class PublicationRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A publication, without its transactions."""
+
+    number: JournalNumber
+    checkpoint: CheckpointId
+    submission: str
+    manifest: str
+    sha256: str
+    final: bool
+
+
+class JournalState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the entries up to `number` add up to. The empty journal has number 0."""
+
+    number: JournalNumber = JournalNumber(0)
+    nonce: str = ""
+    """Of the last entry."""
+    name: str = ""
+    """The journal's random name."""
+    attempt: Attempt = Attempt(0)
+    """The newest claim."""
+    submission: str = ""
+    """Of the newest claim."""
+    took_over: bool = False
+    """Some claim of this journal did."""
+    publication: Publication | None = None
+    """The last one."""
+    settled: bool = False
+    """The last publication is."""
+    lost: Lost | None = None
+    """Of the last publication."""
+    accepted: bool = False
+    """That loss is."""
+    closed: Closed | None = None
+    """There where no claim came after it."""
+    recent: tuple[PublicationRef, ...] = ()
+    """The last publications, oldest first."""
+
+    @property
+    def named(self) -> tuple[PreparedTransaction, ...]:
+        """What an unsettled publication names: nobody may fence these, or use their ids again."""
+        if self.publication is None or self.settled or self.accepted:
+            return ()
+        return self.publication.transactions
+
+    def after(self, entry: AnyEntry) -> JournalState:
+        """The state with one more entry; CorruptCheckpointError if it can not follow."""
+        expected = self.number + 1
+        _require(entry.number == expected, entry, f"it stands where number {expected} belongs")
+        _require(entry.previous == self.nonce, entry, "it does not follow the entry before it")
+        _require(entry.journal == self.name or not self.number, entry, "it is of another journal")
+        _require(
+            self.closed is None or isinstance(entry, Claim | Accepted),
+            entry,
+            "it follows the closing of the journal",
+        )
+        state = msgspec.structs.replace(self, number=entry.number, nonce=entry.nonce)
+        match entry:
+            case Claim():
+                return _claimed(state, entry)
+            case Publication():
+                return _published(state, entry)
+            case Settled():
+                _require_last(state, entry, entry.attempt, entry.publication)
+                return msgspec.structs.replace(state, settled=True)
+            case Lost():
+                _require_last(state, entry, entry.attempt, entry.publication)
+                return msgspec.structs.replace(state, lost=entry)
+            case Accepted():
+                known = self.lost is not None and self.lost.number == entry.lost
+                _require(known, entry, f"it accepts entry {entry.lost}, which is not the last loss")
+                return msgspec.structs.replace(state, accepted=True)
+            case Closed():
+                _require(entry.attempt == self.attempt, entry, _newer(self, entry.attempt))
+                return msgspec.structs.replace(state, closed=entry)
+
+
+def encode_hint(state: JournalState) -> bytes:
+    """The hint's file."""
+    return seal(state)
+
+
+def decode_hint(data: bytes, path: str) -> JournalState:
+    """The inverse; CorruptCheckpointError if it can not be used, which is no harm: walk from 1."""
+    try:
+        return msgspec.json.decode(unseal(data, what=f"journal hint {path}"), type=JournalState)
+    except msgspec.MsgspecError as error:
+        message = f"journal hint {path} does not read as a state ({error})"
+        raise CorruptCheckpointError(message) from error
+
+
+def _claimed(state: JournalState, claim: Claim) -> JournalState:
+    return msgspec.structs.replace(
+        state,
+        name=claim.journal,
+        attempt=Attempt(claim.number),
+        submission=claim.submission,
+        took_over=state.took_over or claim.took_over,
+        closed=None,
+    )
+
+
+def _published(state: JournalState, publication: Publication) -> JournalState:
+    attempt, checkpoint = publication.attempt, publication.checkpoint
+    _require(attempt == state.attempt, publication, _newer(state, attempt))
+    _require(checkpoint.attempt == attempt, publication, f"{checkpoint} is not its checkpoint")
+    last = state.publication
+    _require(
+        last is None or last.checkpoint < checkpoint,
+        publication,
+        f"checkpoint {checkpoint} follows {last and last.checkpoint}",
+    )
+    _require(state.lost is None or state.accepted, publication, "it follows a loss")
+    ref = PublicationRef(
+        number=publication.number,
+        checkpoint=checkpoint,
+        submission=publication.submission,
+        manifest=publication.manifest,
+        sha256=publication.sha256,
+        final=publication.final,
+    )
+    return msgspec.structs.replace(
+        state,
+        publication=publication,
+        settled=False,
+        lost=None,
+        accepted=False,
+        recent=(*state.recent, ref)[-RECENT_MAX:],
+    )
+
+
+def _require_last(state: JournalState, entry: AnyEntry, attempt: Attempt, publication: int) -> None:
+    _require(attempt == state.attempt, entry, _newer(state, attempt))
+    last = None if state.publication is None else state.publication.number
+    _require(publication == last, entry, f"it is about entry {publication}, not {last}")
+    _require(not state.settled and state.lost is None, entry, "that was decided before")
+
+
+def _newer(state: JournalState, attempt: Attempt) -> str:
+    return f"it is of attempt {attempt}, but the newest claim is {state.attempt}"
+
+
+def _require(holds: bool, entry: AnyEntry, why: str) -> None:
+    if not holds:
+        kind = type(entry).__name__.lower()
+        message = f"journal entry {entry.number} ({kind}) is not valid: {why}. {REMEDY}"
+        raise CorruptCheckpointError(message)

@@ -1,0 +1,38 @@
+"""What a restore compares: the steps that hold state, the sources, and the two parallelisms.
+
+Derived from the graph at submit and written into every manifest, so that the two can be compared
+when the pipeline has changed. It is all that ties state to code: names of functions, the shape of
+the graph and stateless steps may change freely.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.ids import Uid
+
+
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with keyed state."""
+
+    uid: Uid
+    key_type: str
+    """The name of the key's type, as `api` spells it."""
+    states: dict[str, str] = msgspec.field(default_factory=dict)
+    """Per state name: the Avro schema (JSON) of its values."""
+
+
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A source and the topic that it reads."""
+
+    uid: Uid
+    topic: str
+
+
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What matters of a plan for its state."""
+
+    parallelism: int
+    max_parallelism: int
+    steps: tuple[StepFacts, ...] = ()
+    sources: tuple[SourceFacts, ...] = ()

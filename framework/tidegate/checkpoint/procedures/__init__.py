@@ -1,0 +1,34 @@
+"""The commit protocol's steps, as generators that ask for effects and do nothing themselves.
+
+An attempt runs, in this order: `claim`, `recover`, then per checkpoint `publish`, `commit`,
+`settle`, now and then `sweep` and `delete_unneeded`, at the job's end `close`. `OwnJournal` goes
+through all of them. The JobMaster runs them in worker threads by
+`controlplane/jobmaster/effects.py`.
+"""
+
+from tidegate.checkpoint.procedures.claim import claim, read_journal
+from tidegate.checkpoint.procedures.ending import Ended, commit
+from tidegate.checkpoint.procedures.fencing import fence_older, sweep
+from tidegate.checkpoint.procedures.own_journal import OwnJournal
+from tidegate.checkpoint.procedures.patience import Patience
+from tidegate.checkpoint.procedures.publish import PublishedCheckpoint, load_manifest, publish
+from tidegate.checkpoint.procedures.recover import Recovered, close, recover
+from tidegate.checkpoint.procedures.settle import settle
+
+__all__ = [
+    "Ended",
+    "OwnJournal",
+    "Patience",
+    "PublishedCheckpoint",
+    "Recovered",
+    "claim",
+    "close",
+    "commit",
+    "fence_older",
+    "load_manifest",
+    "publish",
+    "read_journal",
+    "recover",
+    "settle",
+    "sweep",
+]

@@ -1,0 +1,110 @@
+"""The transaction committer: ending what a publication names.
+
+One code path for the normal case and for recovery. An EndTxn(commit) of a *named* transaction is
+always right, may be repeated, and its answer proves nothing: a transaction counts as ended only
+when it was seen CompleteCommit. It is never sent for anything that no publication names (invariant
+2).
+
+`commit` writes nothing into the journal, so it may run beside the next checkpoint; `settle` takes
+its result there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tidegate.checkpoint.effects import Procedure, describe, end_transaction
+from tidegate.checkpoint.procedures.own_journal import OwnJournal
+from tidegate.checkpoint.procedures.patience import ENDING, Patience, Waiting, kafka_retried
+from tidegate.checkpoint.recovery import decide, is_complete
+from tidegate.errors import KafkaError, KafkaUnavailableError
+from tidegate.ports.kafka import EndOutcome, TransactionFacts
+from tidegate.protocol.snapshots import PreparedTransaction
+
+Facts = dict[PreparedTransaction, TransactionFacts | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What became of named transactions; to be handed to `settle`."""
+
+    ended: tuple[PreparedTransaction, ...]
+    """Seen CompleteCommit: subtasks need not acknowledge them again."""
+    lost: tuple[PreparedTransaction, ...]
+    """Aborted by the broker: `settle` states the loss and fails the job."""
+
+
+def commit(journal: OwnJournal, *, patience: Patience = ENDING) -> Procedure[Ended]:
+    """End every named transaction that was not yet seen ended, oldest first.
+
+    To be called after a publication, one call at a time; it covers all publications up to now.
+    Kafka's last error is raised when patience ends: then the attempt must end, and its restart
+    tries again.
+    """
+    return (yield from end_transactions(journal.unended, settled=False, patience=patience))
+
+
+def examine(transactions: Sequence[PreparedTransaction], patience: Patience) -> Procedure[Facts]:
+    """What the broker says of each, all of them, trying again while it can not be asked."""
+    facts: Facts = {}
+    for transaction in transactions:
+        facts[transaction] = yield from kafka_retried(partial(describe, transaction), patience)
+    return facts
+
+
+def end_transactions(
+    transactions: Sequence[PreparedTransaction], *, settled: bool, patience: Patience
+) -> Procedure[Ended]:
+    """EndTxn each, describe each, and again those still open, until none is."""
+    remaining = to_end = tuple(transactions)
+    ended: list[PreparedTransaction] = []
+    lost: list[PreparedTransaction] = []
+    waiting = Waiting(patience)
+    while remaining:
+        trouble = yield from _send(to_end)
+        facts: Facts = {}
+        for transaction in remaining:
+            try:
+                facts[transaction] = yield from describe(transaction)
+            except KafkaError as error:  # decided when its coordinator answers, not before
+                trouble = error
+        asked = [transaction for transaction in remaining if transaction in facts]
+        decision = decide(asked, settled=settled, facts=facts)
+        complete = [txn for txn in decision.done if settled or is_complete(txn, facts[txn])]
+        ended += complete
+        lost += decision.lost
+        gone = {*complete, *decision.lost}
+        remaining = tuple(txn for txn in remaining if txn not in gone)
+        to_end = tuple(txn for txn in remaining if txn not in facts or txn in decision.end)
+        if remaining and not (yield from waiting.again()):
+            raise trouble or KafkaUnavailableError(_stuck(remaining, patience))
+    in_order = tuple(txn for txn in transactions if txn in set(ended))
+    return Ended(ended=in_order, lost=tuple(lost))
+
+
+def _send(to_end: Sequence[PreparedTransaction]) -> Procedure[KafkaError | None]:
+    """One EndTxn(commit) each; what stood in the way of the last that failed."""
+    trouble: KafkaError | None = None
+    for transaction in to_end:
+        try:
+            outcome = yield from end_transaction(transaction)
+        except KafkaError as error:
+            trouble = error
+            continue
+        if outcome is EndOutcome.NOT_AUTHORISED:
+            trouble = KafkaError(
+                f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
+                "the job's principal the rights Describe and Write on its transactional ids, "
+                "within the transaction timeout"
+            )
+    return trouble
+
+
+def _stuck(remaining: Sequence[PreparedTransaction], patience: Patience) -> str:
+    ids = ", ".join(txn.transactional_id for txn in remaining[:5])
+    return (
+        f"{len(remaining)} published transactions were not completed by Kafka in "
+        f"{patience.give_up_s:g} s, among them {ids}; the job restarts and tries again"
+    )

@@ -1,0 +1,86 @@
+"""Fencing and sweeping: no transaction of a dead attempt stays open, and no zombie opens one for
+long.
+
+Exactness rests on the claim and the publication; this frees the readers of the output, whom an open
+transaction would hold up, and is a second line. An id is fenced by initialising it, which aborts
+what is open and locks out older producers; so never one that a publication names, and never one of
+a newer attempt (`recovery.may_fence`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tidegate.checkpoint.effects import Procedure, fence, list_transactions
+from tidegate.checkpoint.procedures.own_journal import OwnJournal
+from tidegate.checkpoint.procedures.patience import FENCING, Patience, kafka_retried
+from tidegate.checkpoint.recovery import may_fence
+from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
+from tidegate.ids import Attempt, TransactionalId
+from tidegate.ports.kafka import TransactionState
+
+Listed = dict[TransactionalId, TransactionState]
+
+
+def fence_older(
+    journal: OwnJournal, *, patience: Patience = FENCING, own_too: bool = False
+) -> Procedure[tuple[TransactionalId, ...]]:
+    """Fence every id of older attempts in any state, before the sources start; returns them.
+
+    `own_too`: this attempt's as well, at the job's end. Repeated on any error until patience ends.
+    """
+    listed = yield from _listed(journal, patience)
+    allowed = _allowed(journal, listed, swept=journal.swept(), own_too=own_too)
+    if journal.state.took_over and journal.state.publication is None:
+        allowed += _of_other_journals(journal, listed)
+    for transactional_id in allowed:
+        yield from kafka_retried(partial(fence, transactional_id), patience)
+    return tuple(allowed)
+
+
+def sweep(
+    journal: OwnJournal, *, patience: Patience = FENCING
+) -> Procedure[tuple[TransactionalId, ...]]:
+    """Fence ids of older attempts that are open again; returns them. Writes nothing in the journal.
+
+    To be repeated as long as the attempt lives: a zombie may open an id that nobody knew. It can
+    commit nothing.
+    """
+    listed = yield from _listed(journal, patience)
+    fenced = _allowed(journal, listed, swept=journal.attempt, own_too=False)
+    for transactional_id in fenced:
+        yield from kafka_retried(partial(fence, transactional_id), patience)
+    return tuple(fenced)
+
+
+def _listed(journal: OwnJournal, patience: Patience) -> Procedure[Listed]:
+    return (yield from kafka_retried(lambda: list_transactions(job_prefix(journal.job)), patience))
+
+
+def _allowed(
+    journal: OwnJournal, listed: Listed, *, swept: Attempt, own_too: bool
+) -> list[TransactionalId]:
+    return [
+        transactional_id
+        for transactional_id, state in sorted(listed.items())
+        if may_fence(
+            parse_transactional_id(transactional_id),
+            state,
+            job=journal.job,
+            journal=journal.name,
+            attempt=journal.attempt,
+            named=journal.named_ids(),
+            swept=swept,
+            own_too=own_too,
+        )
+    ]
+
+
+def _of_other_journals(journal: OwnJournal, listed: Listed) -> list[TransactionalId]:
+    """Ids under the job's name that the operator has taken over, until the first publication."""
+    parsed = [(tid, parse_transactional_id(tid)) for tid in sorted(listed)]
+    return [
+        transactional_id
+        for transactional_id, parts in parsed
+        if parts is not None and parts.job == journal.job and parts.journal != journal.name
+    ]

@@ -1,0 +1,213 @@
+"""The journal of a job, held by the attempt that has claimed it, and how an entry is added.
+
+`OwnJournal` goes from `claim` through every other procedure of the attempt: it knows the last entry
+that this process has written, what is named, and what was seen ended. Publications, settled, lost
+and closed compete for the next number with each other and with the claims of other processes. Other
+processes are handled here; within the process **the caller runs one journal-writing procedure at a
+time** (`recover`, `publish`, `settle`, `close`; a mutex of the JobMaster). `commit` and `sweep`
+write nothing and may run beside them.
+
+Keeps the heart of invariant 3: an entry that is not our own at the number where ours should stand
+means that a newer claim came first, and this process has been deposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from tidegate.checkpoint.effects import (
+    Procedure,
+    create_entry,
+    nonce,
+    read_object,
+    wall_clock,
+    write_object,
+)
+from tidegate.checkpoint.journal import (
+    HINT_INTERVAL,
+    AnyEntry,
+    Claim,
+    decode_entry,
+    encode_entry,
+    entry_path,
+    hint_path,
+)
+from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
+from tidegate.checkpoint.procedures.patience import Patience, Waiting
+from tidegate.errors import DeposedError, OutcomeUnknownError, RefusedError, StorageError
+from tidegate.ids import Attempt, JobName, JournalNumber, TransactionalId
+from tidegate.ports.blobs import Created
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnJournal:
+    """What an attempt knows of its journal. Made by `claim`, changed by procedures only."""
+
+    job: JobName
+    submission: str
+    attempt: Attempt
+    before: JournalState
+    """What the entries before the claim add up to."""
+    state: JournalState
+    """The same, up to the last entry that this process has written."""
+    ended: set[PreparedTransaction] = field(default_factory=set)
+    """Seen CompleteCommit, and possibly still in acknowledgements: never named again."""
+    hint_due: bool = False
+
+    @property
+    def name(self) -> str:
+        """The journal's random name, part of transactional ids."""
+        return self.state.name
+
+    @property
+    def fresh_submit(self) -> bool:
+        """This claim is the first of its submission."""
+        return self.before.submission != self.submission
+
+    @property
+    def finished(self) -> bool:
+        """This submission's final checkpoint is published: settle and close, start no task."""
+        last = self.state.publication
+        return last is not None and last.final and last.submission == self.submission
+
+    @property
+    def unended(self) -> tuple[PreparedTransaction, ...]:
+        """What is named and not yet seen ended, oldest first: the work of `commit`."""
+        return tuple(txn for txn in self.state.named if txn not in self.ended)
+
+    def named_ids(self) -> frozenset[TransactionalId]:
+        """Ids that an unsettled publication names."""
+        return frozenset(txn.transactional_id for txn in self.state.named)
+
+    def swept(self) -> Attempt:
+        """Ids of attempts older than this were fenced once: the last publisher fenced, then
+        began.
+        """
+        last = self.state.publication
+        return Attempt(0) if last is None else last.attempt
+
+    def restore_point(self, restore: str) -> PublicationRef | None:
+        """Where the job restores: this submission's last publication, else what `restore` says.
+
+        `restore` is `latest`, `none` or a checkpoint's id. RefusedError for an id that is not among
+        the last publications.
+        """
+        return restore_point(self.state, self.submission, restore)
+
+
+def restore_point(state: JournalState, submission: str, restore: str) -> PublicationRef | None:
+    """See `OwnJournal.restore_point`; also asked before the claim, so that a refusal changes
+    nothing.
+    """
+    last = state.recent[-1] if state.recent else None
+    if restore == "latest" or (last is not None and last.submission == submission):
+        return last
+    if restore == "none":
+        return None
+    for ref in state.recent:
+        if str(ref.checkpoint) == restore:
+            return ref
+    known = ", ".join(str(ref.checkpoint) for ref in state.recent[-5:]) or "none"
+    message = (
+        f"there is no published checkpoint {restore!r} to restore; the last ones are: {known}. "
+        "Give one of these, `latest`, or `none` to start from nothing"
+    )
+    raise RefusedError(message)
+
+
+class Header(TypedDict):
+    """The fields that all entries share."""
+
+    number: JournalNumber
+    nonce: str
+    previous: str
+    journal: str
+    created_ms: int
+
+
+def header_after(state: JournalState) -> Procedure[Header]:
+    """The common fields of the entry that follows `state`."""
+    return {
+        "number": JournalNumber(state.number + 1),
+        "nonce": (yield from nonce()),
+        "previous": state.nonce,
+        "journal": state.name,
+        "created_ms": (yield from wall_clock()),
+    }
+
+
+def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedure[None]:
+    """Add an entry of this attempt.
+
+    DeposedError if another entry stands there. StorageError if it is certain that nothing was
+    written, OutcomeUnknownError if it could not be learned in time: the attempt must end, and its
+    transactions be left alone.
+    """
+    found = yield from place(journal.job, entry, patience)
+    if found.nonce != entry.nonce:
+        raise deposed(journal, found)
+    journal.state = journal.state.after(entry)
+    journal.hint_due = journal.hint_due or entry.number % HINT_INTERVAL == 0
+    if journal.hint_due:
+        yield from _write_hint(journal)
+
+
+def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEntry]:
+    """Create an entry at its number and return what stands there: it, or what was there before.
+
+    A create whose outcome is not known is sent again, the same bytes to the same number, until it
+    is.
+    """
+    path, data = entry_path(job, entry.number), encode_entry(entry)
+    unknown = False
+    waiting = Waiting(patience)
+    while True:
+        try:
+            outcome = yield from create_entry(path, data)
+            if outcome is Created.CREATED:
+                return entry
+            if outcome is Created.EXISTS:
+                # It may be our own, from an earlier try or one that the store made by itself.
+                unknown = True
+                found = yield from read_object(path)
+                if found is not None:
+                    return decode_entry(found, path)
+        except StorageError:
+            if not unknown:
+                raise
+        unknown = True
+        if not (yield from waiting.again()):
+            message = (
+                f"the checkpoint storage did not say in {patience.give_up_s:g} s whether journal "
+                f"entry {path} was written; the attempt ends, and the next claim finds out"
+            )
+            raise OutcomeUnknownError(message)
+
+
+def deposed(journal: OwnJournal, found: AnyEntry) -> DeposedError:
+    """The error for finding another's entry where one's own should stand."""
+    who = (
+        f"attempt {found.number} has claimed the job"
+        if isinstance(found, Claim)
+        else f"another process has written entry {found.number}"
+    )
+    return DeposedError(
+        f"attempt {journal.attempt} of job {journal.job!r} was deposed: {who}. This process exits; "
+        "nothing that it did after that entry counts"
+    )
+
+
+def mark_ended(journal: OwnJournal, transactions: Iterable[PreparedTransaction]) -> None:
+    """Remember what was seen CompleteCommit."""
+    journal.ended.update(transactions)
+
+
+def _write_hint(journal: OwnJournal) -> Procedure[None]:
+    try:
+        yield from write_object(hint_path(journal.job), encode_hint(journal.state))
+    except StorageError:
+        return  # it stays due and is written with the next entry; without it, claims only read more
+    journal.hint_due = False

@@ -1,0 +1,119 @@
+"""Publishing a checkpoint: the manifest, a last look at its transactions, and the journal entry.
+
+Creating the entry is the commit point of the whole job. Before it, nothing is decided and any
+failure only fails the checkpoint; after it, every transaction that it names will be committed.
+
+A publication names what the last one named and was not seen ended, and everything prepared since: a
+transaction is in every publication from its first until it is ended. One that was seen ended is
+never named again, whatever an acknowledgement still says: its id may be in use for another
+transaction.
+
+Run under the caller's mutex of journal-writing procedures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidegate.checkpoint.effects import Procedure, read_object, write_object
+from tidegate.checkpoint.journal import Publication
+from tidegate.checkpoint.journal_state import PublicationRef
+from tidegate.checkpoint.manifest import (
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    file_digest,
+    manifest_path,
+)
+from tidegate.checkpoint.procedures.ending import examine
+from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
+from tidegate.checkpoint.procedures.patience import CHECKING, STORING, Patience
+from tidegate.checkpoint.recovery import is_as_prepared
+from tidegate.errors import TransactionError, check
+from tidegate.ids import CheckpointId, JournalNumber
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedCheckpoint:
+    """A checkpoint that stands in the journal."""
+
+    number: JournalNumber
+    checkpoint: CheckpointId
+    named: tuple[PreparedTransaction, ...]
+    """To be ended by `commit`."""
+    freed: tuple[PreparedTransaction, ...]
+    """Named before and not any more: their ids may be used again."""
+
+
+def publish(
+    journal: OwnJournal,
+    manifest: Manifest,
+    transactions: Sequence[PreparedTransaction],
+    *,
+    checking: Patience = CHECKING,
+    storing: Patience = STORING,
+) -> Procedure[PublishedCheckpoint]:
+    """Publish. `transactions` are all that subtasks prepared and were not told are ended.
+
+    StorageError, KafkaError: nothing was published, the checkpoint has failed. TransactionError: a
+    prepared transaction is gone; the attempt must end, and loses nothing. OutcomeUnknownError: the
+    attempt must end and leave its transactions alone. DeposedError: the process must exit.
+    """
+    check(manifest.checkpoint.attempt == journal.attempt, "a checkpoint of another attempt")
+    path, data = manifest_path(journal.job, manifest.checkpoint), encode_manifest(manifest)
+    yield from write_object(path, data)
+    before = journal.state.named
+    named = names(journal, transactions)
+    yield from _look(tuple(txn for txn in named if txn not in before), checking)
+    header = yield from header_after(journal.state)
+    entry = Publication(
+        **header,
+        attempt=journal.attempt,
+        checkpoint=manifest.checkpoint,
+        submission=journal.submission,
+        manifest=path,
+        sha256=file_digest(data),
+        transactions=named,
+        final=manifest.final,
+    )
+    yield from append(journal, entry, storing)
+    # Once an acknowledgement comes without it, a subtask knows that it is ended and names it no
+    # more.
+    journal.ended &= set(transactions)
+    return PublishedCheckpoint(
+        number=entry.number,
+        checkpoint=manifest.checkpoint,
+        named=named,
+        freed=tuple(txn for txn in before if txn not in named),
+    )
+
+
+def names(
+    journal: OwnJournal, transactions: Sequence[PreparedTransaction]
+) -> tuple[PreparedTransaction, ...]:
+    """What the next publication names, oldest first."""
+    both = dict.fromkeys((*journal.unended, *transactions))
+    return tuple(txn for txn in both if txn not in journal.ended)
+
+
+def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
+    """The manifest of a publication; CorruptCheckpointError if it is not the recorded file."""
+    data = yield from read_object(ref.manifest)
+    return decode_manifest(data, ref.manifest, ref.sha256)
+
+
+def _look(transactions: Sequence[PreparedTransaction], patience: Patience) -> Procedure[None]:
+    """Every transaction that is named for the first time must be open as it was prepared."""
+    facts = yield from examine(transactions, patience)
+    for transaction in transactions:
+        said = facts[transaction]
+        if not is_as_prepared(transaction, said):
+            state = "it does not know the id" if said is None else f"it says {said}"
+            message = (
+                f"transaction {transaction.transactional_id} (producer {transaction.producer_id}, "
+                f"epoch {transaction.epoch}) was prepared, but is not open any more at Kafka: "
+                f"{state}. Nothing is lost: the job restarts from its last published checkpoint"
+            )
+            raise TransactionError(message)

@@ -1,0 +1,100 @@
+"""Writing down what became of a publication's transactions: settled, or lost.
+
+`settled` frees the transactional ids that the publication names, and spares recovery from asking
+the broker about transactions that it may have forgotten. `lost` is what the operator is told; the
+job fails with it and stays failed until it is accepted.
+
+Run under the caller's mutex of journal-writing procedures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.checkpoint.effects import Procedure, wall_clock
+from tidegate.checkpoint.journal import Lost, Publication, Settled
+from tidegate.checkpoint.procedures.ending import Ended, end_transactions
+from tidegate.checkpoint.procedures.own_journal import (
+    OwnJournal,
+    append,
+    header_after,
+    mark_ended,
+)
+from tidegate.checkpoint.procedures.patience import ENDING, STORING, Patience
+from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.errors import DataLossError, InternalError, check
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+def settle(
+    journal: OwnJournal,
+    result: Ended,
+    *,
+    ending: Patience = ENDING,
+    storing: Patience = STORING,
+) -> Procedure[tuple[PreparedTransaction, ...]]:
+    """Take the result of `commit` into the journal; returns the transactions whose ids are now
+    free.
+
+    Writes `settled` once everything that the last publication names is ended; before, it only
+    remembers. With a loss: ends what else is named, writes `lost` and raises DataLossError.
+    DeposedError, StorageError and OutcomeUnknownError as any journal-writing procedure.
+    """
+    mark_ended(journal, result.ended)
+    if result.lost:
+        yield from _state_loss(journal, result.lost, ending, storing)
+    last = journal.state.publication
+    named = journal.state.named
+    if last is None or not named or journal.unended:
+        return ()
+    header = yield from header_after(journal.state)
+    entry = Settled(**header, attempt=journal.attempt, publication=last.number)
+    yield from append(journal, entry, storing)
+    return named
+
+
+def _state_loss(
+    journal: OwnJournal, lost: Sequence[PreparedTransaction], ending: Patience, storing: Patience
+) -> Procedure[None]:
+    check(set(lost) <= set(journal.state.named), "what is not named can not be lost")
+    rest = [txn for txn in journal.unended if txn not in lost]
+    others = yield from end_transactions(rest, settled=False, patience=ending)
+    mark_ended(journal, others.ended)
+    missing = (*lost, *others.lost)
+    last = journal.state.publication
+    if last is None:
+        raise InternalError("a loss without a publication")
+    now_ms = yield from wall_clock()
+    statement = loss_statement(journal, last, missing, now_ms)
+    header = yield from header_after(journal.state)
+    entry = Lost(
+        **header,
+        attempt=journal.attempt,
+        publication=last.number,
+        transactions=missing,
+        statement=statement,
+    )
+    yield from append(journal, entry, storing)
+    raise DataLossError(statement)
+
+
+def loss_statement(
+    journal: OwnJournal,
+    publication: Publication,
+    lost: Sequence[PreparedTransaction],
+    now_ms: int,
+) -> str:
+    """What the operator is told."""
+    parsed = [parse_transactional_id(txn.transactional_id) for txn in lost]
+    sinks = sorted({parts.sink for parts in parsed if parts is not None})
+    ids = ", ".join(txn.transactional_id for txn in lost)
+    age_s = max(0, now_ms - publication.created_ms) / 1000
+    return (
+        f"job {journal.job!r} has lost output: checkpoint {publication.checkpoint} was published "
+        f"{age_s:.0f} s ago by this machine's clock, and Kafka has since aborted {len(lost)} of "
+        f"its {len(publication.transactions)} transactions ({ids}), of sink {', '.join(sinks)}. "
+        "That happens when brokers or the job are away for longer than the transaction timeout, "
+        "or when another client uses the job's transactional ids. The records of these "
+        "transactions will not appear, and those of the others do; the job stays failed until it "
+        "is submitted with --accept-loss, and then continues after them"
+    )

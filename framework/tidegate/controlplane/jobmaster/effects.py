@@ -1,0 +1,125 @@
+"""Carries the effects of the checkpoint procedures out, with real drivers.
+
+The only place where `checkpoint/procedures` meet the world. `EffectRunner.run` blocks, so the
+JobMaster calls it in a worker thread; one runner may run several procedures in several threads at
+once, as far as `OwnJournal` allows. It knows nothing of what a procedure means.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tidegate.checkpoint.effects import (
+    CreateEntry,
+    DeleteObject,
+    Describe,
+    Effect,
+    EndTransaction,
+    Fence,
+    ListObjects,
+    ListTransactions,
+    Nonce,
+    Now,
+    Pause,
+    Procedure,
+    ReadObject,
+    WallClock,
+    WriteObject,
+)
+from tidegate.errors import ExternalError, RefusedError, TidegateError
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.clock import Clock
+from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionLog
+
+T = TypeVar("T")
+
+
+class ProcedureStopped(ExternalError):
+    """The runner was told to stop: the procedure was left where it stood, as by a crash."""
+
+
+def never() -> bool:
+    """Run every procedure to its end."""
+    return False
+
+
+class EffectRunner:
+    """Runs procedures on one checkpoint storage and one Kafka cluster."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        transactions: TransactionLog,
+        clock: Clock,
+        *,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        should_stop: Callable[[], bool] = never,
+    ) -> None:
+        """`should_stop` is asked before every effect; all procedures of this runner end by it."""
+        self._transactions = transactions
+        self._should_stop = should_stop
+        self._cluster_id: str | None = None
+        self._actions: dict[type, Callable[[Any], Any]] = {
+            CreateEntry: lambda effect: store.create(effect.path, effect.data),
+            ReadObject: lambda effect: store.get(effect.path),
+            WriteObject: lambda effect: store.put(effect.path, effect.data),
+            ListObjects: lambda effect: store.list(effect.prefix),
+            DeleteObject: lambda effect: store.delete(effect.path),
+            Describe: self._describe,
+            EndTransaction: self._end,
+            ListTransactions: lambda effect: transactions.list(effect.prefix),
+            Fence: lambda effect: transactions.fence(effect.transactional_id),
+            Pause: lambda effect: clock.sleep(effect.seconds),
+            Now: lambda _: float(clock.monotonic()),
+            WallClock: lambda _: clock.now_ms(),
+            Nonce: lambda _: nonce(),
+        }
+
+    def run(self, procedure: Procedure[T]) -> T:
+        """Carry a procedure out and return its result, or raise its error.
+
+        An effect that fails with an error of tidegate is thrown into the procedure, which may go
+        on. ProcedureStopped if the runner was told to stop.
+        """
+        answer: Any = None
+        failure: TidegateError | None = None
+        while True:
+            if self._should_stop():
+                procedure.close()
+                raise ProcedureStopped("stopped between two steps of the commit protocol")
+            try:
+                effect = procedure.send(answer) if failure is None else procedure.throw(failure)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer, failure = None, None
+            try:
+                answer = self.perform(effect)
+            except TidegateError as error:
+                failure = error
+
+    def perform(self, effect: Effect) -> Any:
+        """Carry one effect out; its result is as the effect's docstring says."""
+        return self._actions[type(effect)](effect)
+
+    def _describe(self, effect: Describe) -> TransactionFacts | None:
+        self._check_cluster(effect.cluster_id)
+        return self._transactions.describe(effect.transactional_id)
+
+    def _end(self, effect: EndTransaction) -> EndOutcome:
+        txn = effect.transaction
+        self._check_cluster(txn.cluster_id)
+        return self._transactions.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=True)
+
+    def _check_cluster(self, cluster_id: str) -> None:
+        if self._cluster_id is None:
+            self._cluster_id = self._transactions.cluster_id()
+        if cluster_id != self._cluster_id:
+            message = (
+                f"the job's last checkpoint names transactions on Kafka cluster {cluster_id}, but "
+                f"kafka.bootstrap leads to cluster {self._cluster_id}; set it to the cluster that "
+                "the job wrote to, so that these can be committed"
+            )
+            raise RefusedError(message)
