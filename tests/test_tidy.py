@@ -59,7 +59,7 @@ class Module:
 def text_files() -> list[Path]:
     hidden = {"__pycache__", "node_modules"}
     tops = ["framework", "pipelines", "tests", "integration", "schemas", "docker", "docs", ".ci"]
-    found = [path for path in ROOT.iterdir() if path.is_file()]
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."]
     for top in tops:
         found += [
             path
