@@ -59,6 +59,7 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> C
     inner = value_codec(of)
     prefix = _leb128(number)
     encode_value, decode_value, skip = inner.encode, inner.decode, len(prefix)
+    first_byte = number if skip == 1 else -1  # comparing a byte is faster, where it says all
     older = {
         _leb128(other): resolver(schema, of) for other, schema in written.items() if other != number
     }
@@ -67,9 +68,7 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> C
         return prefix + encode_value(value)
 
     def decode(data: bytes) -> Any:
-        if data[0] == number or data.startswith(
-            prefix
-        ):  # the first is faster, and nearly always so
+        if data[0] == first_byte or data.startswith(prefix):
             return decode_value(data[skip:])
         for their_prefix, resolve in older.items():
             if data.startswith(their_prefix):

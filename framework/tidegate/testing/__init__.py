@@ -2,3 +2,8 @@
 
 It is public, because users test with it too. It never opens a socket, a file or a process.
 """
+
+from tidegate.testing.harness import FunctionHarness
+from tidegate.testing.pipeline_test import PipelineTest, TestSink, TestSource
+
+__all__ = ["FunctionHarness", "PipelineTest", "TestSink", "TestSource"]
