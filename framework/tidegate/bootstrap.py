@@ -14,6 +14,7 @@ import importlib
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tidegate.config import Config
+from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.logs import set_up_logging, set_up_structlog
 from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
@@ -87,6 +89,22 @@ class Common:
 def processes(common: Common) -> OsProcesses:
     """Starts processes of the cluster that `common` describes."""
     return OsProcesses(common.to_dict(), Path(common.config.logs.directory))
+
+
+def local_cluster(
+    config: Config,
+    *,
+    cluster: str | None = None,
+    on_restart: Callable[[int], None] | None = None,
+) -> LocalCluster:
+    """Start a cluster on this machine, which ends with this process (or by `close`).
+
+    `cluster` names it in the checkpoint storage; without it a new name is made, and jobs of earlier
+    clusters are left alone.
+    """
+    common = Common(config=config, cluster=cluster or secrets.token_hex(6))
+    drivers = RealDrivers()
+    return LocalCluster(processes(common), drivers.rpc, drivers.clock, on_restart=on_restart)
 
 
 def main(role: str) -> NoReturn:

@@ -41,9 +41,9 @@ class RealDrivers:
         return open_store(url)
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
-        from tidegate.drivers.kafka.admin import KafkaAdminClient
+        from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 
-        return KafkaAdminClient(kafka)
+        return KafkaClusterAdmin(kafka)
 
     def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
         from tidegate.drivers.kafka.transactions import KafkaTransactionLog

@@ -262,6 +262,7 @@ class Dispatcher:
             return
         if known is not None and known.pid:
             yield _kill(known, "its job is submitted anew")
+            yield FreeSlots(job=name)
         ours = msgspec.structs.replace(submission, cluster=self.cluster)
         self._jobs[name] = _Job(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
         yield StoreSubmission(submission=ours)
@@ -383,6 +384,7 @@ class Dispatcher:
         job.report = msgspec.structs.replace(report, history=history, restarts=restarts)
         job.history, job.restarts = (), 0
         self._become(job, Phase.ENDING, now_ms)
+        yield FreeSlots(job=job.submission.job)
         yield self._store_result(job)
 
     def _store_result(self, job: _Job) -> Instruction:

@@ -1,0 +1,127 @@
+"""The client of a cluster: submits jobs, asks for them, stops them, waits for them.
+
+Used by the command line and by tests. A JobManager may be killed and come back at another address
+while a client waits; questions are therefore repeated for as long as the caller allows. A submit is
+not repeated: whether it was taken must be asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from tidegate.errors import RefusedError, RpcError, check
+from tidegate.ids import JobName
+from tidegate.ports.clock import Clock
+from tidegate.ports.rpc import Rpc, RpcClient
+from tidegate.protocol.messages import (
+    Done,
+    GetJob,
+    JobList,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    StopJob,
+    Submission,
+    SubmitJob,
+)
+
+ENDED: Final = frozenset({"FINISHED", "FAILED", "CANCELED", "DEPOSED"})
+"""Terminal states, by the names of `jobmaster.events.JobState` (a test compares them)."""
+
+POLL_S = 0.2
+"""Between two questions while waiting; a JobMaster reports every half second."""
+PATIENCE_S = 60.0
+"""How long questions are repeated while no JobManager answers: a dead one is back within
+seconds."""
+SUBMIT_TIMEOUT_S = 30.0
+"""A submit is answered when it is stored, and a store may take its time."""
+
+M = TypeVar("M", bound=Message)
+
+
+class Client:
+    """Talks to the JobManager at `address`, which may be a function that knows the present one."""
+
+    def __init__(self, rpc: Rpc, clock: Clock, address: str | Callable[[], str]) -> None:
+        self._rpc = rpc
+        self._clock = clock
+        self._address = address
+        self._connected: tuple[str, RpcClient] | None = None
+
+    def submit(self, submission: Submission) -> None:
+        """Start a job; returns when it will run whatever happens to the cluster.
+
+        RefusedError where the cluster does not take it, RpcError when nobody answers.
+        """
+        if not submission.id:
+            submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
+        self._call(SubmitJob(submission=submission), Done, SUBMIT_TIMEOUT_S)
+
+    def report(self, job: JobName) -> JobReport:
+        """The job as it is; RefusedError if the cluster knows none of that name."""
+        return self._call(GetJob(job=job), JobReport)
+
+    def list(self) -> JobList:
+        """All jobs and TaskManagers."""
+        return self._call(ListJobs(), JobList)
+
+    def stop(self, job: JobName, *, final_checkpoint: bool = True) -> None:
+        """Have the job end: with a final checkpoint, or cancelled. It ends some time later."""
+        self._call(StopJob(job=job, final_checkpoint=final_checkpoint), Done)
+
+    def wait(
+        self,
+        job: JobName,
+        on_report: Callable[[JobReport], None] | None = None,
+        *,
+        until: Callable[[JobReport], bool] | None = None,
+        timeout_s: float | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> JobReport:
+        """Wait until the job has ended, or `until` says so; returns its last report.
+
+        `on_report` hears of every report. RpcError when nobody has answered for `patience_s`, or
+        after `timeout_s` in all.
+        """
+        clock = self._clock
+        began = heard = clock.monotonic()
+        while True:
+            try:
+                report = self.report(job)
+            except RpcError:
+                if clock.monotonic() - heard > patience_s:
+                    raise
+            else:
+                heard = clock.monotonic()
+                if on_report is not None:
+                    on_report(report)
+                if report.state in ENDED or (until is not None and until(report)):
+                    return report
+            if timeout_s is not None and clock.monotonic() - began > timeout_s:
+                raise RpcError(f"Job {job} has not come so far within {timeout_s:g} s.")
+            clock.sleep(POLL_S)
+
+    def close(self) -> None:
+        if self._connected is not None:
+            self._connected[1].close()
+            self._connected = None
+
+    def _call(self, message: Message, expected: type[M], timeout_s: float = 10.0) -> M:
+        reply = self._client().call(message, timeout_s)
+        if isinstance(reply, Refused):
+            raise RefusedError(reply.reason)
+        check(isinstance(reply, expected), f"{reply} is no reply to {type(message).__name__}.")
+        typed: M = reply
+        return typed
+
+    def _client(self) -> RpcClient:
+        address = self._address if isinstance(self._address, str) else self._address()
+        if self._connected is None or self._connected[0] != address:
+            self.close()
+            self._connected = (address, self._rpc.connect(address))
+        return self._connected[1]

@@ -1,0 +1,146 @@
+"""A cluster of this machine, for as long as its owner lives: what `tidegate run` starts.
+
+It is one JobManager process, started again when it dies, and what that one starts. Everything ends
+with `close`, and with the death of the owner. The JobManager comes back at another address;
+`address` waits for the present one, so a `Client` that is given this method finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tidegate.controlplane.client.client import Client
+from tidegate.errors import ExternalError, RpcError
+from tidegate.ports.clock import Clock
+from tidegate.ports.processes import Child, ExitStatus, Processes
+from tidegate.ports.rpc import Rpc
+
+START_TIMEOUT_S = 30.0
+"""A JobManager is up in half a second; on an overloaded machine in some more."""
+FAILED_STARTS_MAX = 3
+"""In a row: then the cluster is given up, and the log named."""
+RESTART_PAUSE_S = 1.0
+"""Before a JobManager is started again that did not come up; one that had is back at once."""
+CLOSE_TIMEOUT_S = 5.0
+LOG = "jobmanager.log"
+
+_log = logging.getLogger(__name__)
+
+
+class LocalCluster:
+    """Supervises a JobManager. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        rpc: Rpc,
+        clock: Clock,
+        *,
+        on_restart: Callable[[ExitStatus], None] | None = None,
+    ) -> None:
+        self._processes = processes
+        self._rpc = rpc
+        self._clock = clock
+        self._on_restart = on_restart
+        self._changed = threading.Condition()
+        self._child: Child | None = None
+        self._address: str | None = None
+        self._exits: list[ExitStatus] = []
+        self._failed_starts = 0
+        self._closing = False
+        self._gone = threading.Event()
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """Of the present JobManager; of the last one while none is up."""
+        with self._changed:
+            return self._child.pid if self._child is not None else 0
+
+    @property
+    def restarts(self) -> int:
+        """How often the JobManager was started again."""
+        with self._changed:
+            return len(self._exits)
+
+    @property
+    def exits(self) -> tuple[ExitStatus, ...]:
+        """With which status JobManagers have ended, oldest first."""
+        with self._changed:
+            return tuple(self._exits)
+
+    def address(self) -> str:
+        """Of the JobManager, waiting until it is up; RpcError if it does not come up."""
+        with self._changed:
+            up = self._changed.wait_for(
+                lambda: self._address is not None or self._given_up(), START_TIMEOUT_S
+            )
+            if self._address is None:
+                why = "ends at its start" if up else f"is not up after {START_TIMEOUT_S:g} s"
+                raise RpcError(f"The JobManager {why}: its log {LOG} says more.")
+            return self._address
+
+    def client(self) -> Client:
+        """A client that follows the JobManager over its restarts."""
+        return Client(self._rpc, self._clock, self.address)
+
+    def close(self) -> None:
+        """End the JobManager and everything below it."""
+        with self._changed:
+            self._closing = True
+            child = self._child
+        if child is not None:
+            child.terminate()
+            if not self._gone.wait(CLOSE_TIMEOUT_S):
+                child.kill()
+                self._gone.wait(CLOSE_TIMEOUT_S)
+
+    def _start(self) -> None:
+        """Start a JobManager; called with nothing running."""
+        with self._changed:
+            if self._closing:
+                self._gone.set()
+                return
+            try:
+                self._child = self._processes.spawn(
+                    "jobmanager", {}, log=LOG, on_exit=self._exited, on_ready=self._ready
+                )
+            except ExternalError:
+                _log.exception("the JobManager cannot be started")
+                self._failed_starts = FAILED_STARTS_MAX
+                self._gone.set()
+                self._changed.notify_all()
+
+    def _ready(self, facts: dict[str, Any]) -> None:
+        with self._changed:
+            self._address = facts["address"]
+            self._failed_starts = 0
+            self._changed.notify_all()
+
+    def _exited(self, status: ExitStatus) -> None:
+        """Runs in the thread that waited for the process, which has nothing else to do."""
+        with self._changed:
+            was_up = self._address is not None
+            self._address = None
+            if self._closing:
+                self._gone.set()
+                return
+            self._exits.append(status)
+            self._failed_starts += not was_up
+            given_up = self._given_up()
+            if given_up:
+                self._gone.set()
+                self._changed.notify_all()
+        _log.warning("the JobManager ended with status %d", status)
+        if self._on_restart is not None:
+            self._on_restart(status)
+        if not given_up:
+            if not was_up:
+                self._clock.sleep(RESTART_PAUSE_S)
+            self._start()
+
+    def _given_up(self) -> bool:
+        return self._failed_starts >= FAILED_STARTS_MAX

@@ -1,0 +1,411 @@
+"""The JobManager process: carries out what Dispatcher and ResourceManager say.
+
+At its start it claims a leader epoch, reads the jobs it is to recover, and only then announces its
+address: whoever finds it finds its jobs. The main thread is the loop; RPC threads, waiters on child
+processes and worker threads only post to it. It imports no user code, and everything it started
+ends with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import msgspec
+
+from tidegate.config import Config
+from tidegate.controlplane.dispatcher import job_events as jobs
+from tidegate.controlplane.dispatcher import resource_events as slots
+from tidegate.controlplane.dispatcher.connections import Connections
+from tidegate.controlplane.dispatcher.machine import Dispatcher
+from tidegate.controlplane.dispatcher.resources import ResourceManager
+from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.controlplane.loop import EventLoop, Question
+from tidegate.errors import ExternalError, TidegateError, check
+from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.processes import Child, Processes
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import (
+    Failed,
+    JobList,
+    Message,
+    Refused,
+    RegisterTaskManager,
+    ReleaseSlots,
+    RequestSlots,
+    SlotExited,
+    StartSlot,
+    StopSlot,
+    TaskManagerHeartbeat,
+)
+
+WORKERS = 32
+"""Threads for calls to other processes: a process that hangs holds one for up to ten seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaskManagerDue:
+    id: TaskManagerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """A message that needs no decision was delivered, or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answered:
+    ask: int
+    message: Message
+
+
+_Event = jobs.Event | slots.Event | Question["_Event"] | _TaskManagerDue | _Told | _Answered
+
+_OF_RESOURCES = (
+    RegisterTaskManager,
+    TaskManagerHeartbeat,
+    SlotExited,
+    RequestSlots,
+    ReleaseSlots,
+)
+
+
+def run_jobmanager(
+    cluster: str,
+    config: Config,
+    drivers: Drivers,
+    processes: Processes,
+    *,
+    announce: Callable[[Mapping[str, object]], None],
+) -> int:
+    """Serve until this process is ended; returns the exit status.
+
+    `announce` is given `address`, `epoch` and `pid`. StorageError where the storage does not serve.
+    """
+    blobs = drivers.blob_store(config.checkpoint.storage)
+    store = JobStore(blobs, cluster)
+    epoch = store.claim_epoch(secrets.token_hex(8))
+    loop: EventLoop[_Event] = EventLoop(drivers.clock, workers=WORKERS)
+    server = drivers.rpc.serve(lambda message: loop.ask(lambda question: question, message))
+    service = JobManager(
+        epoch=epoch,
+        address=server.address,
+        config=config,
+        loop=loop,
+        store=store,
+        drivers=drivers,
+        processes=processes,
+        dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout),
+        resources=ResourceManager(
+            epoch, config.cluster.task_managers, config.cluster.heartbeat_timeout
+        ),
+        connections=Connections(drivers.rpc),
+    )
+    try:
+        service.start()
+        announce({"address": server.address, "epoch": epoch, "pid": os.getpid()})
+        loop.run(service.handle)
+        return 0
+    finally:
+        loop.close()
+        service.end_children()
+        service.connections.close()
+        server.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class JobManager:
+    """Both machines and what they give instructions to; its methods run in the loop's thread."""
+
+    epoch: LeaderEpoch
+    address: str
+    config: Config
+    loop: EventLoop[_Event]
+    store: JobStore
+    drivers: Drivers
+    processes: Processes
+    dispatcher: Dispatcher
+    resources: ResourceManager
+    connections: Connections
+    _children: dict[str, Child] = field(default_factory=dict)
+    """JobMasters by `job/<name>`, TaskManagers by id."""
+    _asks: dict[int, Question[_Event]] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def start(self) -> None:
+        """Start TaskManagers, recover jobs, begin to tick."""
+        for instruction in self.resources.start(self._now_ms()):
+            self._of_resources(instruction)
+        recovered = self.store.jobs()
+        for submission, result in recovered:
+            _log.info("job %s: %s", submission.job, result.state if result else "recovered")
+        for order in self.dispatcher.recover(recovered, self._now_ms()):
+            self._of_dispatcher(order)
+        self._tick()
+
+    def handle(self, event: _Event) -> None:
+        """One event of the loop."""
+        match event:
+            case Question():
+                self._asked(event)
+            case _TaskManagerDue(id=id_):
+                self._start_task_manager(id_)
+            case _Answered(ask=ask, message=message):
+                self._reply(ask, message)
+            case _Told():
+                pass
+            case jobs.Tick() | slots.Tick():
+                self._tick()
+            case (
+                slots.SlotStarted()
+                | slots.SlotNotStarted()
+                | slots.SlotStopped()
+                | slots.SlotNotStopped()
+                | slots.TaskManagerExited()
+                | slots.JobGone()
+                | slots.Asked()
+            ):
+                self._to_resources(event)
+            case _:
+                self._to_dispatcher(event)
+
+    def end_children(self) -> None:
+        """Kill what is left; their own children end with them."""
+        for child in self._children.values():
+            child.kill()
+
+    def _tick(self) -> None:
+        self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, jobs.Tick())
+        self._to_dispatcher(jobs.Tick())
+        self._to_resources(slots.Tick())
+
+    def _asked(self, question: Question[_Event]) -> None:
+        ask = next(self._numbers)
+        self._asks[ask] = question
+        message = question.message
+        if isinstance(message, RequestSlots) and (
+            self.dispatcher.runs_at(message.job) != message.jobmaster_address
+        ):
+            reason = f"the sender is not the JobMaster of {message.job} any more"
+            self._reply(ask, Refused(reason=reason))
+        elif isinstance(message, _OF_RESOURCES):
+            if isinstance(message, SlotExited):
+                _log.warning("%s", message)
+            self._to_resources(slots.Asked(ask=ask, message=message))
+        else:
+            self._to_dispatcher(jobs.Asked(ask=ask, message=message))
+
+    # --- the Dispatcher's instructions
+
+    def _to_dispatcher(self, event: jobs.Event) -> None:
+        now_ms, wall_ms = self._now_ms(), self.drivers.clock.now_ms()
+        for instruction in self.dispatcher.handle(event, now_ms, wall_ms):
+            self._of_dispatcher(instruction)
+
+    def _of_dispatcher(self, instruction: jobs.Instruction) -> None:
+        match instruction:
+            case jobs.Reply(ask=ask, message=message):
+                self._reply(ask, message)
+            case jobs.StoreSubmission(submission=submission):
+                job = submission.job
+                self.loop.submit(
+                    functools.partial(self.store.put_submission, submission),
+                    lambda _: jobs.SubmissionStored(job=job),
+                    lambda error: jobs.SubmissionNotStored(job=job, error=ErrorReport.of(error)),
+                )
+            case jobs.StoreResult():
+                self._store_result(instruction)
+            case jobs.AwaitStart(job=job, start=start, after_ms=after_ms):
+                self.loop.call_later(after_ms / 1000, jobs.StartDue(job=job, start=start))
+            case jobs.StartJobMaster(job=job, start=start, working_folder=folder):
+                self._start_jobmaster(job, start, folder)
+            case jobs.KillJobMaster(job=job, reason=reason):
+                _log.warning("the JobMaster of %s is killed: %s", job, reason)
+                self._kill(f"job/{job}")
+            case jobs.ForwardStop():
+                self._forward_stop(instruction)
+            case jobs.FreeSlots(job=job):
+                self._to_resources(slots.JobGone(job=job))
+
+    def _store_result(self, instruction: jobs.StoreResult) -> None:
+        report = instruction.report
+        _log.info("job %s has ended: %s", report.job, report.state)
+
+        def store() -> None:
+            if instruction.deposed:
+                self.store.forget(report.job)
+            else:
+                self.store.put_result(report)
+
+        self.loop.submit(
+            store,
+            lambda _: jobs.ResultStored(job=report.job),
+            _logged(jobs.ResultNotStored(job=report.job)),
+        )
+
+    def _start_jobmaster(self, job: JobName, start: int, working_folder: str) -> None:
+        def exited(status: int) -> None:
+            self.loop.post(jobs.JobMasterExited(job=job, start=start, status=status))
+
+        try:
+            child = self.processes.spawn(
+                "jobmaster",
+                {
+                    "job": job,
+                    "jobmanager_address": self.address,
+                    "epoch": self.epoch,
+                    "working_folder": working_folder,
+                },
+                log=str(PurePosixPath(job) / "jobmaster.log"),
+                on_exit=exited,
+            )
+        except ExternalError as error:
+            failed = jobs.JobMasterExited(job=job, start=start, status=None, reason=str(error))
+            self.loop.post(failed)
+            return
+        self._children[f"job/{job}"] = child
+        _log.info("JobMaster of %s is process %d", job, child.pid)
+        self._to_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
+
+    def _forward_stop(self, instruction: jobs.ForwardStop) -> None:
+        ask = instruction.ask
+
+        def done(reply: Message) -> _Event:
+            return _Told() if ask is None else _Answered(ask=ask, message=reply)
+
+        def failed(error: TidegateError) -> _Event:
+            return done(Failed(error=ErrorReport.of(error)))
+
+        self._call(instruction.address, instruction.message, done, failed)
+
+    # --- the ResourceManager's instructions
+
+    def _to_resources(self, event: slots.Event) -> None:
+        if isinstance(event, slots.TaskManagerExited):
+            self._children.pop(event.id, None)
+            _log.warning("%s", event)
+        for instruction in self.resources.handle(event, self._now_ms()):
+            self._of_resources(instruction)
+
+    def _of_resources(self, instruction: slots.Instruction) -> None:
+        match instruction:
+            case slots.Reply(ask=ask, message=message):
+                self._reply(ask, message)
+            case slots.StartSlotAt():
+                self._start_slot(instruction)
+            case slots.StopSlotAt():
+                self._stop_slot(instruction)
+            case slots.TellJobMaster(address=address, message=message):
+                _log.warning("%s", message)
+                self._call(address, message, lambda _: _Told(), _logged(_Told()))
+            case slots.StartTaskManager(id=id_, after_ms=0):
+                self._start_task_manager(id_)
+            case slots.StartTaskManager(id=id_, after_ms=after_ms):
+                self.loop.call_later(after_ms / 1000, _TaskManagerDue(id=id_))
+            case slots.DropTaskManager(id=id_, reason=reason):
+                _log.warning("TaskManager %s is given up: %s", id_, reason)
+                self._kill(id_)
+
+    def _start_slot(self, start: slots.StartSlotAt) -> None:
+        submission = self.dispatcher.submission(start.job)
+        message = StartSlot(
+            epoch=self.epoch,
+            index=start.slot.index,
+            ordinal=start.ordinal,
+            job=start.job,
+            attempt=start.attempt,
+            jobmaster_address=start.jobmaster_address,
+            working_folder=submission.working_folder,
+            settings=submission.settings,
+            serial=start.serial,
+        )
+        not_started = functools.partial(slots.SlotNotStarted, slot=start.slot, serial=start.serial)
+
+        def done(reply: Message) -> _Event:
+            if isinstance(reply, Refused):
+                return not_started(reason=reply.reason)
+            return slots.SlotStarted(slot=start.slot, serial=start.serial)
+
+        self._call(start.address, message, done, lambda error: not_started(reason=str(error)))
+
+    def _stop_slot(self, stop: slots.StopSlotAt) -> None:
+        message = StopSlot(
+            epoch=self.epoch,
+            index=stop.slot.index,
+            job=stop.job,
+            attempt=stop.attempt,
+            serial=stop.serial,
+        )
+        not_stopped = slots.SlotNotStopped(slot=stop.slot, serial=stop.serial)
+
+        def done(reply: Message) -> _Event:
+            if isinstance(reply, Refused):
+                return not_stopped
+            return slots.SlotStopped(slot=stop.slot, serial=stop.serial)
+
+        self._call(stop.address, message, done, _logged(not_stopped))
+
+    def _start_task_manager(self, id_: TaskManagerId) -> None:
+        try:
+            self._children[id_] = self.processes.spawn(
+                "taskmanager",
+                {
+                    "id": id_,
+                    "jobmanager_address": self.address,
+                    "epoch": self.epoch,
+                    "slots": self.config.taskmanager.slots,
+                },
+                log=f"{id_}.log",
+                on_exit=lambda status: self.loop.post(
+                    slots.TaskManagerExited(id=id_, status=status)
+                ),
+            )
+        except ExternalError:
+            _log.exception("TaskManager %s could not be started", id_)
+            self.loop.post(slots.TaskManagerExited(id=id_, status=-1))
+
+    # --- both
+
+    def _call(
+        self,
+        address: str,
+        message: Message,
+        done: Callable[[Message], _Event],
+        failed: Callable[[TidegateError], _Event],
+    ) -> None:
+        self.loop.submit(lambda: self.connections.call(address, message), done, failed)
+
+    def _reply(self, ask: int, message: Message) -> None:
+        question = self._asks.pop(ask, None)
+        check(question is not None, "A question was answered twice.")
+        if question is not None:
+            if isinstance(message, JobList):
+                message = msgspec.structs.replace(
+                    message, task_managers=self.resources.task_managers()
+                )
+            question.answer(message)
+
+    def _kill(self, key: str) -> None:
+        child = self._children.get(key)
+        if child is not None:
+            child.kill()
+
+    def _now_ms(self) -> int:
+        return int(self.drivers.clock.monotonic() * 1000)
+
+
+def _logged(event: _Event) -> Callable[[TidegateError], _Event]:
+    def failed(error: TidegateError) -> _Event:
+        _log.warning("%s", error)
+        return event
+
+    return failed

@@ -1,0 +1,104 @@
+"""What a JobManager keeps in the checkpoint storage: its epoch, and the jobs that outlive it.
+
+    _cluster/<cluster>/leaders/<20-digit epoch>   created if absent: each JobManager takes the next
+    one _cluster/<cluster>/jobs/<job>                 this cluster runs or ran that job
+    <job>/submission.json                         what was submitted, with the cluster that runs it
+    <job>/result.json                             the last report of a job that has ended
+
+The order of writes is what makes a kill harmless at every point. A submit writes the submission,
+then removes the old result, then lists the job: killed in between, it leaves an ended job or none,
+and the client has no answer. An end writes the result. A job whose submission names another cluster
+is that one's by now, and is left alone. Recovery of state is not decided here but by the job's
+journal.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from tidegate.errors import CorruptCheckpointError, StorageError
+from tidegate.ids import JobName, LeaderEpoch
+from tidegate.ports.blobs import BlobStore, Created
+from tidegate.protocol.messages import JobReport, Submission
+
+T = TypeVar("T")
+
+UNKNOWN_TRIES_MAX = 20
+"""A create whose outcome the store does not say is repeated so often, then this JobManager ends:
+the next one tries with the next number, and an unused number hurts nobody."""
+
+
+class JobStore:
+    """The jobs and leaders of one cluster in a storage. Methods raise StorageError."""
+
+    def __init__(self, blobs: BlobStore, cluster: str) -> None:
+        self._blobs = blobs
+        self._cluster = cluster
+        self._folder = f"_cluster/{cluster}"
+
+    def claim_epoch(self, nonce: str) -> LeaderEpoch:
+        """Take the next leader epoch: greater than that of every JobManager before."""
+        taken = self._blobs.list(f"{self._folder}/leaders")
+        epoch = max((int(path.rsplit("/", 1)[1]) for path in taken), default=0) + 1
+        for _ in range(UNKNOWN_TRIES_MAX):
+            path = f"{self._folder}/leaders/{epoch:020d}"
+            match self._blobs.create(path, nonce.encode()):
+                case Created.CREATED:
+                    return LeaderEpoch(epoch)
+                case Created.EXISTS:
+                    if self._blobs.get(path) == nonce.encode():  # our own, from an unanswered try
+                        return LeaderEpoch(epoch)
+                    epoch += 1
+                case Created.UNKNOWN:
+                    continue
+        raise StorageError(
+            f"No leader epoch could be claimed for cluster {self._cluster} in {UNKNOWN_TRIES_MAX} "
+            "tries: the checkpoint storage does not answer, or many JobManagers start at once."
+        )
+
+    def put_submission(self, submission: Submission) -> None:
+        """Make a submit durable; the result of an earlier run of the name goes."""
+        job = submission.job
+        self._blobs.put(f"{job}/submission.json", msgspec.json.encode(submission))
+        self._blobs.delete(f"{job}/result.json")
+        self._blobs.put(f"{self._folder}/jobs/{job}", b"")
+
+    def put_result(self, report: JobReport) -> None:
+        """Make a job's end durable: no later JobManager starts it again."""
+        self._blobs.put(f"{report.job}/result.json", msgspec.json.encode(report))
+
+    def forget(self, job: JobName) -> None:
+        """The job is another cluster's now."""
+        self._blobs.delete(f"{self._folder}/jobs/{job}")
+
+    def jobs(self) -> list[tuple[Submission, JobReport | None]]:
+        """Jobs of this cluster, each with its result if it has ended."""
+        found = []
+        for path in self._blobs.list(f"{self._folder}/jobs"):
+            job = path.rsplit("/", 1)[1]
+            data = self._blobs.get(f"{job}/submission.json")
+            if data is None:
+                continue
+            submission = _decode(data, Submission, f"{job}/submission.json")
+            if submission.cluster != self._cluster:
+                continue
+            result = self._blobs.get(f"{job}/result.json")
+            found.append(
+                (
+                    submission,
+                    None if result is None else _decode(result, JobReport, f"{job}/result.json"),
+                )
+            )
+        return found
+
+
+def _decode(data: bytes, kind: type[T], path: str) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptCheckpointError(
+            f"{path} in the checkpoint storage cannot be read ({error}). If it was edited or is of "
+            "another version of tidegate, remove it and submit the job again: its state is safe."
+        ) from error
