@@ -4,8 +4,8 @@ The port moves opaque frames and knows nothing of what they hold: credits, barri
 `dataplane/channels`' matter. Driver: `drivers/exchange` (Unix sockets on one host, TCP across). The
 slot process listens before it registers, and connects when its deployment names the peers.
 
-Invariant: frames from one slot to another arrive complete, unaltered, once and in the order in which
-they were sent, or `on_lost` is called and nothing more of that peer arrives.
+Invariant: frames from one slot to another arrive complete, unaltered, once and in the order in
+which they were sent, or `on_lost` is called and nothing more of that peer arrives.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final, Protocol
 from tidegate.errors import ExchangeError
 
 MAX_FRAME_BYTES: Final = 16 << 20
-"""Bytes of the largest frame. Kafka refuses records above 1 MiB unless told otherwise; 16 leave room
-for what a step makes of one, and bound what a peer can make this process allocate."""
+"""Bytes of the largest frame. Kafka refuses records above 1 MiB unless told otherwise; 16 leave
+room for what a step makes of one, and bound what a peer can make this process allocate."""
 
 Frame = tuple[int, bytes]
 """A channel number and the payload; numbers are given by those who use the exchange."""
@@ -47,8 +47,8 @@ class Exchange(Protocol):
     ) -> None:
         """Join the peers, addresses by ordinal, and begin to deliver; called once.
 
-        Returns at once: what is sent meanwhile waits, and a peer that cannot be reached is lost. Both
-        callbacks run where `post` runs its actions, which is the mailbox thread.
+        Returns at once: what is sent meanwhile waits, and a peer that cannot be reached is lost.
+        Both callbacks run where `post` runs its actions, which is the mailbox thread.
         """
         ...
 
@@ -61,7 +61,7 @@ class Exchange(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what waits (for two seconds at most), say goodbye, and free everything. Idempotent."""
+        """Send what waits (for two seconds at most), say goodbye, free everything. Idempotent."""
         ...
 
 

@@ -1,17 +1,18 @@
 """The frames that channels between slots carry, and their codec.
 
-A frame is bytes that begin with a version and a kind; the exchange (`ports/exchange.py`) adds length
-and channel number. Big-endian numbers throughout:
+A frame is bytes that begin with a version and a kind; the exchange (`ports/exchange.py`) adds
+length and channel number. Big-endian numbers throughout:
 
-    data            version | 1 | u16 segments | { u32 header size | u32 values size | header | values }
+    data            version | 1 | u16 segments | segments
+    segment         u32 header size | u32 values size | header | values
     barrier         version | 2 | u64 attempt | u64 counter | u8 final
     end of input    version | 3
     credit          version | 4 | u32 data frames that the sender may send in addition
 
-A segment is one batch: its header is the msgpack array [topic, partition, offsets, keys or nil], its
-values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame holds several,
-because a batch split over many subtasks leaves small pieces. Both ends run the same version of the
-same code (the deployment says so), hence one version byte and no negotiation.
+A segment is one batch: its header is the msgpack array [topic, partition, offsets, keys or nil],
+its values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame holds
+several, because a batch split over many subtasks leaves small pieces. Both ends run the same
+version of the same code (the deployment says so), hence one version byte and no negotiation.
 
 Called by `outlet` and `inbox`. Nothing is decoded before a subtask comes to it.
 """
@@ -80,6 +81,8 @@ _DATA_HEAD = Struct(">BBH")
 _SEGMENT_HEAD = Struct(">II")
 _BARRIER = Struct(">BBQQB")
 _CREDIT = Struct(">BBI")
+_VERSION = bytes((VERSION,))
+_KINDS = {bytes((kind,)): kind for kind in FrameKind}
 _END_OF_INPUT = bytes((VERSION, FrameKind.END_OF_INPUT))
 
 _Header = tuple[str, int, list[int], list[bytes | None] | None]
@@ -118,9 +121,10 @@ class FrameCodec:
             return [Segment(_SEGMENT_HEAD.pack(len(head), len(values)) + head, values, len(batch))]
         if len(batch) == 1:
             raise RecordTooLargeError(
-                f"the result of step {self._step!r} for the record at {_place(batch, 0)} takes {size} "
-                f"bytes on the edge {self.edge}, and a frame between slots holds {MAX_FRAME_BYTES}; "
-                "send less per record (a reference to a large object, or its parts as several records)"
+                f"the result of step {self._step!r} for the record at {_place(batch, 0)} takes "
+                f"{size} bytes on the edge {self.edge}, and a frame between slots holds "
+                f"{MAX_FRAME_BYTES}; send less per record (a reference to a large object, or its "
+                "parts as several records)"
             )
         half = len(batch) // 2
         return [
@@ -129,15 +133,15 @@ class FrameCodec:
         ]
 
     def decode(self, payload: bytes) -> list[RecordBatch]:
-        """The batches of a data frame, in order; ExchangeError if it is torn or of another version."""
+        """The batches of a data frame, in order; ExchangeError if it is torn."""
         try:
             return self._read(payload)
         except TidegateError:
             raise
         except Exception as error:
             raise ExchangeError(
-                f"a frame of {len(payload)} bytes on the edge {self.edge} cannot be read: {error}; the "
-                "attempt ends and the job is restored"
+                f"a frame of {len(payload)} bytes on the edge {self.edge} cannot be read: {error}; "
+                "the attempt ends and the job is restored"
             ) from error
 
     def _read(self, payload: bytes) -> list[RecordBatch]:
@@ -166,14 +170,14 @@ class FrameCodec:
         for index, value in enumerate(batch.values):  # noqa: B007 - read after the loop
             try:
                 self._column.encode([value])
-            except Exception as single:  # noqa: BLE001 - whatever the codec raises, it is this value's
+            except Exception as single:  # noqa: BLE001 - it is this value's
                 error = single
                 break
         value = batch.values[index]
         return UserCodeError(
             f"step {self._step!r} gave a {type(value).__name__} for the record at "
-            f"{_place(batch, index)} that cannot be sent along the edge {self.edge}: {error}; results "
-            "must be of the type that the step declares"
+            f"{_place(batch, index)} that cannot be sent along the edge {self.edge}: {error}; "
+            "results must be of the type that the step declares"
         )
 
 
@@ -204,11 +208,11 @@ def credit_frame(frames: int) -> bytes:
 
 def frame_kind(payload: bytes) -> FrameKind:
     """The kind of a frame; ExchangeError if it is none of this version."""
-    if len(payload) >= 2 and payload[0] == VERSION and 1 <= payload[1] <= len(FrameKind):  # noqa: PLR2004
-        return FrameKind(payload[1])
+    if payload[:1] == _VERSION and payload[1:2] in _KINDS:
+        return _KINDS[payload[1:2]]
     raise ExchangeError(
-        f"a frame of {len(payload)} bytes begins with {payload[:2]!r}, which no slot of this version "
-        "sends; the attempt ends and the job is restored"
+        f"a frame of {len(payload)} bytes begins with {payload[:2]!r}, which no slot of this "
+        "version sends; the attempt ends and the job is restored"
     )
 
 

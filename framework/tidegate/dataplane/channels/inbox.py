@@ -1,14 +1,14 @@
 """The receiving side of channels: what waits for a subtask, and in which turn it is taken.
 
-An `InputChannel` is a bounded queue of elements; an `InputGate` is all channels of one subtask, taken
-in turn. A channel from the same slot holds batches by reference. One from another slot holds encoded
-frames, decoded when the subtask comes to them, and gives a credit back for each data frame whose last
-batch was taken: so a blocked channel holds `credits` frames at most, and its sender stops, while all
-other channels of the connection flow on.
+An `InputChannel` is a bounded queue of elements; an `InputGate` is all channels of one subtask,
+taken in turn. A channel from the same slot holds batches by reference. One from another slot holds
+encoded frames, decoded when the subtask comes to them, and gives a credit back for each data frame
+whose last batch was taken: so a blocked channel holds `credits` frames at most, and its sender
+stops, while all other channels of the connection flow on.
 
-Called by `outlet` (same slot), `slot_channels` (other slots) and `dataplane/task`, all in the mailbox
-thread. Invariant: elements leave a channel in the order in which they came, and none leaves a blocked
-channel. Which channel to block, and when, is decided by `checkpoint/alignment`.
+Called by `outlet` (same slot), `slot_channels` (other slots) and `dataplane/task`, all in the
+mailbox thread. Invariant: elements leave a channel in the order in which they came, and none leaves
+a blocked channel. Which channel to block, and when, is decided by `checkpoint/alignment`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class InputChannel:
 
     @property
     def ungranted(self) -> int:
-        """Data frames that were taken and whose credits stay here until there are enough to send."""
+        """Data frames that were taken and whose credits were not sent back yet."""
         return self._ungranted
 
     def __len__(self) -> int:

@@ -1,14 +1,15 @@
 """The sending side of channels: which subtask gets a record, and how it travels there.
 
-An outlet is one edge's end in one sending subtask. `ForwardOutlet` has one channel, `RebalanceOutlet`
-deals batches out in turn, `KeyOutlet` splits batches by the key group of each record. A channel is
-local (the receiver's queue, by reference) or remote: then small batches are gathered into frames, and
-a frame leaves when the receiver has granted credit for it.
+An outlet is one edge's end in one sending subtask. `ForwardOutlet` has one channel,
+`RebalanceOutlet` deals batches out in turn, `KeyOutlet` splits batches by the key group of each
+record. A channel is local (the receiver's queue, by reference) or remote: then small batches are
+gathered into frames, and a frame leaves when the receiver has granted credit for it.
 
-Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves first
-within each channel, so that a barrier flushes what is gathered and queues behind what waits for
-credit, though it needs none itself; never more data frames are under way than were granted; what waits
-here is bounded, because a task emits only while `writable` holds, one batch of input at a time.
+Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves
+first within each channel, so that a barrier flushes what is gathered and queues behind what waits
+for credit, though it needs none itself; never more data frames are under way than were granted;
+what waits here is bounded, because a task emits only while `writable` holds, one batch of input at
+a time.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from tidegate.dataplane.channels.frames import (
 )
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
-from tidegate.errors import TidegateError, UserCodeError, check
+from tidegate.errors import UserCodeError, check
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import MAX_FRAME_BYTES
 
 FRAME_RECORDS: Final = 512
-"""Records after which a frame is sent: the cost of a frame (about 20 us at both ends) is then 0.04 us
-a record, and a receiver still takes turns between channels a thousand times a second."""
+"""Records after which a frame is sent: the cost of a frame (about 20 us at both ends) is then 0.04
+us a record, and a receiver still takes turns between channels a thousand times a second."""
 
 FRAME_BYTES: Final = 64 << 10
 """Bytes after which a frame is sent: with 8 credits, half a MiB under way for each channel."""
 
 CACHED_KEYS: Final = 1 << 17
-"""Keys whose subtask is remembered, at about 150 bytes each; all are forgotten when there are more."""
+"""Keys whose subtask is remembered, at about 150 bytes each; one more, and all are forgotten."""
 
 Control = Barrier | EndOfInput
 SendFrame = Callable[[Sequence[bytes]], None]
@@ -132,14 +133,15 @@ class RemoteChannel:
         return self._segments_records
 
     def put(self, batch: RecordBatch) -> None:
-        start, size = 0, len(batch)
-        while start < size:
-            stop = min(size, start + self._segment_records)
-            whole = start == 0 and stop == size
-            part = batch if whole else slice_batch(batch, start, stop)
-            for segment in self._codec.encode(part):
-                self._gather(segment)
-            start = stop
+        size = len(batch)
+        # In equal parts of about a frame each; most batches are one part, and are not copied.
+        parts = round(size / self._segment_records)
+        if parts <= 1:
+            self._gather(self._codec.encode(batch))
+            return
+        for part in range(parts):
+            start, stop = part * size // parts, (part + 1) * size // parts
+            self._gather(self._codec.encode(slice_batch(batch, start, stop)))
 
     def put_control(self, element: Control) -> None:
         self._cut()
@@ -164,28 +166,29 @@ class RemoteChannel:
         self.credits += frames
         check(
             frames > 0 and self.credits <= self._capacity,
-            f"{frames} credits came back on the edge {self._codec.edge}, which makes {self.credits} "
-            f"of {self._capacity}",
+            f"{frames} credits came back on the edge {self._codec.edge}, which makes "
+            f"{self.credits} of {self._capacity}",
         )
         self._send_waiting()
         if self._flush_due and self.credits > 0:
             self._cut()
 
-    def _gather(self, segment: Segment) -> None:
-        size = segment.size
-        if self._segments_bytes + size > MAX_FRAME_BYTES // 2:
-            self._cut()
-        self._segments.append(segment)
-        self._segments_records += segment.records
-        self._segments_bytes += size
-        ideal = FRAME_BYTES * segment.records // size
-        self._segment_records = min(FRAME_RECORDS, max(1, ideal))
-        if (
-            self._segments_records >= FRAME_RECORDS
-            or self._segments_bytes >= FRAME_BYTES
-            or len(self._segments) >= MAX_SEGMENTS
-        ):
-            self._cut()
+    def _gather(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            size = segment.size
+            if self._segments_bytes + size > MAX_FRAME_BYTES // 2:
+                self._cut()
+            self._segments.append(segment)
+            self._segments_records += segment.records
+            self._segments_bytes += size
+            ideal = FRAME_BYTES * segment.records // size
+            self._segment_records = min(FRAME_RECORDS, max(1, ideal))
+            if (
+                self._segments_records >= FRAME_RECORDS
+                or self._segments_bytes >= FRAME_BYTES
+                or len(self._segments) >= MAX_SEGMENTS
+            ):
+                self._cut()
 
     def _cut(self) -> None:
         """End the frame that is being gathered, and send it or let it wait."""
@@ -213,7 +216,7 @@ class RemoteChannel:
 
 
 class Outlet:
-    """What all outlets share: control elements go to every channel, behind what was emitted before."""
+    """What all outlets share: control elements go to every channel, behind earlier records."""
 
     def __init__(self, channels: Sequence[OutputChannel]) -> None:
         check(channels, "an outlet needs a channel")
@@ -270,7 +273,7 @@ class RebalanceOutlet(Outlet):
 
 
 class _Routes(dict[Any, int]):
-    """Key -> receiver, filled on first sight: a hit costs one lookup in C, without a call of ours."""
+    """Key -> receiver, filled on first sight: a hit costs one lookup in C and no call of ours."""
 
     def __init__(
         self, key_encoder: Callable[[Any], bytes], max_parallelism: int, parallelism: int
@@ -290,7 +293,7 @@ class _Routes(dict[Any, int]):
 
 
 class KeyOutlet(Outlet):
-    """Each record to the subtask that owns its key's group, so that a key's records keep their order.
+    """Each record to the subtask that owns its key's group: a key's records keep their order.
 
     `channels` are by receiving subtask. `step` is the sending step, for errors of the key function.
     """
@@ -315,11 +318,9 @@ class KeyOutlet(Outlet):
             return
         receivers: list[int] = []
         try:
-            # One pass in C, apart from the key function; what came before an error stays in the list
-            # and says which record it was, without asking the user's function again.
+            # One pass in C, apart from the key function; what came before an error stays in the
+            # list and says which record it was, without asking the user's function again.
             receivers.extend(map(self._routes.__getitem__, map(self._key, batch.values)))
-        except TidegateError:
-            raise
         except Exception as error:
             raise self._key_error(batch, len(receivers), error) from error
         first = receivers[0]

@@ -1,21 +1,22 @@
 """All channels of one slot: made from the plan, joined to the exchange.
 
-Subtask i of every vertex lives in the job's slot i, so a channel from subtask s to subtask r is local
-where s = r and goes over the connection between slots s and r otherwise. On that connection the
-edge's index is the channel number: what comes from slot s on number e is either a frame of the channel
-(e, s, here) or credit for the channel (e, here, s), and its kind says which. Both slots compute the
-same channels from the same plan; nothing is negotiated.
+Subtask i of every vertex lives in the job's slot i, so a channel from subtask s to subtask r is
+local where s = r and goes over the connection between slots s and r otherwise. On that connection
+the edge's index is the channel number: what comes from slot s on number e is either a frame of the
+channel (e, s, here) or credit for the channel (e, here, s), and its kind says which. Both slots
+compute the same channels from the same plan; nothing is negotiated.
 
-`slot` makes one per attempt and connects it; `dataplane/task` takes gates and outlets from it. All in
-the mailbox thread.
+`slot` makes one per attempt and connects it; `dataplane/task` takes gates and outlets from it. All
+in the mailbox thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
+from tidegate.api import keys, wire
+from tidegate.api.keys import KeyEncoder
 from tidegate.dataplane.channels.frames import (
     ColumnCodec,
     FrameCodec,
@@ -41,14 +42,12 @@ from tidegate.graph.plan import PhysicalPlan, PlanEdge
 from tidegate.ids import SubtaskIndex, VertexId
 from tidegate.ports.exchange import Exchange, Frame
 
-KeyEncoder = Callable[[Any], bytes]
-
 
 class SlotChannels:
     """The gates and outlets of the subtasks with index `ordinal`.
 
-    `channel_credits` bounds each channel: frames under way between slots, batches within one. `column_codec`
-    and `key_encoder` are asked once per edge, with its record type and its key type.
+    `channel_credits` bounds each channel: frames under way between slots, batches within one.
+    `column_codec` and `key_encoder` are asked once per edge, with its record type and its key type.
     """
 
     def __init__(
@@ -59,8 +58,8 @@ class SlotChannels:
         ordinal: int,
         channel_credits: int,
         exchange: Exchange,
-        column_codec: Callable[[Any], ColumnCodec],
-        key_encoder: Callable[[Any], KeyEncoder],
+        column_codec: Callable[[object], ColumnCodec] = wire.column_codec,
+        key_encoder: Callable[[object], KeyEncoder] = keys.key_encoder,
     ) -> None:
         self._plan = plan
         self._graph = graph
@@ -105,8 +104,8 @@ class SlotChannels:
     ) -> None:
         """Join the slots that this one exchanges with; `peers` are the addresses by ordinal.
 
-        `on_lost` gets the peer's ordinal, in the mailbox thread: the attempt is over. A plan without
-        an exchange connects to nobody.
+        `on_lost` gets the peer's ordinal, in the mailbox thread: the attempt is over. A plan
+        without an exchange connects to nobody.
         """
         others = {peer for _, peer in self._inputs} | {peer for _, peer in self._remote}
         others.discard(self._here)

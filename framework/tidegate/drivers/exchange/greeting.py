@@ -1,8 +1,8 @@
 """The first frame on a connection, each way: who dials says `Hello`, who accepts answers.
 
-A `Stranger` is a connection that has not come so far. `sockets` owns its socket and its time; here is
-what may be said, and what is made of it. Invariant: a connection of another job, attempt or slot never
-becomes a link, whatever order processes start and die in.
+A `Stranger` is a connection that has not come so far. `sockets` owns its socket and its time; here
+is what may be said, and what is made of it. Invariant: a connection of another job, attempt or slot
+never becomes a link, whatever order processes start and die in.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Failed:
 
 
 def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
-    """The frames that one read completes; ExchangeError at the end of the stream, OSError if broken."""
+    """The frames that one read completes; ExchangeError at the end of the stream, OSError."""
     try:
         received = connection.recv_into(reader.space())
     except BlockingIOError:
@@ -89,8 +89,9 @@ def objection(hello: Hello, *, job: str, attempt: int, ordinal: int) -> str | No
     """Why a connection is none of this slot's in this attempt; None if it is one."""
     if hello != Hello(job=job, attempt=attempt, sender=hello.sender, receiver=ordinal):
         return (
-            f"this is slot {ordinal} of attempt {attempt} of job {job!r}, and slot {hello.receiver} of "
-            f"attempt {hello.attempt} of job {hello.job!r} was asked for ({hello.magic})"
+            f"this is slot {ordinal} of attempt {attempt} of job {job!r}, and slot "
+            f"{hello.receiver} of attempt {hello.attempt} of job {hello.job!r} was asked for "
+            f"({hello.magic})"
         )
     if hello.sender >= ordinal:
         return f"slot {hello.sender} does not dial slot {ordinal}: the lower one dials"

@@ -1,11 +1,11 @@
 """One peer of a slot: what waits to be sent to it, and the socket once there is one.
 
-The mailbox thread sends; while the socket takes everything, it does so by itself and wakes nobody. What
-the socket does not take waits here for the I/O thread (`sockets`), which alone closes, and alone tells
-of losses. The lock is held for one system call that does not block.
+The mailbox thread sends; while the socket takes everything, it does so by itself and wakes nobody.
+What the socket does not take waits here for the I/O thread (`sockets`), which alone closes, and
+alone tells of losses. The lock is held for one system call that does not block.
 
-Invariant: bytes leave in the order of `send`; parts are immutable and are dropped only when sent, so
-no frame changes while it is under way.
+Invariant: bytes leave in the order of `send`; parts are immutable and are dropped only when sent,
+so no frame changes while it is under way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS_PER_CALL: Final = 512
 """Parts that one `sendmsg` is given; the kernel takes 1024 (IOV_MAX)."""
 
 WAITING_PARTS_MAX: Final = 1 << 20
-"""Parts that may wait for one peer. Credits bound it far below: this finds a caller that has none."""
+"""Parts that may wait for one peer. Credits keep far below it: it finds a caller without any."""
 
 
 class Link:
@@ -64,7 +64,7 @@ class Link:
         return self._send([frame_head(size, channel), *payload])
 
     def write(self) -> None:
-        """Send what waits, as far as the socket takes it; in the I/O thread. OSError if it is lost."""
+        """Send what waits, as far as the socket takes it. I/O thread; OSError if it broke."""
         with self._lock:
             while self._parts and self.socket is not None:
                 parts = list(itertools.islice(self._parts, PARTS_PER_CALL))

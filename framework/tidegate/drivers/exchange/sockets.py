@@ -1,15 +1,16 @@
 """A slot's exchange over sockets: one connection per peer, one I/O thread for all of them.
 
-Theory of operation. The slot listens before it registers; its deployment names the peers, and then the
-slot with the lower ordinal dials the one with the higher. A connection passes through
+Theory of operation. The slot listens before it registers; its deployment names the peers, and then
+the slot with the lower ordinal dials the one with the higher. A connection passes through
 
     stranger    accepted, has not said who it is; five seconds, then it is closed
     dialled     being connected, or waits for `Welcome`
     linked      belongs to a `Link`; frames flow
 
-A linked connection is read only after `connect` was called, because only then somebody takes frames.
-What is read goes to the mailbox as one action per read. Once all peers are linked, nobody else has
-business here: the listener is closed and its folder removed, so that a killed slot leaves none behind.
+A linked connection is read only after `connect` was called, because only then somebody takes
+frames. What is read goes to the mailbox as one action per read. Once all peers are linked, nobody
+else has business here: the listener is closed and its folder removed, so that a killed slot leaves
+none behind.
 
 A peer that closes without `Goodbye` is lost. `close` says goodbye, writes what waits and then waits
 for the peer to hang up, because closing first could destroy what the peer has not read yet.
@@ -87,8 +88,8 @@ class SocketExchange:
         self._links: dict[int, Link] = {}
         # The I/O thread's own from here on.
         self._post: Post = _nobody
-        self._on_frames: OnFrames = _no_frames
-        self._on_lost: OnLost = _no_loss
+        self._on_frames: OnFrames = _nobody
+        self._on_lost: OnLost = _nobody
         self._begun = False
         self._early: dict[int, Stranger] = {}  # greeted before `connect`, by ordinal
         self._strangers: set[Stranger] = set()
@@ -298,7 +299,7 @@ class SocketExchange:
         self._deliver(link, frames)
 
     def _deliver(self, link: Link, frames: list[Frame]) -> None:
-        """One action for all frames of a read; a goodbye is the last of them, or nothing is right."""
+        """One action for all frames of a read; a goodbye can only be the last of them."""
         own = frames and frames[-1][0] == OWN_CHANNEL
         said = frames.pop()[1] if own else None
         if frames:
@@ -392,13 +393,5 @@ def _interest(link: Link) -> int:
     return selectors.EVENT_READ | (selectors.EVENT_WRITE if link.writing else 0)
 
 
-def _nobody(action: Callable[[], None]) -> None:
+def _nobody(*_: object) -> None:
     """Where actions go before `connect` and while the exchange closes."""
-
-
-def _no_frames(peer: int, frames: list[Frame]) -> None:
-    """Nothing is read before `connect`."""
-
-
-def _no_loss(peer: int, error: ExchangeError) -> None:
-    """Nothing can be lost before `connect`."""

@@ -3,12 +3,12 @@
     frame      u32 payload size | u32 channel | payload          (big-endian)
 
 Channel 0xFFFFFFFF is the exchange's own: its payload is one of the messages below as msgpack. Who
-dials says `Hello` and sends nothing before `Welcome`; a connection of another job, attempt or slot is
-answered with `Refused`. `Goodbye` is the last frame of a slot that ends in order: what follows it is
-no loss. No secret is in it: it keeps attempts apart, not attackers.
+dials says `Hello` and sends nothing before `Welcome`; a connection of another job, attempt or slot
+is answered with `Refused`. `Goodbye` is the last frame of a slot that ends in order: what follows
+it is no loss. No secret is in it: it keeps attempts apart, not attackers.
 
-Pure; called by `sockets`. Invariant: `FrameReader` gives each frame once, whole, in order, however the
-bytes were torn apart on the way, and never allocates more than the largest frame.
+Pure; called by `sockets`. Invariant: `FrameReader` gives each frame once, whole, in order, however
+the bytes were torn apart on the way, and never allocates more than the largest frame.
 """
 
 from __future__ import annotations

@@ -1,0 +1,229 @@
+"""CPU per record of the exchange, both ends together: key, split, encode, send, receive, decode.
+
+    python -m integration.bench.exchange_micro [records]
+
+Two processes stand for two slots. The first emits batches of 1,000 records of about 140 bytes
+through a `KeyOutlet` whose receivers are both in the second process, so that every record is split,
+framed, sent and decoded. Prints microseconds of CPU per record (user and system, without start-up)
+for each kind of record and each kind of socket. Not a test: machines are noisy.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import queue
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+
+from tidegate.api.wire import column_codec
+from tidegate.dataplane.channels.frames import (
+    FrameCodec,
+    FrameKind,
+    credit_frame,
+    frame_kind,
+    read_credit,
+)
+from tidegate.dataplane.channels.inbox import InputChannel, InputGate
+from tidegate.dataplane.channels.outlet import KeyOutlet, RemoteChannel
+from tidegate.drivers.exchange import SocketExchange
+from tidegate.elements import EndOfInput, Origin, RecordBatch
+from tidegate.graph.plan import PlanEdge
+from tidegate.ids import SubtaskIndex, VertexId
+
+CREDITS = 8
+CHANNELS = 2
+BATCH = 1_000
+KEYS = 10_000
+
+
+class StructRecord(msgspec.Struct):
+    order_id: int
+    customer_id: str
+    amount: str
+    placed_at_ms: int
+    note: str
+
+
+@dataclass(slots=True)
+class DataRecord:
+    order_id: int
+    customer_id: str
+    amount: str
+    placed_at_ms: int
+    note: str
+
+
+class DictRecord(TypedDict):
+    order_id: int
+    customer_id: str
+    amount: str
+    placed_at_ms: int
+    note: str
+
+
+KINDS: dict[str, tuple[Any, Callable[[Any], str]]] = {
+    "Struct": (StructRecord, lambda record: record.customer_id),
+    "dataclass": (DataRecord, lambda record: record.customer_id),
+    "dict": (DictRecord, lambda record: record["customer_id"]),
+}
+
+
+def codec(kind: str) -> FrameCodec:
+    return FrameCodec("a -> b", "a", column_codec(KINDS[kind][0]))
+
+
+def batches(kind: str) -> list[RecordBatch]:
+    """As many different batches as make the key cache work."""
+    of = KINDS[kind][0]
+    origin = Origin("orders", 0)
+    made = []
+    for start in range(0, 4 * BATCH, BATCH):
+        rows = [
+            of(
+                order_id=number,
+                customer_id=f"customer-{number * 7919 % KEYS:06d}",
+                amount="12.50",
+                placed_at_ms=1_700_000_000_000 + number,
+                note="n" * 52,
+            )
+            for number in range(start, start + BATCH)
+        ]
+        made.append(RecordBatch(rows, list(range(start, start + BATCH)), origin))
+    return made
+
+
+class Mailbox:
+    """One thread's actions; what a slot process has, without its tasks."""
+
+    def __init__(self) -> None:
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.post = self._actions.put
+
+    def run_waiting(self) -> None:
+        while not self._actions.empty():
+            self._actions.get()()
+
+    def wait(self) -> None:
+        self._actions.get()()
+
+
+def lost(peer: int, error: Exception) -> None:
+    raise error
+
+
+def receive(kind: str, host: str | None, pipe: Any) -> None:
+    exchange = SocketExchange(job="bench", attempt=1, ordinal=1, host=host)
+    pipe.send(exchange.address)
+    edge = PlanEdge(
+        index=0,
+        source=VertexId("a"),
+        source_node="a",
+        port="main",
+        target=VertexId("b"),
+        target_node="b",
+        input=0,
+        exchange="key",
+    )
+
+    def grant(channel: int) -> Callable[[int], None]:
+        return lambda frames: exchange.send(0, channel, (credit_frame(frames),))
+
+    frame_codec = codec(kind)
+    channels = [
+        InputChannel(edge, SubtaskIndex(0), CREDITS, frame_codec, grant(number))
+        for number in range(CHANNELS)
+    ]
+    gate = InputGate(channels)
+
+    def on_frames(peer: int, frames: list[tuple[int, bytes]]) -> None:
+        for number, payload in frames:
+            if frame_kind(payload) is FrameKind.DATA:
+                channels[number].offer_frame(payload)
+            else:
+                channels[number].offer(EndOfInput())
+
+    mailbox = Mailbox()
+    exchange.connect({0: pipe.recv()}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
+    pipe.recv()
+    cpu = time.process_time()
+    records = taken = ended = 0
+    while ended < CHANNELS:
+        mailbox.run_waiting()
+        found = gate.next_element()
+        if found is None:
+            mailbox.wait()
+        elif isinstance(found[1], RecordBatch):
+            records += len(found[1])
+            taken += 1
+        else:
+            ended += 1
+    pipe.send({"cpu": time.process_time() - cpu, "records": records, "batches": taken})
+    exchange.close()
+
+
+def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
+    ours, theirs = multiprocessing.Pipe()
+    receiver = multiprocessing.get_context("spawn").Process(
+        target=receive, args=(kind, host, theirs)
+    )
+    receiver.start()
+    exchange = SocketExchange(job="bench", attempt=1, ordinal=0, host=host)
+    address = ours.recv()
+    mailbox = Mailbox()
+    frame_codec = codec(kind)
+
+    def channel(number: int) -> RemoteChannel:
+        return RemoteChannel(frame_codec, CREDITS, lambda frame: exchange.send(1, number, frame))
+
+    channels = [channel(number) for number in range(CHANNELS)]
+
+    def on_frames(peer: int, frames: list[tuple[int, bytes]]) -> None:
+        for number, payload in frames:
+            channels[number].grant(read_credit(payload))
+
+    outlet = KeyOutlet(KINDS[kind][1], str.encode, 128, channels, step="a")
+    work = batches(kind)
+    ours.send(exchange.address)
+    exchange.connect({1: address}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
+    ours.send("go")
+    cpu, began = time.process_time(), time.perf_counter()
+    for number in range(records // BATCH):
+        mailbox.run_waiting()
+        while not outlet.writable():
+            mailbox.wait()
+        outlet.emit(work[number % len(work)])
+    outlet.emit_control(EndOfInput())
+    while any(way.waiting for way in channels):
+        mailbox.wait()
+    result = ours.recv()
+    wall, mine = time.perf_counter() - began, time.process_time() - cpu
+    exchange.close()
+    receiver.join()
+    if result["records"] != records:
+        raise SystemExit(f"{result['records']} of {records} records arrived")
+    return {
+        "records": kind,
+        "socket": "tcp" if host else "unix",
+        "us per record": round((mine + result["cpu"]) / records * 1e6, 3),
+        "sender": round(mine / records * 1e6, 3),
+        "receiver": round(result["cpu"] / records * 1e6, 3),
+        "records per batch": round(records / result["batches"]),
+        "records per s": round(records / wall),
+    }
+
+
+def main() -> None:
+    records = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
+    for kind in KINDS:
+        for host in (None, "127.0.0.1"):
+            print(json.dumps(send(kind, host, records)))
+
+
+if __name__ == "__main__":
+    main()
