@@ -1,8 +1,9 @@
 """Kafka, as far as tidegate needs it: reading partitions, writing transactions, controlling them.
 
-Three ports. `PartitionReader` and `Producer` carry data (librdkafka), `TransactionLog` carries control
-messages to the transaction coordinator (kafka-python's protocol layer). They are shaped on what the
-commit protocol asks, not on a client's API; the fakes of `tidegate.testing` implement the same.
+Three ports. `PartitionReader` and `Producer` carry data (librdkafka), `TransactionLog` carries
+control messages to the transaction coordinator (kafka-python's protocol layer). They are shaped on
+what the commit protocol asks, not on a client's API; the fakes of `tidegate.testing` implement the
+same.
 
 Messages of a reader keep the client's own accessors (`value()`, `key()`, `offset()`, `timestamp()`,
 `headers()`), because wrapping each record in an object of ours would cost more than decoding it.
@@ -118,14 +119,16 @@ class Producer(Protocol):
         topic: str,
         value: bytes | None,
         key: bytes | None,
-        headers: Sequence[tuple[str, bytes]],
+        headers: Sequence[tuple[str, bytes | None]],
         timestamp_ms: int | None,
     ) -> None:
         """Hand over one record with headers or a timestamp."""
         ...
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything is acknowledged; TransactionError if it is not, or anything failed."""
+        """Return when everything is acknowledged; TransactionError if it is not, or anything
+        failed.
+        """
         ...
 
 
@@ -143,7 +146,8 @@ class EndOutcome(enum.Enum):
 class TransactionLog(Protocol):
     """Control messages to the transaction coordinators of one Kafka cluster.
 
-    Calls retry what is safe to retry within their own deadline and then raise KafkaUnavailableError.
+    Calls retry what is safe to retry within their own deadline and then raise
+    KafkaUnavailableError.
     """
 
     def cluster_id(self) -> str: ...
