@@ -130,6 +130,8 @@ class _Request:
     attempt: Attempt
     count: int
     jobmaster_address: str
+    waits: bool = True
+    """From each asking until it is served."""
 
 
 @dataclass(slots=True)
@@ -282,6 +284,7 @@ class ResourceManager:
             if known.count != message.count:
                 return Refused(reason=f"attempt {message.attempt} asked for {known.count} slots")
             known.jobmaster_address = message.jobmaster_address
+            known.waits = True
         else:
             self._requests.pop(message.job, None)  # a new attempt queues up behind the others
             self._requests[message.job] = _Request(
@@ -383,8 +386,11 @@ class ResourceManager:
 
     def _serve_requests(self) -> Iterator[Instruction]:
         for job, request in self._requests.items():
+            if not request.waits:
+                continue
             missing = sorted(set(range(request.count)) - set(self.uses(job)))
-            if missing and len(missing) <= self.free_slots():
+            if len(missing) <= self.free_slots():
+                request.waits = False
                 for ordinal in missing:
                     yield self._give(job, request, ordinal)
 

@@ -1,0 +1,215 @@
+"""Finding the effective configuration: defaults, class statement, file, environment, command line.
+
+Later ones win. Each value is looked at under its dotted key (`checkpoint.interval`) together with
+where it came from, so that an error can name the file or the variable, the key, and the nearest key
+there is. Below `kafka.properties` and the `properties` of a source or sink everything is a
+librdkafka setting: `sasl.password` may be written as a table, as a quoted key, or as
+`TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD`.
+
+Only the process that talks to the user loads; all others are handed the result
+(`Config.from_dict`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from tidegate.config import Config
+from tidegate.errors import ConfigError
+
+FILE_NAME = "tidegate.toml"
+PREFIX = "TIDEGATE_"
+NOT_SETTINGS = "TIDEGATE_TEST_"
+"""Variables that begin so belong to tests of tidegate."""
+
+MASK = "********"
+_SECRET_ENDINGS = ("password", "secret", "key.pem", "token", "oauthbearer.config", "jaas.config")
+"""Of librdkafka settings whose value must not be shown, whatever comes before."""
+
+_SIMILAR = 0.6
+"""How alike a key must be to be suggested; difflib's own default."""
+
+
+class _Value(NamedTuple):
+    value: Any
+    origin: str
+
+
+def load(
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    class_statement: Mapping[str, Any] | None = None,
+    command_line: Mapping[str, Any] | None = None,
+) -> Config:
+    """The effective configuration of a run from `folder`.
+
+    `class_statement` and `command_line` map dotted keys to values, as texts or of their own type.
+    ConfigError names the key, where it stands and, for an unknown one, the nearest known one.
+    """
+    layers = [
+        _given(class_statement or {}, "the class statement"),
+        _from_file(folder or Path.cwd()),
+        _from_environment(environment or {}),
+        _given(command_line or {}, "the command line"),
+    ]
+    values: dict[str, _Value] = {}
+    for layer in layers:
+        values.update(layer)
+    return _validated(values)
+
+
+def find_file(folder: Path) -> Path | None:
+    """The nearest `tidegate.toml` in `folder` or above it."""
+    for place in (folder, *folder.parents):
+        path = place / FILE_NAME
+        if path.is_file():
+            return path
+    return None
+
+
+def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings (`Config.to_dict`) as they may be shown: secrets replaced."""
+    return {
+        key: masked(value)
+        if isinstance(value, Mapping)
+        else (MASK if value and is_secret(key) else value)
+        for key, value in settings.items()
+    }
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a setting must not be shown."""
+    return key.endswith(_SECRET_ENDINGS)
+
+
+def known_keys() -> dict[str, Any]:
+    """Every key with its default; `*` stands for the name of a source or sink, or of a property."""
+    return dict(_keys_of(Config, ""))
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted keys."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _given(values: Mapping[str, Any], origin: str) -> dict[str, _Value]:
+    return _checked({key: _Value(value, origin) for key, value in flattened(values)})
+
+
+def _from_file(folder: Path) -> dict[str, _Value]:
+    path = find_file(folder)
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    for section, value in content.items():
+        if not isinstance(value, Mapping):
+            _refuse_unknown(section, str(path))
+    return _checked({key: _Value(value, str(path)) for key, value in flattened(content)})
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
+    return _checked(
+        {
+            name.removeprefix(PREFIX).lower().replace("__", "."): _Value(
+                text, f"the environment variable {name}"
+            )
+            for name, text in sorted(environment.items())
+            if name.startswith(PREFIX) and not name.startswith(NOT_SETTINGS)
+        }
+    )
+
+
+def _checked(values: dict[str, _Value]) -> dict[str, _Value]:
+    known = known_keys()
+    for key, (_, origin) in values.items():
+        if _pattern(key) not in known:
+            _refuse_unknown(key, origin)
+    return values
+
+
+def _refuse_unknown(key: str, origin: str) -> NoReturn:
+    shown = [name for name in known_keys() if not name.endswith(".*")]
+    near = difflib.get_close_matches(key, shown, n=1, cutoff=_SIMILAR) or [
+        name for name in shown if name.replace(".", "_") == key.replace(".", "_")
+    ]
+    hint = f"did you mean {near[0]}?" if near else "tidegate config lists all keys."
+    if near and origin.startswith("the environment"):
+        hint += f" As a variable that is {PREFIX}{near[0].replace('.', '__').upper()}."
+    raise ConfigError(f"Unknown setting {key} in {origin}: {hint}")
+
+
+def _pattern(key: str) -> str:
+    """The key with `*` for what may be any name."""
+    parts = key.split(".")
+    if parts[0] in {"sources", "sinks"} and len(parts) > 2:  # noqa: PLR2004  # section, name, key
+        parts[1] = "*"
+    if "properties" in parts[1:-1]:
+        parts = [*parts[: parts.index("properties") + 1], "*"]
+    return ".".join(parts)
+
+
+def _validated(values: Mapping[str, _Value]) -> Config:
+    nested: dict[str, Any] = {}
+    for key, (value, _) in values.items():
+        path = key.split(".")
+        if _pattern(key).endswith(".properties.*"):
+            cut = path.index("properties") + 1
+            path = [*path[:cut], ".".join(path[cut:])]
+            value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
+        elif value in {"none", "None"}:
+            value = None  # noqa: PLW2901  # how a text says it
+        table = nested
+        for name in path[:-1]:
+            table = table.setdefault(name, {})
+        table[path[-1]] = value
+    try:
+        return Config.model_validate(nested)
+    except ValidationError as error:
+        raise _explained(error, values) from error
+
+
+def _explained(error: ValidationError, values: Mapping[str, _Value]) -> ConfigError:
+    """The first mistake in one paragraph: pydantic's own report speaks of models."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    origin = values[key].origin if key in values else "the configuration"
+    shown = MASK if is_secret(key) else repr(first["input"])
+    reason = first["msg"].removeprefix("Value error, ")
+    if reason.startswith(shown):
+        return ConfigError(f"Setting {key} in {origin}: {reason}.")
+    return ConfigError(f"Setting {key} = {shown} in {origin}: {reason}.")
+
+
+def _property_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, info in section.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys_of(kind, f"{prefix}{name}.")
+        elif get_origin(kind) is dict:
+            item = get_args(kind)[1]
+            if isinstance(item, type) and issubclass(item, BaseModel):
+                yield from _keys_of(item, f"{prefix}{name}.*.")
+            else:
+                yield f"{prefix}{name}.*", None
+        else:
+            yield f"{prefix}{name}", info.default

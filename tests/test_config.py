@@ -1,0 +1,165 @@
+import itertools
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tidegate.config_load as loading
+from tidegate.config import Config
+from tidegate.config_load import MASK, flattened, known_keys, load, masked
+from tidegate.errors import ConfigError
+
+DOCUMENTED = Path(loading.__file__).with_name("default.toml")
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    documented = dict(flattened(tomllib.loads(DOCUMENTED.read_text(encoding="utf-8"))))
+    assert set(documented) == {
+        key for key in known_keys() if not key.endswith("*") and "*" not in key
+    }
+    assert load(command_line=documented) == Config()
+
+
+def test_every_documented_key_has_a_comment() -> None:
+    lines = DOCUMENTED.read_text(encoding="utf-8").splitlines()
+    for before, line in itertools.pairwise(lines):
+        if line.startswith("["):
+            continue
+        if "=" in line and not line.startswith("#"):
+            assert before.startswith("#") or "=" in before, f"no word on {line}"
+
+
+def test_default_toml_is_a_valid_file(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").write_text(DOCUMENTED.read_text(encoding="utf-8"))
+    assert load(folder=tmp_path) == Config()
+
+
+class TestOrder:
+    def test_each_layer_wins_over_the_one_below(self, tmp_path: Path) -> None:
+        (tmp_path / "tidegate.toml").write_text('[checkpoint]\ninterval = "2 s"\ntimeout = "2 s"\n')
+        config = load(
+            folder=tmp_path,
+            environment={"TIDEGATE_CHECKPOINT__TIMEOUT": "3 s", "TIDEGATE_JOB__PARALLELISM": "3"},
+            class_statement={"checkpoint.interval": "1 s", "checkpoint.min_pause": "1 s"},
+            command_line={"job.parallelism": "4"},
+        )
+        assert config.checkpoint.min_pause == 1_000
+        assert config.checkpoint.interval == 2_000
+        assert config.checkpoint.timeout == 3_000
+        assert config.job.parallelism == 4
+
+    def test_the_nearest_file_upwards_counts(self, tmp_path: Path) -> None:
+        below = tmp_path / "a" / "b"
+        below.mkdir(parents=True)
+        (tmp_path / "tidegate.toml").write_text("[taskmanager]\nslots = 2\n")
+        assert load(folder=below).taskmanager.slots == 2
+        (tmp_path / "a" / "tidegate.toml").write_text("[taskmanager]\nslots = 3\n")
+        assert load(folder=below).taskmanager.slots == 3
+
+    def test_none_is_written_as_a_word(self) -> None:
+        environment = {"TIDEGATE_RESTART__ATTEMPTS": "none"}
+        assert load(environment=environment, class_statement={"restart.attempts": 3}) == Config()
+
+
+class TestProperties:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '[kafka.properties]\nsasl.username = "me"\n',
+            '[kafka.properties]\n"sasl.username" = "me"\n',
+            '[kafka]\nproperties.sasl = {username = "me"}\n',
+        ],
+    )
+    def test_dots_may_be_tables(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "tidegate.toml").write_text(text)
+        assert load(folder=tmp_path).kafka.properties == {"sasl.username": "me"}
+
+    def test_values_are_texts_as_librdkafka_takes_them(self, tmp_path: Path) -> None:
+        (tmp_path / "tidegate.toml").write_text(
+            "[sources.orders.properties]\nfetch.min.bytes = 5\ncheck.crcs = true\n"
+        )
+        orders = load(folder=tmp_path).sources["orders"]
+        assert orders.properties == {"fetch.min.bytes": "5", "check.crcs": "true"}
+
+    def test_the_environment_reaches_them(self) -> None:
+        config = load(
+            environment={
+                "TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD": "s",
+                "TIDEGATE_SINKS__TOTALS__TOPIC": "other",
+            }
+        )
+        assert config.kafka.properties == {"sasl.password": "s"}
+        assert config.sinks["totals"].topic == "other"
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("environment", "words"),
+        [
+            (
+                {"TIDEGATE_CHECKPOINT__INTERVALL": "1 s"},
+                ("INTERVALL", "did you mean", "checkpoint.interval"),
+            ),
+            ({"TIDEGATE_CHECKPOINT_INTERVAL": "1 s"}, ("TIDEGATE_CHECKPOINT__INTERVAL",)),
+            ({"TIDEGATE_SOURCES__ORDERS__TOPICS": "x"}, ("sources.orders.topics",)),
+            (
+                {"TIDEGATE_CHECKPOINT__INTERVAL": "10 lightyears"},
+                ("lightyears", "duration", "ms, s, min"),
+            ),
+            ({"TIDEGATE_JOB__PARALLELISM": "0"}, ("job.parallelism", "'0'", "greater")),
+            (
+                {"TIDEGATE_JOB__PARALLELISM": "many"},
+                ("job.parallelism", "TIDEGATE_JOB__PARALLELISM"),
+            ),
+        ],
+    )
+    def test_name_the_variable_the_key_and_the_remedy(
+        self, environment: dict[str, str], words: tuple[str, ...]
+    ) -> None:
+        with pytest.raises(ConfigError) as error:
+            load(environment=environment)
+        for word in (*environment, *words):
+            assert word in str(error.value)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "text", ["[checkpoint]\ninteval = 1\n", "interval = 1\n", "[nonsense]\nx = 1\n", "x\n"]
+    )
+    def test_name_the_file(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "tidegate.toml"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"tidegate[.]toml"):
+            load(folder=tmp_path)
+
+    def test_variables_of_tests_are_no_settings(self) -> None:
+        assert load(environment={"TIDEGATE_TEST_KILL": "x", "PATH": "x"}) == Config()
+
+
+def test_secrets_are_not_shown() -> None:
+    config = load(
+        command_line={
+            "kafka.properties.sasl.password": "hush",
+            "kafka.properties.ssl.key.password": "hush",
+            "kafka.properties.ssl.key.pem": "hush",
+            "kafka.properties.sasl.oauthbearer.client.secret": "hush",
+            "sources.orders.properties.sasl.password": "hush",
+            "kafka.properties.sasl.username": "me",
+        }
+    )
+    shown = masked(config.to_dict())
+    assert "hush" not in str(shown)
+    assert shown["kafka"]["properties"]["sasl.password"] == MASK
+    assert shown["kafka"]["properties"]["sasl.username"] == "me"
+    assert shown["checkpoint"] == config.to_dict()["checkpoint"]
+
+
+def test_a_secret_of_the_wrong_type_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").write_text('[kafka]\nproperties = "sasl.password=hush"\n')
+    with pytest.raises(ConfigError) as error:
+        load(folder=tmp_path)
+    assert "hush" not in str(error.value)
+
+
+def test_what_travels_with_a_submission_comes_back_the_same() -> None:
+    config = load(command_line={"checkpoint.interval": "1 s", "sources.orders.topic": "o"})
+    assert Config.from_dict(config.to_dict()) == config
