@@ -1,12 +1,12 @@
 """The configuration: one model per section, every default here, every key documented in
 `default.toml`.
 
-Values come, first wins, from the command line, the environment (`TIDEGATE_CHECKPOINT__INTERVAL`), the
-nearest `tidegate.toml` upwards from the working folder, the pipeline's class statement, and the
+Values come, first wins, from the command line, the environment (`TIDEGATE_CHECKPOINT__INTERVAL`),
+the nearest `tidegate.toml` upwards from the working folder, the pipeline's class statement, and the
 defaults. `cli` and tests call `load`; processes of a cluster get the effective settings with their
 submission (`from_dict`). Unknown keys are errors that name the key and its nearest neighbour.
-Durations and sizes carry their unit in the text ("10 s", "64 MiB"); in code they are milliseconds and
-bytes, and the name of what holds them says so.
+Durations and sizes carry their unit in the text ("10 s", "64 MiB"); in code they are milliseconds
+and bytes, and the name of what holds them says so.
 """
 
 from __future__ import annotations

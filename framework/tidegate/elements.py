@@ -1,9 +1,10 @@
-"""What travels along channels: batches of records, and the control elements that stand between them.
+"""What travels along channels: batches of records, and the control elements that stand between
+them.
 
-A `RecordBatch` is parallel columns, never a list of record objects of ours: the cost of an element is
-paid once per batch. Every batch stems from one partition, so that one `Origin` and a column of offsets
-name the source record behind each value, wherever a step fails. Control elements never overtake a
-batch of their channel and are never overtaken by one (invariant 6 of ARCHITECTURE.md).
+A `RecordBatch` is parallel columns, never a list of record objects of ours: the cost of an element
+is paid once per batch. Every batch stems from one partition, so that one `Origin` and a column of
+offsets name the source record behind each value, wherever a step fails. Control elements never
+overtake a batch of their channel and are never overtaken by one (invariant 6 of ARCHITECTURE.md).
 
 No behaviour lives here; alignment is in `checkpoint/alignment.py`, the loop in `dataplane/task.py`.
 """
@@ -28,8 +29,8 @@ class RecordBatch:
     """Records of one partition, in order.
 
     `values` and `offsets` are parallel: `offsets[i]` is the offset of the source record that led to
-    `values[i]`. `keys`, where a sink asks for it, are the source records' own keys, as bytes. A batch
-    belongs to whoever received it last; nobody changes one that was handed on.
+    `values[i]`. `keys`, where a sink asks for it, are the source records' own keys, as bytes. A
+    batch belongs to whoever received it last; nobody changes one that was handed on.
     """
 
     values: list[Any]

@@ -1,10 +1,10 @@
 """The one tree of errors.
 
-Each class says two things beside its message: whose matter it is (`domain`: the user's, the world's,
-ours) and what helps (`retry`: nothing, trying again after a pause, restoring the job from its last
-publication). Both travel over RPC with the message, so that the JobMaster decides by value and never
-by reading text. Expected outcomes (a checkpoint declined, a name already taken) are no errors; they
-are returned values.
+Each class says two things beside its message: whose matter it is (`domain`: the user's, the
+world's, ours) and what helps (`retry`: nothing, trying again after a pause, restoring the job from
+its last publication). Both travel over RPC with the message, so that the JobMaster decides by value
+and never by reading text. Expected outcomes (a checkpoint declined, a name already taken) are no
+errors; they are returned values.
 
 Foreign exceptions are translated into this tree once, at the door of the driver that calls the
 foreign library. `InternalError` is our own bug: it is raised by `check` and never caught to go on.
@@ -125,7 +125,9 @@ class CheckpointError(ExternalError):
 
 
 class OutcomeUnknownError(ExternalError):
-    """It is not known whether a journal entry was written: the attempt ends, the next claim decides."""
+    """It is not known whether a journal entry was written: the attempt ends, the next claim
+    decides.
+    """
 
 
 class CorruptCheckpointError(ExternalError):
@@ -135,7 +137,9 @@ class CorruptCheckpointError(ExternalError):
 
 
 class TransactionError(ExternalError):
-    """A producer or its transaction is not as it must be; the attempt ends before anything is lost."""
+    """A producer or its transaction is not as it must be; the attempt ends before anything is
+    lost.
+    """
 
 
 class RpcError(ExternalError):
@@ -149,7 +153,9 @@ class ExchangeError(ExternalError):
 
 
 class DataLossError(ExternalError):
-    """A named transaction was aborted by the broker: the job stays failed until this is accepted."""
+    """A named transaction was aborted by the broker: the job stays failed until this is
+    accepted.
+    """
 
     retry = Retry.NO
 

@@ -68,7 +68,9 @@ class SlotId(NamedTuple):
 
 
 class ChannelId(NamedTuple):
-    """The way from one subtask to another along one edge of the plan; `edge` is the edge's index."""
+    """The way from one subtask to another along one edge of the plan; `edge` is the edge's
+    index.
+    """
 
     edge: int
     sender: SubtaskIndex

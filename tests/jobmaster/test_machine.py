@@ -1,4 +1,5 @@
-"""The life of a job: the paths a person would tell, and random events that must keep its invariants."""
+"""The life of a job: the paths a person would tell, and random events that must keep its
+invariants."""
 
 from __future__ import annotations
 

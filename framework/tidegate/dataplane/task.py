@@ -1,13 +1,13 @@
 """A subtask: the loop body that the slot's mailbox thread runs, a batch at a time.
 
-`SourceTask` reads splits, `InputTask` reads channels through the alignment machine; both push batches
-through a `Chain`, and both take their part of a checkpoint the same way (`_Subtask.take_snapshot`):
-sinks begin to prepare, keyed state is frozen, the barrier goes downstream, and when everything that
-was handed to I/O threads is durable, the subtask acknowledges.
+`SourceTask` reads splits, `InputTask` reads channels through the alignment machine; both push
+batches through a `Chain`, and both take their part of a checkpoint the same way
+(`_Subtask.take_snapshot`): sinks begin to prepare, keyed state is frozen, the barrier goes
+downstream, and when everything that was handed to I/O threads is durable, the subtask acknowledges.
 
-Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot; nothing is
-emitted between the snapshot and the barrier downstream; a subtask whose leaves cannot take more does
-not read. `step` never blocks, but for a source told how long it may wait.
+Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot; nothing
+is emitted between the snapshot and the barrier downstream; a subtask whose leaves cannot take more
+does not read. `step` never blocks, but for a source told how long it may wait.
 """
 
 from __future__ import annotations
@@ -294,7 +294,9 @@ Task = SourceTask | InputTask
 
 
 class _Gathering:
-    """The parts of one subtask's snapshot, as they become durable; all calls in the mailbox thread."""
+    """The parts of one subtask's snapshot, as they become durable; all calls in the mailbox
+    thread.
+    """
 
     def __init__(
         self,

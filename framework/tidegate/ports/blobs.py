@@ -1,8 +1,8 @@
 """The checkpoint storage, as far as tidegate needs it: named objects, one atomic primitive.
 
 `create` orders everything that must be decided once (the journal's entries); the rest is files that
-are written once under a name nobody else uses. Drivers: a local directory (synced), object stores by
-obstore. Paths are relative, `/`-separated, of `[A-Za-z0-9._-]` parts, never with `..`.
+are written once under a name nobody else uses. Drivers: a local directory (synced), object stores
+by obstore. Paths are relative, `/`-separated, of `[A-Za-z0-9._-]` parts, never with `..`.
 Implementations are safe to call from several threads.
 """
 
@@ -55,5 +55,7 @@ class BlobStore(Protocol):
         ...
 
     def probe(self) -> None:
-        """Prove that a second `create` of one name is refused; StorageError or RefusedError if not."""
+        """Prove that a second `create` of one name is refused; StorageError or RefusedError if
+        not.
+        """
         ...

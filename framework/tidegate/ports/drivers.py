@@ -49,7 +49,9 @@ class KafkaAdmin(Protocol):
 
 
 class Drivers(Protocol):
-    """Makes the drivers of one process. `kafka` is librdkafka settings, bootstrap.servers included."""
+    """Makes the drivers of one process. `kafka` is librdkafka settings, bootstrap.servers
+    included.
+    """
 
     clock: Clock
     rpc: Rpc
@@ -72,7 +74,9 @@ class Drivers(Protocol):
         transactional_id: TransactionalId | None,
         transaction_timeout_ms: int,
     ) -> Producer:
-        """A producer, its transactional id initialised: takes 0.06 or 0.5 s, so never in the loop."""
+        """A producer, its transactional id initialised: takes 0.06 or 0.5 s, so never in the
+        loop.
+        """
         ...
 
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:

@@ -28,10 +28,11 @@ class KeyValueStore(Protocol):
         ...
 
     def checkpoint(self, directory: Path) -> list[Path]:
-        """Freeze the present content as files in the new folder `directory` (hard links where it can).
+        """Freeze the present content as files in the new folder `directory` (hard links where it
+        can).
 
-        A file whose name appeared in an earlier checkpoint of this store has the same content, unless
-        it is named in `volatile_names`.
+        A file whose name appeared in an earlier checkpoint of this store has the same content,
+        unless it is named in `volatile_names`.
         """
         ...
 

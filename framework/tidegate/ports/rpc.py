@@ -25,7 +25,9 @@ class RpcClient(Protocol):
     """A connection to one endpoint; safe to use from several threads."""
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
-        """Send and wait for the reply. RpcError when it does not come; else what the handler raised."""
+        """Send and wait for the reply. RpcError when it does not come; else what the handler
+        raised.
+        """
         ...
 
     def close(self) -> None: ...

@@ -42,8 +42,8 @@ def decode(data: bytes) -> Message:
     if not data or data[0] != VERSION:
         found = data[0] if data else "nothing"
         raise RpcError(
-            f"A control message of protocol version {found} arrived, this process speaks {VERSION}: "
-            "all processes of a cluster must run the same version of tidegate."
+            f"A control message of protocol version {found} arrived, this process speaks "
+            f"{VERSION}: all processes of a cluster must run the same version of tidegate."
         )
     try:
         return _decoder.decode(memoryview(data)[1:])

@@ -1,7 +1,7 @@
 """An error on the wire: its class by name, what it says, and where it happened.
 
-The receiver decides by `domain` and `retry`, and rebuilds an exception of the same class to raise it
-further. Unknown names (a newer sender) become the nearest base class of the same domain.
+The receiver decides by `domain` and `retry`, and rebuilds an exception of the same class to raise
+it further. Unknown names (a newer sender) become the nearest base class of the same domain.
 """
 
 from __future__ import annotations

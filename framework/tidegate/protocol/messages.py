@@ -13,8 +13,8 @@ One struct per message, tagged by its name; `codec.py` writes and reads them. Wh
                                 CheckpointAborted, TransactionsFreed, CloseTasks
 
 Every message to or from a slot carries job and attempt; one of another attempt is refused with
-`Refused`, never interpreted. Messages of a JobManager carry its leader epoch. Delivery may repeat or
-lose a message: each handler is idempotent or counts by id.
+`Refused`, never interpreted. Messages of a JobManager carry its leader epoch. Delivery may repeat
+or lose a message: each handler is idempotent or counts by id.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     max_parallelism: int
     settings: dict[str, object]
-    """The effective configuration, as `Config.to_dict` gives it (secrets included: never logged)."""
+    """The effective configuration, as `Config.to_dict` gives it (secrets included: never
+    logged)."""
     fingerprint: str
     code_digest: str
     python_version: str
@@ -89,10 +90,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Fence transactional ids that another journal under this job's name has left in Kafka."""
     cluster: str = ""
     """The cluster that runs the job: another one on the same storage leaves it alone."""
-    id: str = ""
-    """Random, made by the client: a restart of the same submit is told from a new submit by it."""
-    id: str = ""
-    """Random, made by the client: tells a new submit of a name from the same one seen again."""
 
 
 class SubmitJob(Message, frozen=True, kw_only=True):
@@ -278,7 +275,8 @@ class StartSlot(Message, frozen=True, kw_only=True):
 class StopSlot(Message, frozen=True, kw_only=True):
     """Kill the slot's process if it belongs to this attempt or an older one.
 
-    The reply is Done when the process is gone; a StartSlot up to this serial is refused from then on.
+    The reply is Done when the process is gone; a StartSlot up to this serial is refused from then
+    on.
     """
 
     epoch: LeaderEpoch
@@ -391,7 +389,9 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deploy(Message, frozen=True, kw_only=True):
-    """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot i's)."""
+    """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot
+    i's).
+    """
 
     job: JobName
     attempt: Attempt
@@ -444,7 +444,9 @@ class CheckpointAborted(Message, frozen=True, kw_only=True):
 
 
 class TransactionsFreed(Message, frozen=True, kw_only=True):
-    """The journal names these no more (settled, or a newer publication): their ids may be used again."""
+    """The journal names these no more (settled, or a newer publication): their ids may be used
+    again.
+    """
 
     job: JobName
     attempt: Attempt

@@ -1,7 +1,7 @@
 """What a checkpoint consists of: files of keyed state, positions of splits, prepared transactions.
 
-These structs travel in acknowledgements and stand in manifests, so their JSON form is part of the disk
-format: fields are only ever added, with a default.
+These structs travel in acknowledgements and stand in manifests, so their JSON form is part of the
+disk format: fields are only ever added, with a default.
 """
 
 from __future__ import annotations

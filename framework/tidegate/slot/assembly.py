@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.keys import key_encoder
 from tidegate.api.rebuild import rebuild
@@ -88,7 +89,9 @@ class Assembly:
         )
 
     def tasks(self) -> list[Task]:
-        """All subtasks, downstream ones first, so that what was read makes room before more is read."""
+        """All subtasks, downstream ones first, so that what was read makes room before more is
+        read.
+        """
         tasks = [self._task(vertex) for vertex in reversed(self._plan.vertices)]
         self._channels.connect(
             self._deploy.peers,
@@ -127,7 +130,14 @@ class Assembly:
 
     def _state(self, node: Node, runtime: Runtime) -> KeyedStateLike:
         restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))
-        return open_step_state(node, runtime, restored.snapshots)
+        function = cast("KeyedProcess[Any, Any, Any]", node.function)
+        return open_step_state(
+            runtime,
+            Uid(node.id),
+            type(function).declared_states,
+            node.inputs[0].key_type,
+            restored.snapshots,
+        )
 
     def _runtime(self, vertex: Vertex) -> Runtime:
         deploy, around = self._deploy, self._around

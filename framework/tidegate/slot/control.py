@@ -1,9 +1,9 @@
 """The slot's line to its JobMaster: messages out in order, a heartbeat, and the attempt's fence in.
 
 Messages go out from one thread, so that an acknowledgement never overtakes an earlier one; each is
-repeated until the JobMaster has taken or refused it. A slot whose JobMaster refuses it, or is silent
-for the heartbeat timeout, ends its process: whatever it did since the last checkpoint is done again by
-another attempt, and it must not go on as a zombie longer than it takes to notice.
+repeated until the JobMaster has taken or refused it. A slot whose JobMaster refuses it, or is
+silent for the heartbeat timeout, ends its process: whatever it did since the last checkpoint is
+done again by another attempt, and it must not go on as a zombie longer than it takes to notice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _log = structlog.get_logger()
 
 
 class ControlLine:
-    """Sends the slot's messages. `abandon` is called, once, when the JobMaster is lost or refuses us."""
+    """Sends the slot's messages. `abandon` is called, once, when the JobMaster is lost or refuses
+    us.
+    """
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
 """The main of a slot process: one loop that runs the slot's subtasks in turn, a batch at a time.
 
-A slot is forked by its TaskManager for one attempt of one job. It listens for control messages and for
-its peers, registers with the JobMaster, builds its subtasks when it is deployed, runs them until the
-attempt ends, and leaves. It decides nothing about checkpoints or restarts.
+A slot is forked by its TaskManager for one attempt of one job. It listens for control messages and
+for its peers, registers with the JobMaster, builds its subtasks when it is deployed, runs them
+until the attempt ends, and leaves. It decides nothing about checkpoints or restarts.
 
 Threads: the mailbox thread (this loop) runs everything of the data plane; gRPC threads check the
 attempt and post; I/O threads flush, describe and upload, and post; the exchange has one of its own.
-The first failure of any of them ends the attempt: it is told to the JobMaster, and the process leaves.
+The first failure of any of them ends the attempt: it is told to the JobMaster, and the process
+leaves.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ FLUSH_INTERVAL_S: Final = 0.01
 
 LOST_PEER_GRACE_S: Final = 2.0
 """A peer that is gone was most likely killed, or failed first: its own story reaches the JobMaster
-sooner and is the better one. Ours is told after this time, should no other have ended the attempt."""
+sooner and is the better one. Ours is told after this time, should no other have ended the
+attempt."""
 
 IO_THREADS: Final = 8
 """Flushes, describes and uploads of one slot at once: a few sinks and states, each with one."""
@@ -245,7 +247,8 @@ class Slot:
             task.chain.open()
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
 
-    # --- what subtasks report (Coordination) -------------------------------------------------------
+    # --- what subtasks report (Coordination)
+    # -------------------------------------------------------
 
     def acknowledge(
         self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
@@ -278,7 +281,9 @@ class Slot:
         self._fail_from_anywhere(error)
 
     def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
-        """Tell the JobMaster why, close the user's functions, and leave. The first failure counts."""
+        """Tell the JobMaster why, close the user's functions, and leave. The first failure
+        counts.
+        """
         if self._failed:
             return
         self._failed = True

@@ -1,16 +1,17 @@
 """The life of a job, as a pure machine: events in, instructions out.
 
-Theory of operation. A job lives in attempts. Each begins with `Recover`: claim the journal, settle what
-the last publication names, fence what older attempts left, which also frees their readers; only then is
-anything deployed. Slots are asked for as soon as the claim has given the attempt its number, so that
-processes start while the brokers are asked. A failure of any part ends the whole attempt; the restart
-strategy says how long to wait, and the wait runs beside the next recovery: what is published becomes
-visible at once, however long the back-off. The job ends through `Close`, which settles and fences once
-more and writes the journal's `closed`.
+Theory of operation. A job lives in attempts. Each begins with `Recover`: claim the journal, settle
+what the last publication names, fence what older attempts left, which also frees their readers;
+only then is anything deployed. Slots are asked for as soon as the claim has given the attempt its
+number, so that processes start while the brokers are asked. A failure of any part ends the whole
+attempt; the restart strategy says how long to wait, and the wait runs beside the next recovery:
+what is published becomes visible at once, however long the back-off. The job ends through `Close`,
+which settles and fences once more and writes the journal's `closed`.
 
 The machine knows no journal, no Kafka and no process; `service.py` carries its instructions out. It
-does not decide when checkpoints are taken (`checkpoint/coordinator`), only that they begin, and that
-the last one is final. Events of another attempt than the live one change nothing (invariant 3).
+does not decide when checkpoints are taken (`checkpoint/coordinator`), only that they begin, and
+that the last one is final. Events of another attempt than the live one change nothing (invariant
+3).
 """
 
 from __future__ import annotations

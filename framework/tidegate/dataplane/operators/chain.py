@@ -4,8 +4,8 @@ Steps that were chained call each other directly, a batch at a time; a run of st
 fused loop; the leaves are sinks and outlets (edges to other subtasks). Built once per attempt, from
 the leaves up. `dataplane/task.py` drives it; it knows neither channels' insides nor alignment.
 
-Between two calls nothing is kept back inside the chain (outlets and sinks buffer, operators do not),
-so a barrier that is taken between two batches cuts exactly there.
+Between two calls nothing is kept back inside the chain (outlets and sinks buffer, operators do
+not), so a barrier that is taken between two batches cuts exactly there.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ class Chain:
         raise InternalError(message)
 
     def _only_stateless_consumer(self, node: Node) -> Node | None:
-        """The stateless step that alone reads `node`'s results in this vertex, to be fused with it."""
+        """The stateless step that alone reads `node`'s results in this vertex, to be fused with
+        it.
+        """
         chained = self._chained(node, MAIN)
         alone = len(chained) == 1 and not self._edges(node, MAIN)
         return chained[0] if alone and chained[0].kind in STATELESS else None

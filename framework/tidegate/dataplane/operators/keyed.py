@@ -1,7 +1,7 @@
 """Keyed process functions: the current key's cells are hung on the function, then it is called.
 
-Per batch: the keys, one load of the state that is not cached, one loop. Per record: one look-up of the
-key's cells, one attribute for each declared state, the call. State is loaded and saved by
+Per batch: the keys, one load of the state that is not cached, one loop. Per record: one look-up of
+the key's cells, one attribute for each declared state, the call. State is loaded and saved by
 `dataplane/state`; this module only moves cells into place.
 
 Invariant: a function sees the cells of exactly the record's key; whether it assigned over a cell
@@ -144,7 +144,7 @@ class KeyedOperator:
         for name in self._names:
             if not isinstance(self._function.__dict__[name], Cell):
                 message = (
-                    f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.place}) assigned over "
-                    f"its state: write self.{name}.value = ... for self.{name} = ..."
+                    f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.place}) assigned "
+                    f"over its state: write self.{name}.value = ... for self.{name} = ..."
                 )
                 raise UserCodeError(message)

@@ -18,7 +18,9 @@ from tidegate.graph.logical import MAIN, Node
 
 
 class SideOutputs:
-    """Collects what a function sends to its side outputs during a batch; one batch each at its end."""
+    """Collects what a function sends to its side outputs during a batch; one batch each at its
+    end.
+    """
 
     __slots__ = ("_collected", "_declared", "_emits")
 
@@ -102,8 +104,8 @@ def guard_text_results(
 ) -> Callable[..., Iterable[Any]]:
     """`process`, refusing a bare str or bytes as its results.
 
-    For a function whose results are text, `return "abc"` is a legal iterable of three results; it is
-    never what was meant. Chosen once, so that no other function pays for it.
+    For a function whose results are text, `return "abc"` is a legal iterable of three results; it
+    is never what was meant. Chosen once, so that no other function pays for it.
     """
     if result_type not in (str, bytes):
         return process

@@ -1,9 +1,10 @@
-"""Stateless steps, fused: a run of map, filter and flat_map becomes one generated loop over a batch.
+"""Stateless steps, fused: a run of map, filter and flat_map becomes one generated loop over a
+batch.
 
 The loop is ordinary Python that can be printed (`FusedSteps.source`): one statement per step, one
-`for` per flat_map, and the columns that stay parallel to the values (offsets, and source keys where a
-sink wants them). Nothing is counted, timed or caught per record. When a step raises, the line of the
-generated loop says which one, and the input iterator's length hint says at which record.
+`for` per flat_map, and the columns that stay parallel to the values (offsets, and source keys where
+a sink wants them). Nothing is counted, timed or caught per record. When a step raises, the line of
+the generated loop says which one, and the input iterator's length hint says at which record.
 
 Called by `chain.py`; it does not know channels, barriers or tasks.
 """

@@ -1,0 +1,252 @@
+"""The live attempt: its slots, its checkpoints, what it has told them and heard from them.
+
+One object per attempt, made when the claim is there and dropped when the attempt ends, so that
+nothing of an attempt can survive it. It joins the checkpoint coordinator (pure) to the slots'
+lines; what must be written down or ended at the broker it hands to `publish`, which the service
+runs in its journal thread. All methods run in the JobMaster's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from tidegate.checkpoint.coordination import (
+    Abort,
+    Acknowledged,
+    Complete,
+    CoordinatorEvent,
+    Declined,
+    FailAttempt,
+    Ignored,
+    Published,
+    PublishFailed,
+    Started,
+    StopRequested,
+    Tick,
+    TransactionsEnded,
+    Trigger,
+    WakeAt,
+)
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.errors import TidegateError
+from tidegate.ids import Attempt, CheckpointId, JobName, TransactionalId
+from tidegate.ports.clock import Clock
+from tidegate.protocol.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointAborted,
+    CheckpointCompleted,
+    CloseTasks,
+    DeclineCheckpoint,
+    Message,
+    RegisterSlot,
+    SlotMetrics,
+    SlotReport,
+    StartSources,
+    TransactionsFreed,
+    TriggerCheckpoint,
+)
+from tidegate.protocol.snapshots import PreparedTransaction
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, kw_only=True)
+class AttachedSlot:
+    """A slot that has registered."""
+
+    registered: RegisterSlot
+    line: SlotLine
+    heard_s: float
+    metrics: SlotMetrics = field(default_factory=SlotMetrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptShell:
+    """What the attempt asks of the service around it."""
+
+    clock: Clock
+    open_line: Callable[[RegisterSlot], SlotLine]
+    wake_at: Callable[[float], None]
+    """Call `tick` at this monotonic time."""
+    publish: Callable[[Complete], None]
+    """Publish, commit and settle; `published` or `publish_failed` follows."""
+    fail: Callable[[TidegateError], None]
+
+
+class LiveAttempt:
+    """One attempt of the job in this process."""
+
+    def __init__(
+        self,
+        job: JobName,
+        attempt: Attempt,
+        coordinator: CheckpointCoordinator,
+        shell: AttemptShell,
+    ) -> None:
+        self.job, self.attempt, self.coordinator = job, attempt, coordinator
+        self._shell = shell
+        self.slots: dict[int, AttachedSlot] = {}
+        self.over = False
+        #: Ids that the journal names or has named and that may not be used again yet.
+        self._unfreed: dict[TransactionalId, None] = {}
+
+    # --- slots ----------------------------------------------------------------------------------
+
+    def attach(self, registered: RegisterSlot) -> bool:
+        """A slot has registered; False for a repeated delivery."""
+        known = self.slots.get(registered.ordinal)
+        if known is not None and known.registered.pid == registered.pid:
+            return False
+        if known is not None:
+            known.line.close()
+        self.slots[registered.ordinal] = AttachedSlot(
+            registered=registered,
+            line=self._shell.open_line(registered),
+            heard_s=self._shell.clock.monotonic(),
+        )
+        return True
+
+    def heard(self, ordinal: int, metrics: SlotMetrics) -> None:
+        """A heartbeat."""
+        slot = self.slots.get(ordinal)
+        if slot is not None:
+            slot.heard_s, slot.metrics = self._shell.clock.monotonic(), metrics
+
+    def silent(self, timeout_s: float) -> list[RegisterSlot]:
+        """Slots that have not been heard of for so long."""
+        before = self._shell.clock.monotonic() - timeout_s
+        return [slot.registered for slot in self.slots.values() if slot.heard_s < before]
+
+    def send(self, ordinal: int, message: Message) -> None:
+        """To one slot."""
+        self.slots[ordinal].line.send(message)
+
+    def send_all(self, message: Message) -> None:
+        """To every slot, in the order in which messages were sent."""
+        for slot in self.slots.values():
+            slot.line.send(message)
+
+    def reports(self) -> tuple[SlotReport, ...]:
+        """The slots, for display."""
+        return tuple(
+            SlotReport(
+                ordinal=ordinal,
+                slot=slot.registered.slot,
+                pid=slot.registered.pid,
+                task_manager_pid=slot.registered.task_manager_pid,
+            )
+            for ordinal, slot in sorted(self.slots.items())
+        )
+
+    def end(self) -> None:
+        """The attempt is over: nothing is sent any more, and what comes of it is ignored."""
+        self.over = True
+        for slot in self.slots.values():
+            slot.line.close()
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Every slot is ready: sources read, checkpoints begin."""
+        self.send_all(StartSources(job=self.job, attempt=self.attempt))
+        self.tell(Started(now_s=self._now()))
+
+    def stop(self) -> None:
+        """Take a final checkpoint."""
+        self.tell(StopRequested(now_s=self._now()))
+
+    def close_tasks(self) -> None:
+        """The job has ended: slots close the user's functions and leave."""
+        self.send_all(CloseTasks(job=self.job, attempt=self.attempt))
+
+    def tick(self) -> None:
+        """The coordinator's time has come."""
+        self.tell(Tick(now_s=self._now()))
+
+    def acknowledged(self, message: AcknowledgeCheckpoint) -> None:
+        """A subtask's part is durable."""
+        self.tell(
+            Acknowledged(
+                checkpoint=message.checkpoint,
+                snapshot=message.snapshot,
+                now_s=self._now(),
+                alignment_ms=message.alignment_ms,
+                sync_ms=message.sync_ms,
+            )
+        )
+
+    def declined(self, message: DeclineCheckpoint) -> None:
+        """A subtask's part could not be made."""
+        self.tell(
+            Declined(
+                checkpoint=message.checkpoint,
+                subtask=message.subtask,
+                reason=message.reason,
+                now_s=self._now(),
+            )
+        )
+
+    def published(self, checkpoint: CheckpointId, named: Iterable[PreparedTransaction]) -> None:
+        """The checkpoint stands in the journal and names these: what it left out is free."""
+        ids = [transaction.transactional_id for transaction in named]
+        free = tuple(known for known in self._unfreed if known not in set(ids))
+        self._unfreed = dict.fromkeys(ids)
+        self._send_freed(free)
+        self.tell(Published(checkpoint=checkpoint, now_s=self._now()))
+
+    def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """The checkpoint does not stand in the journal and never will."""
+        self.tell(PublishFailed(checkpoint=checkpoint, reason=reason, now_s=self._now()))
+
+    def committed(self, checkpoint: CheckpointId, ended: tuple[PreparedTransaction, ...]) -> None:
+        """All that the publication names was seen CompleteCommit."""
+        self.tell(TransactionsEnded(transactions=ended))
+        ids = tuple(transaction.transactional_id for transaction in ended)
+        self.send_all(
+            CheckpointCompleted(
+                job=self.job, attempt=self.attempt, checkpoint=checkpoint, ended=ids
+            )
+        )
+
+    def settled(self) -> None:
+        """The journal says so, and names nothing any more: every id may be used again."""
+        free = tuple(self._unfreed)
+        self._unfreed = {}
+        self._send_freed(free)
+
+    def tell(self, event: CoordinatorEvent) -> None:
+        """Give the coordinator an event and carry out what it answers."""
+        if self.over:
+            return
+        for instruction in self.coordinator.handle(event):
+            match instruction:
+                case Trigger(checkpoint=checkpoint, final=final):
+                    self.send_all(
+                        TriggerCheckpoint(
+                            job=self.job, attempt=self.attempt, checkpoint=checkpoint, final=final
+                        )
+                    )
+                case Complete():
+                    self._shell.publish(instruction)
+                case Abort(checkpoint=checkpoint, reason=reason):
+                    _log.warning("checkpoint aborted", checkpoint=str(checkpoint), reason=reason)
+                    self.send_all(
+                        CheckpointAborted(job=self.job, attempt=self.attempt, checkpoint=checkpoint)
+                    )
+                case Ignored(checkpoint=checkpoint, result=result):
+                    _log.info("late part", checkpoint=str(checkpoint), result=result.value)
+                case WakeAt(time_s=time_s):
+                    self._shell.wake_at(time_s)
+                case FailAttempt(error=error):
+                    self._shell.fail(error)
+
+    def _send_freed(self, freed: tuple[TransactionalId, ...]) -> None:
+        if freed:
+            self.send_all(TransactionsFreed(job=self.job, attempt=self.attempt, freed=freed))
+
+    def _now(self) -> float:
+        return self._shell.clock.monotonic()

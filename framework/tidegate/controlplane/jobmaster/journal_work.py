@@ -1,0 +1,320 @@
+"""Everything of a job that touches its journal: recovery, publication, commit, the close.
+
+One thread runs them in the order in which they were asked for, because they compete for the
+journal's next number (`checkpoint/procedures`): a recovery waits for a publication whose outcome is
+not known yet, and then finds it. The procedures decide; this module gives them drivers, carries
+results back to the loop, and reads what a restore needs. The sweep writes nothing and has a thread
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.procedures import (
+    OwnJournal,
+    claim,
+    close,
+    commit,
+    load_manifest,
+    publish,
+    recover,
+    settle,
+    sweep,
+)
+from tidegate.checkpoint.restore import Restoration, restore
+from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.plan_of_job import (
+    JobPlan,
+    state_conflict,
+    transaction_slots,
+    warm_producers,
+)
+from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
+from tidegate.errors import KafkaError, OutcomeUnknownError, StorageError, TidegateError
+from tidegate.ids import Attempt
+from tidegate.ports.drivers import Drivers
+from tidegate.protocol.messages import Deploy, RestoredState, Submission
+from tidegate.protocol.snapshots import PreparedTransaction
+
+Action = Callable[[], None]
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredJob:
+    """What an attempt begins with: the job is settled and fenced, and this is what it restores."""
+
+    attempt: Attempt
+    journal: str
+    finished: bool
+    """This submit's final checkpoint is published: nothing is left but to close."""
+    submission: Submission
+    restoration: Restoration
+    transaction_timeout_ms: int
+    warm_producers: int
+    transaction_slots: int
+
+    def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
+        """What one slot is told."""
+        return Deploy(
+            job=self.submission.job,
+            attempt=self.attempt,
+            ordinal=ordinal,
+            journal=self.journal,
+            submission=self.submission,
+            peers=peers,
+            splits=self.restoration.splits[ordinal],
+            restored={
+                uid: RestoredState(snapshots=snapshots)
+                for uid, snapshots in self.restoration.keyed[ordinal].items()
+            },
+            transaction_timeout_ms=self.transaction_timeout_ms,
+            warm_producers=self.warm_producers,
+            transaction_slots=self.transaction_slots,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationOutcome:
+    """What is called, in the loop, as a publication goes on; `failed` ends the attempt."""
+
+    published: Callable[[tuple[PreparedTransaction, ...]], None]
+    not_published: Callable[[str], None]
+    committed: Callable[[tuple[PreparedTransaction, ...]], None]
+    settled: Callable[[], None]
+    failed: Callable[[TidegateError], None]
+
+
+class JournalWork:
+    """The journal thread of one JobMaster. Methods return at once; outcomes are posted."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        plan: JobPlan,
+        drivers: Drivers,
+        post: Callable[[Action], None],
+    ) -> None:
+        self._submission, self._plan, self._drivers, self._post = submission, plan, drivers, post
+        self._config = plan.config
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
+        self._effects: EffectRunner | None = None
+        self._kafka_cluster = ""
+        self._journal: OwnJournal | None = None
+        #: Publications asked for before this many attempts had ended are not begun any more.
+        self._generation = 0
+
+    def recover(
+        self,
+        claimed: Callable[[Attempt], None],
+        done: Callable[[RecoveredJob | TidegateError], None],
+    ) -> None:
+        """Claim, then settle, fence and resolve what is restored."""
+
+        def work() -> None:
+            try:
+                outcome: RecoveredJob | TidegateError = self._recover(claimed)
+            except TidegateError as error:
+                outcome = error
+            self._post(lambda: done(outcome))
+
+        self._submit(work)
+
+    def publish(self, complete: Complete, outcome: PublicationOutcome) -> None:
+        """Publish a checkpoint; then end and settle what it names."""
+        generation = self._generation
+
+        def work() -> None:
+            if generation == self._generation:
+                self._publish(complete, outcome)
+
+        self._submit(work)
+
+    def abandon(self) -> None:
+        """The attempt is over: a publication that has not begun never does."""
+        self._generation += 1
+
+    def sweep(self) -> None:
+        """Fence what zombies of older attempts have opened since; failures wait for the next
+        one.
+        """
+        journal = self._journal
+        if journal is None:
+            return
+
+        def work() -> None:
+            try:
+                fenced = self._runner().run(sweep(journal))
+            except TidegateError as error:
+                _log.warning("the sweep failed and is repeated", error=str(error))
+                return
+            if fenced:
+                _log.warning("fenced transactions of older attempts", ids=list(fenced))
+
+        self._sweeper.submit(work)
+
+    def close(self, outcome: str, done: Callable[[TidegateError | None], None]) -> None:
+        """Settle, fence, close the journal; claims it first where no attempt did."""
+
+        def work() -> None:
+            failure: TidegateError | None = None
+            try:
+                journal = self._journal or self._claim()
+                self._runner().run(close(journal, outcome))
+            except TidegateError as error:
+                _log.warning("the journal could not be closed", error=str(error))
+                failure = error
+            self._post(lambda: done(failure))
+
+        self._submit(work)
+
+    # --- in the journal thread ------------------------------------------------------------------
+
+    def _recover(self, claimed: Callable[[Attempt], None]) -> RecoveredJob:
+        self._journal = None
+        journal = self._claim()
+        self._post(lambda: claimed(journal.attempt))
+        run = self._runner().run
+        recovered = run(recover(journal))
+        _log.info(
+            "recovered",
+            attempt=journal.attempt,
+            ended=len(recovered.ended),
+            fenced=len(recovered.fenced),
+        )
+        self._journal = journal
+        point = journal.restore_point(self._submission.restore)
+        manifest = None if point is None else run(load_manifest(point))
+        restoration = self._resolve(manifest)
+        checkpoint = self._config.checkpoint
+        return RecoveredJob(
+            attempt=journal.attempt,
+            journal=journal.name,
+            finished=journal.finished,
+            submission=self._submission,
+            restoration=restoration,
+            transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
+            warm_producers=warm_producers(checkpoint),
+            transaction_slots=transaction_slots(checkpoint),
+        )
+
+    def _claim(self) -> OwnJournal:
+        submission = self._submission
+        return self._runner().run(
+            claim(
+                submission.job,
+                submission=submission.id,
+                restore=submission.restore,
+                accept_loss=submission.accept_loss,
+                take_over=submission.take_over,
+            )
+        )
+
+    def _resolve(self, manifest: Manifest | None) -> Restoration:
+        admin = self._drivers.kafka_admin(self._plan.kafka)
+        try:
+            partitions = enumerate_partitions(
+                self._plan.graph,
+                self._config,
+                self._submission.job,
+                admin,
+                bounded=self._submission.bounded,
+            )
+        finally:
+            admin.close()
+        restoration = restore(
+            manifest,
+            self._plan.facts,
+            partitions,
+            submission=self._submission.id,
+            schema_conflict=state_conflict,
+        )
+        for added in restoration.new_partitions:
+            _log.info("new partition", topic=added.topic, partition=added.partition)
+        return restoration
+
+    def _publish(self, complete: Complete, outcome: PublicationOutcome) -> None:
+        journal = self._journal
+        if journal is None or journal.attempt != complete.checkpoint.attempt:
+            return  # the attempt ended while this waited
+        run, post = self._runner().run, self._post
+        try:
+            published = run(publish(journal, self._manifest(complete), complete.transactions))
+        except (StorageError, KafkaError) as error:
+            if isinstance(error, OutcomeUnknownError):
+                _fail(post, outcome, error)
+            else:
+                reason = f"could not be published: {error}"
+                post(lambda: outcome.not_published(reason))
+            return
+        except TidegateError as error:
+            _fail(post, outcome, error)
+            return
+        post(lambda: outcome.published(published.named))
+        try:
+            result = run(commit(journal))
+            freed = run(settle(journal, result))
+        except TidegateError as error:
+            _fail(post, outcome, error)
+            return
+        post(lambda: outcome.committed(result.ended))
+        if freed:
+            post(outcome.settled)
+
+    def _manifest(self, complete: Complete) -> Manifest:
+        return Manifest(
+            job=self._submission.job,
+            checkpoint=complete.checkpoint,
+            submission=self._submission.id,
+            created_ms=self._drivers.clock.now_ms(),
+            final=complete.final,
+            kafka_cluster=self._kafka_cluster,
+            fingerprint=self._submission.fingerprint,
+            plan=self._plan.facts,
+            subtasks=complete.snapshots,
+            graph=self._plan.graph.describe(),
+        )
+
+    def _runner(self) -> EffectRunner:
+        """Made at first use, in a worker thread: connecting to Kafka takes its time."""
+        if self._effects is None:
+            storage = self._config.checkpoint.storage
+            if "://" not in storage:
+                storage = str(Path(self._submission.working_folder, storage))
+            transactions = self._drivers.transaction_log(self._plan.kafka)
+            self._kafka_cluster = transactions.cluster_id()
+            self._effects = EffectRunner(
+                self._drivers.blob_store(storage), transactions, self._drivers.clock
+            )
+        return self._effects
+
+    def _submit(self, work: Action) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - a bug: it must end the process
+                self._post(partial(_raise, error))
+
+        self._thread.submit(guarded)
+
+
+def _fail(
+    post: Callable[[Action], None], outcome: PublicationOutcome, error: TidegateError
+) -> None:
+    post(lambda: outcome.failed(error))
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,111 @@
+"""The JobMaster's line to its JobManager: registration, requests in order, and the newest report.
+
+Requests are few and repeated by those who make them; reports come twice a second and only the
+newest counts. A JobManager that is gone takes this process with it (the lifeline), so nothing here
+gives up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Final
+
+import structlog
+
+from tidegate.errors import RpcError
+from tidegate.ids import JobName, LeaderEpoch
+from tidegate.ports.clock import Clock
+from tidegate.ports.rpc import RpcClient
+from tidegate.protocol.messages import (
+    JobMasterAccepted,
+    JobReport,
+    Message,
+    Refused,
+    RegisterJobMaster,
+    ReportJob,
+    Submission,
+)
+
+RETRY_PAUSE_S: Final = 0.1
+DRAIN_S: Final = 5.0
+"""What is still to be sent at the end of the process may take so long."""
+
+_log = structlog.get_logger()
+
+
+class ManagerLine:
+    """Sends to the JobManager from one thread; every method may be called from any thread."""
+
+    def __init__(self, client: RpcClient, clock: Clock, job: JobName, epoch: LeaderEpoch) -> None:
+        self.epoch = epoch
+        self._client, self._clock, self._job = client, clock, job
+        self._waiting: deque[Message] = deque()
+        self._report: JobReport | None = None
+        self._changed = threading.Condition()
+        self._busy = False
+
+    def register(self, address: str, pid: int) -> Submission | None:
+        """Say where this JobMaster serves; None if another has taken its place."""
+        message = RegisterJobMaster(job=self._job, epoch=self.epoch, address=address, pid=pid)
+        reply = self._client.call(message)
+        if not isinstance(reply, JobMasterAccepted):
+            reason = reply.reason if isinstance(reply, Refused) else str(reply)
+            _log.warning("this JobMaster is not wanted", reason=reason)
+            return None
+        threading.Thread(target=self._send_all, name="to-jobmanager", daemon=True).start()
+        return reply.submission
+
+    def send(self, message: Message) -> None:
+        """Deliver a request, after those before it."""
+        with self._changed:
+            self._waiting.append(message)
+            self._changed.notify_all()
+
+    def report(self, report: JobReport) -> None:
+        """Deliver a report, unless a newer one comes before."""
+        with self._changed:
+            self._report = report
+            self._changed.notify_all()
+
+    def report_now(self, report: JobReport) -> None:
+        """Deliver a report and return when it was taken, or after `DRAIN_S`."""
+        self.report(report)
+        self.drain()
+
+    def drain(self) -> None:
+        """Return when everything is delivered, or after `DRAIN_S`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not (self._waiting or self._report or self._busy), DRAIN_S
+            )
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._report)
+                if self._report is not None:
+                    message: Message = ReportJob(epoch=self.epoch, report=self._report)
+                    self._report = None
+                else:
+                    message = self._waiting.popleft()
+                self._busy = True
+            self._deliver(message)
+
+    def _deliver(self, message: Message) -> None:
+        while True:
+            try:
+                reply = self._client.call(message)
+            except RpcError as error:
+                _log.debug("the JobManager does not answer", error=str(error))
+                if isinstance(message, ReportJob) and self._report is not None:
+                    return  # a newer report waits
+                self._clock.sleep(RETRY_PAUSE_S)
+                continue
+            if isinstance(reply, Refused):
+                _log.warning(
+                    "the JobManager refused", kind=type(message).__name__, reason=reply.reason
+                )
+            return

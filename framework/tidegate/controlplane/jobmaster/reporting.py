@@ -1,0 +1,112 @@
+"""What the JobMaster tells of its job: counts over all attempts, the last checkpoint, the history.
+
+Display only: nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Final
+
+from tidegate.checkpoint.pending import CompletedCheckpoint
+from tidegate.controlplane.jobmaster.attempt import LiveAttempt
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.errors import TidegateError
+from tidegate.ids import JobName
+from tidegate.ports.clock import Clock
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import AttemptReport, CheckpointReport, JobReport, SlotMetrics
+
+HISTORY_LENGTH: Final = 20
+"""Ended attempts that are told of."""
+
+
+class Reporting:
+    """Gathers what a JobReport says."""
+
+    def __init__(self, job: JobName, clock: Clock) -> None:
+        self._job, self._clock = job, clock
+        self._history: deque[AttemptReport] = deque(maxlen=HISTORY_LENGTH)
+        self._last_error: ErrorReport | None = None
+        self._last_checkpoint: CheckpointReport | None = None
+        self._before = SlotMetrics()
+        self._completed = self._failed = 0
+
+    @staticmethod
+    def of_refused(job: JobName, error: TidegateError) -> JobReport:
+        """The report of a job that could not even be planned."""
+        return JobReport(
+            job=job,
+            state=JobState.FAILED.name,
+            jobmaster_pid=os.getpid(),
+            error=ErrorReport.of(error),
+        )
+
+    def error_was(self, report: ErrorReport) -> None:
+        """What ended an attempt, with the traceback of the process where it happened."""
+        self._last_error = report
+
+    def attempt_ended(self, live: LiveAttempt) -> None:
+        """Keep what the attempt counted, and why it ended."""
+        self._before = _sum(self._before, live)
+        self._completed += live.coordinator.counts.completed
+        self._failed += live.coordinator.counts.failed
+        if self._last_error is not None:
+            self._history.append(
+                AttemptReport(
+                    attempt=live.attempt, ended_ms=self._clock.now_ms(), error=self._last_error
+                )
+            )
+
+    def completed(self, checkpoint: CompletedCheckpoint) -> None:
+        """A checkpoint was published and its transactions are ended."""
+        self._last_checkpoint = CheckpointReport(
+            id=str(checkpoint.id),
+            completed_ms=self._clock.now_ms(),
+            duration_ms=checkpoint.duration_ms,
+            size=checkpoint.size,
+            transactions=checkpoint.transactions,
+        )
+
+    def report(self, machine: JobMachine, live: LiveAttempt | None) -> JobReport:
+        """The job as it stands."""
+        metrics = self._before if live is None else _sum(self._before, live)
+        counts = None if live is None else live.coordinator.counts
+        failed = machine.state is JobState.FAILED
+        error = self._last_error
+        if error is None and machine.error is not None:
+            error = ErrorReport.of(machine.error)
+        return JobReport(
+            job=self._job,
+            state=machine.state.name,
+            attempt=machine.attempt or 0,
+            restarts=machine.restarts,
+            jobmaster_pid=os.getpid(),
+            records_in=metrics.records_in,
+            records_out=metrics.records_out,
+            skipped=metrics.skipped,
+            dead_letters=metrics.dead_letters,
+            lag=metrics.lag,
+            checkpoints_completed=self._completed + (counts.completed if counts else 0),
+            checkpoints_failed=self._failed + (counts.failed if counts else 0),
+            last_checkpoint=self._last_checkpoint,
+            slots=live.reports() if live is not None else (),
+            slots_missing=machine.slots_missing,
+            error=error if failed or machine.restarts else None,
+            history=tuple(self._history),
+            reported_ms=self._clock.now_ms(),
+        )
+
+
+def _sum(before: SlotMetrics, live: LiveAttempt) -> SlotMetrics:
+    metrics = [slot.metrics for slot in live.slots.values()]
+    lags = [each.lag for each in metrics if each.lag is not None]
+    return SlotMetrics(
+        records_in=before.records_in + sum(each.records_in for each in metrics),
+        records_out=before.records_out + sum(each.records_out for each in metrics),
+        skipped=before.skipped + sum(each.skipped for each in metrics),
+        dead_letters=before.dead_letters + sum(each.dead_letters for each in metrics),
+        lag=sum(lags) if lags else None,
+    )

@@ -1,0 +1,419 @@
+"""The JobMaster process: one job's life, carried out.
+
+Its loop is one thread that runs small actions in turn; each gives an event to a pure machine
+(`machine.py` for the job, the checkpoint coordinator inside `attempt.py`) and carries out what
+comes back. Whatever touches the journal runs in one more thread, in order (`journal_work.py`). RPC
+threads check the attempt and post.
+
+The process restarts attempts by itself; it leaves when the job has ended, when it was deposed, or
+when its JobManager is gone (its lifeline). Another JobMaster then claims the journal and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
+from tidegate.controlplane.jobmaster import events as e
+from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.journal_work import (
+    JournalWork,
+    PublicationOutcome,
+    RecoveredJob,
+)
+from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.controlplane.jobmaster.manager_line import ManagerLine
+from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, plan_job
+from tidegate.controlplane.jobmaster.reporting import Reporting
+from tidegate.controlplane.jobmaster.restarts import strategy_of
+from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.controlplane.loop import EventLoop
+from tidegate.errors import ExternalError, InternalError, TidegateError
+from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId
+from tidegate.ports.drivers import Drivers
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import (
+    AcknowledgeCheckpoint,
+    DeclineCheckpoint,
+    Done,
+    InputEnded,
+    Message,
+    Refused,
+    RegisterSlot,
+    ReleaseSlots,
+    RequestSlots,
+    SlotHeartbeat,
+    SlotLost,
+    StopJob,
+    Submission,
+    TaskFailed,
+    TasksReady,
+)
+from tidegate.protocol.snapshots import PreparedTransaction
+
+Action = Callable[[], None]
+
+REPORT_INTERVAL_S: Final = 0.5
+SLOT_REQUEST_INTERVAL_S: Final = 2.0
+"""A request for slots is repeated so often until they are there: a ResourceManager forgets nothing,
+but a message may be lost."""
+
+SWEEP_INTERVAL_S: Final = 10.0
+"""Between two looks for transactions that zombies of older attempts have opened: they lose nothing,
+but readers stand still behind them."""
+
+GOODBYE_S: Final = 3.0
+"""How long slots may take to close the user's functions at the end of a job."""
+
+_log = structlog.get_logger()
+
+
+def run_jobmaster(
+    job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers: Drivers
+) -> int:
+    """Run a job until it ends; the exit code of the process."""
+    loop: EventLoop[Action] = EventLoop(drivers.clock)
+    manager = ManagerLine(drivers.rpc.connect(jobmanager_address), drivers.clock, job, epoch)
+    box: list[JobMaster] = []
+    server = drivers.rpc.serve(lambda message: _taken(box, message))
+    submission = manager.register(server.address, os.getpid())
+    if submission is None:
+        return 1
+    try:
+        plan = plan_job(submission)
+        master = JobMaster(submission, plan, loop, manager, drivers, server.address)
+    except TidegateError as error:
+        manager.report_now(Reporting.of_refused(job, error))
+        return 0
+    box.append(master)
+    loop.post(lambda: master.decide(e.Begin()))
+    loop.post(master.keep_watch)
+    loop.run(lambda action: action())
+    server.close()
+    return 0
+
+
+def _taken(box: list[JobMaster], message: Message) -> Message:
+    return box[0].take(message) if box else Refused(reason="this JobMaster is starting")
+
+
+class JobMaster:
+    """The shell around the job machine. All methods but `take` run in the loop."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        plan: JobPlan,
+        loop: EventLoop[Action],
+        manager: ManagerLine,
+        drivers: Drivers,
+        address: str,
+    ) -> None:
+        self._submission, self._plan, self._loop = submission, plan, loop
+        self._manager, self._drivers, self._address = manager, drivers, address
+        self._job = submission.job
+        self._config = plan.config
+        strategy = strategy_of(plan.config.restart, random.random)
+        self._machine = JobMachine(
+            slots=submission.parallelism,
+            subtasks=plan.subtasks,
+            next_delay=lambda error: strategy.next(drivers.clock.monotonic(), error),
+        )
+        self._journal = JournalWork(submission, plan, drivers, loop.post)
+        self._live: LiveAttempt | None = None
+        self._recovered: RecoveredJob | None = None
+        self._reporting = Reporting(self._job, drivers.clock)
+        self._leaving = False
+        self._watch_until: dict[str, float] = {}
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def take(self, message: Message) -> Message:
+        """In an RPC thread: refuse what is of another attempt, post the rest."""
+        attempt = getattr(message, "attempt", None)
+        live = self._machine.attempt
+        if attempt is not None and not isinstance(message, SlotLost) and attempt != live:
+            return Refused(reason=f"job {self._job} is in attempt {live}, not {attempt}")
+        self._loop.post(lambda: self._obey(message))
+        return Done()
+
+    def _obey(self, message: Message) -> None:  # noqa: C901 - one arm for each message
+        live = self._live
+        if isinstance(message, StopJob):
+            self.decide(e.StopRequested(final_checkpoint=message.final_checkpoint))
+        elif isinstance(message, SlotLost):
+            self._slot_lost(message)
+        elif live is None or getattr(message, "attempt", None) != live.attempt:
+            return  # the attempt ended while the message waited
+        else:
+            match message:
+                case RegisterSlot():
+                    self._register(live, message)
+                case TasksReady():
+                    self.decide(e.SlotReady(attempt=live.attempt, ordinal=message.ordinal))
+                case SlotHeartbeat():
+                    live.heard(message.ordinal, message.metrics)
+                case AcknowledgeCheckpoint():
+                    live.acknowledged(message)
+                case DeclineCheckpoint():
+                    live.declined(message)
+                case InputEnded():
+                    self.decide(e.InputEnded(attempt=live.attempt, subtask=message.subtask))
+                case TaskFailed():
+                    error = message.error.exception()
+                    self._reporting.error_was(message.error)
+                    self.decide(e.AttemptFailed(attempt=live.attempt, error=error))
+                case _:
+                    _log.warning("not for a JobMaster", kind=type(message).__name__)
+
+    # --- deciding and carrying out ----------------------------------------------------------------
+
+    def decide(self, event: e.Event) -> None:
+        """Give the job machine an event and carry out what it answers."""
+        before = self._machine.state
+        for instruction in self._machine.handle(event):
+            self._carry_out(instruction)
+        self._machine.validate()
+        if self._machine.state is not before:
+            _log.info("job", state=self._machine.state.value, attempt=self._machine.attempt)
+            self._report()
+
+    def _carry_out(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Recover():
+                self._journal.recover(claimed=self._claimed, done=self._is_recovered)
+            case e.AskForSlots(attempt=attempt):
+                self._ask_for_slots(attempt)
+            case e.DeploySlots():
+                self._deploy()
+            case e.Run():
+                self._required_live().start()
+                self._sweep_later(instruction.attempt)
+            case e.TakeFinalCheckpoint():
+                self._required_live().stop()
+            case e.EndAttempt(attempt=attempt):
+                self._end_attempt(attempt)
+            case e.BackOff():
+                event = e.BackedOff(attempt_before=instruction.attempt_before)
+                self._loop.call_later(instruction.delay_s, lambda: self.decide(event))
+            case e.Close(outcome=outcome):
+                self._close(outcome)
+            case e.Leave():
+                self._leave()
+
+    # --- attempts -------------------------------------------------------------------------------
+
+    def _claimed(self, attempt: Attempt) -> None:
+        self._live = LiveAttempt(
+            self._job,
+            attempt,
+            CheckpointCoordinator(
+                attempt, self._plan.subtasks, CoordinatorSettings.of(self._config.checkpoint)
+            ),
+            AttemptShell(
+                clock=self._drivers.clock,
+                open_line=lambda registered: self._open_line(attempt, registered),
+                wake_at=lambda time_s: self._wake_at(attempt, time_s),
+                publish=lambda complete: self._publish(attempt, complete),
+                fail=lambda error: self._fail(attempt, error),
+            ),
+        )
+        self.decide(e.Claimed(attempt=attempt))
+
+    def _is_recovered(self, outcome: RecoveredJob | TidegateError) -> None:
+        if isinstance(outcome, TidegateError):
+            self._reporting.error_was(ErrorReport.of(outcome))
+            self.decide(e.RecoveryFailed(error=outcome))
+            return
+        self._recovered = outcome
+        self.decide(e.Recovered(attempt=outcome.attempt, final=outcome.finished))
+
+    def _ask_for_slots(self, attempt: Attempt) -> None:
+        """Now, and again until all have registered or the attempt is over."""
+        if self._machine.attempt != attempt or not self._machine.slots_missing:
+            return
+        waited_since = self._watch_until.setdefault(
+            f"slots-{attempt}", self._drivers.clock.monotonic()
+        )
+        limit_s = self._config.cluster.slot_request_timeout / 1000
+        if self._drivers.clock.monotonic() - waited_since > limit_s:
+            self.decide(e.SlotsOverdue(attempt=attempt))
+            return
+        self._manager.send(
+            RequestSlots(
+                job=self._job,
+                epoch=self._manager.epoch,
+                attempt=attempt,
+                count=self._submission.parallelism,
+                jobmaster_address=self._address,
+            )
+        )
+        self._loop.call_later(SLOT_REQUEST_INTERVAL_S, lambda: self._ask_for_slots(attempt))
+
+    def _register(self, live: LiveAttempt, message: RegisterSlot) -> None:
+        if live.attach(message):
+            event = e.SlotRegistered(
+                attempt=live.attempt, ordinal=message.ordinal, slot=message.slot
+            )
+            self.decide(event)
+
+    def _slot_lost(self, message: SlotLost) -> None:
+        self._slot_gone(message.attempt, message.slot, message.reason)
+
+    def _slot_gone(self, attempt: Attempt, slot: SlotId, reason: str) -> None:
+        live = self._live
+        if live is None or live.attempt != attempt:
+            return
+        self._reporting.error_was(ErrorReport.of(ExternalError(f"Slot {slot} was lost: {reason}.")))
+        self.decide(e.SlotGone(attempt=attempt, slot=slot, reason=reason))
+
+    def _deploy(self) -> None:
+        live, recovered = self._required_live(), self._recovered
+        if recovered is None:
+            return
+        peers = tuple(
+            live.slots[ordinal].registered.exchange_address for ordinal in sorted(live.slots)
+        )
+        for ordinal in live.slots:
+            live.send(ordinal, recovered.deploy(ordinal, peers))
+
+    def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotLine:
+        slot = registered.slot
+
+        def lost(reason: str) -> None:
+            self._loop.post(lambda: self._slot_gone(attempt, slot, reason))
+
+        return SlotLine(
+            self._drivers.rpc.connect(registered.address),
+            self._drivers.clock,
+            name=str(slot),
+            timeout_s=self._config.cluster.heartbeat_timeout / 1000,
+            lost=lost,
+        )
+
+    def _end_attempt(self, attempt: Attempt) -> None:
+        if self._live is not None and self._live.attempt == attempt:
+            self._reporting.attempt_ended(self._live)
+            self._live.end()
+            self._live = None
+        self._recovered = None
+        self._journal.abandon()
+        self._manager.send(ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt))
+
+    def _fail(self, attempt: Attempt, error: TidegateError) -> None:
+        self._reporting.error_was(ErrorReport.of(error))
+        self.decide(e.AttemptFailed(attempt=attempt, error=error))
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def _wake_at(self, attempt: Attempt, time_s: float) -> None:
+        def tick() -> None:
+            if self._live is not None and self._live.attempt == attempt:
+                self._live.tick()
+
+        self._loop.call_later(time_s - self._drivers.clock.monotonic(), tick)
+
+    def _publish(self, attempt: Attempt, complete: Complete) -> None:
+        live = self._required_live()
+
+        def if_live(call: Callable[..., None]) -> Callable[..., None]:
+            """What comes of an attempt that is over changes nothing."""
+
+            def guarded(*arguments: object) -> None:
+                if self._live is live:
+                    call(*arguments)
+
+            return guarded
+
+        outcome = PublicationOutcome(
+            published=if_live(lambda named: live.published(complete.checkpoint, named)),
+            not_published=if_live(lambda why: live.publish_failed(complete.checkpoint, why)),
+            committed=if_live(lambda ended: self._committed(live, complete, ended)),
+            settled=if_live(live.settled),
+            failed=if_live(lambda error: self._fail(attempt, error)),
+        )
+        self._journal.publish(complete, outcome)
+
+    def _committed(
+        self, live: LiveAttempt, complete: Complete, ended: tuple[PreparedTransaction, ...]
+    ) -> None:
+        live.committed(complete.checkpoint, ended)
+        last = live.coordinator.counts.last
+        if last is not None:
+            self._reporting.completed(last)
+        self._report()
+        if complete.final:
+            self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))
+
+    def _sweep_later(self, attempt: Attempt) -> None:
+        def sweep() -> None:
+            if self._live is not None and self._live.attempt == attempt:
+                self._journal.sweep()
+                self._sweep_later(attempt)
+
+        self._loop.call_later(SWEEP_INTERVAL_S, sweep)
+
+    # --- watching and reporting
+    # ---------------------------------------------------------------------
+
+    def keep_watch(self) -> None:
+        """Twice a second: give up silent slots, report."""
+        live = self._live
+        if live is not None:
+            for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
+                reason = "no heartbeat for cluster.heartbeat_timeout"
+                self._slot_gone(live.attempt, registered.slot, reason)
+        self._report()
+        self._loop.call_later(REPORT_INTERVAL_S, self.keep_watch)
+
+    def _report(self) -> None:
+        if not self._leaving:
+            self._manager.report(self._reporting.report(self._machine, self._live))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _close(self, outcome: JobState) -> None:
+        if self._live is not None:
+            self._live.close_tasks()
+
+        def done(error: TidegateError | None) -> None:
+            event = e.Closed() if error is None else e.CloseFailed(error=error)
+            self.decide(event)
+
+        self._loop.call_later(0.0, lambda: self._journal.close(outcome.value, done))
+
+    def _leave(self) -> None:
+        """Tell how it ended, let slots say goodbye, and end the process."""
+        self._report()
+        self._leaving = True
+        if self._live is not None:
+            self._live.end()
+        _log.info("the job has ended", state=self._machine.state.value)
+
+        def release() -> None:
+            attempt = self._machine.attempt
+            if attempt is not None:
+                self._manager.send(
+                    ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt)
+                )
+            self._manager.drain()
+            self._loop.stop()
+
+        self._loop.call_later(self._goodbye_s(), release)
+
+    def _goodbye_s(self) -> float:
+        finished = self._machine.state in {JobState.FINISHED, JobState.CANCELED}
+        return GOODBYE_S / 10 if finished else 0.0
+
+    def _required_live(self) -> LiveAttempt:
+        if self._live is None:
+            message = f"job {self._job} is {self._machine.state.value} without a live attempt"
+            raise InternalError(message)
+        return self._live

@@ -1,0 +1,73 @@
+"""The JobMaster's line to one slot: messages in order, each repeated until the slot has taken it.
+
+One thread for each slot of the live attempt, so that a slow slot delays nobody else and two
+messages to one slot never change places. A slot that stays silent for the heartbeat timeout, or
+refuses, is reported lost, once; the attempt ends by that.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.errors import RpcError
+from tidegate.ports.clock import Clock
+from tidegate.ports.rpc import RpcClient
+from tidegate.protocol.messages import Message, Refused
+
+RETRY_PAUSE_S: Final = 0.02
+"""Between two tries: a slot that is starting or busy is back within milliseconds."""
+
+
+class SlotLine:
+    """Sends messages to one slot until it is closed."""
+
+    def __init__(
+        self,
+        client: RpcClient,
+        clock: Clock,
+        *,
+        name: str,
+        timeout_s: float,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._client, self._clock, self._timeout_s, self._lost = client, clock, timeout_s, lost
+        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._closed = False
+        threading.Thread(target=self._send_all, name=f"to-{name}", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Deliver after everything sent before; never blocks."""
+        self._outgoing.put(message)
+
+    def close(self) -> None:
+        """Deliver what was sent, if the slot still answers, and end the thread."""
+        self._outgoing.put(None)
+        self._closed = True
+
+    def _send_all(self) -> None:
+        while (message := self._outgoing.get()) is not None:
+            if not self._deliver(message):
+                break
+        self._client.close()
+
+    def _deliver(self, message: Message) -> bool:
+        give_up_s = self._clock.monotonic() + self._timeout_s
+        while True:
+            try:
+                reply = self._client.call(message, timeout_s=self._timeout_s / 3)
+            except RpcError as error:
+                if self._closed:
+                    return False  # the attempt is over; most likely so is the slot
+                if self._clock.monotonic() >= give_up_s:
+                    self._lost(f"it does not answer: {error}")
+                    return False
+                self._clock.sleep(RETRY_PAUSE_S)
+                continue
+            if isinstance(reply, Refused):
+                if not self._closed:
+                    self._lost(f"it refused {type(message).__name__}: {reply.reason}")
+                return False
+            return True
