@@ -1,3 +1,5 @@
+"""The click pipeline's own tests: the whole pipeline first, then its function alone."""
+
 from pipelines.click_dedup import Click, ClickDedup, DropRepeats
 from tidegate.testing import FunctionHarness, PipelineTest
 

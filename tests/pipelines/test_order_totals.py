@@ -1,3 +1,5 @@
+"""The order pipeline's own tests, as users are meant to write them."""
+
 from decimal import Decimal
 
 from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal

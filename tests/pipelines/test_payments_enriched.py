@@ -1,3 +1,5 @@
+"""The payment pipeline's own tests: what joins, what waits, and how much may wait."""
+
 from decimal import Decimal
 
 from pipelines.payments_enriched import (

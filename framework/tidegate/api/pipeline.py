@@ -199,7 +199,7 @@ def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None)
 
 
 def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
-    if len(connector.names) > 1:
+    if connector.names[0] != key:
         raise PipelineError(
             f"{pipeline}.{key} is the same object as {connector.names[0]!r}; declare each source "
             "and sink anew"

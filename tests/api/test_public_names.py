@@ -1,0 +1,65 @@
+"""The public surface, frozen: a name that is added or removed shows up here first.
+
+Method: the list is written out; each name loads; a bare import loads none of the heavy libraries.
+"""
+
+import subprocess
+import sys
+
+import tidegate
+import tidegate.testing
+
+PUBLIC = [
+    "Avro",
+    "Context",
+    "Json",
+    "KafkaRecord",
+    "KafkaSink",
+    "KafkaSource",
+    "KeyedProcess",
+    "KeyedStream",
+    "ListState",
+    "MapState",
+    "OutgoingRecord",
+    "Param",
+    "Pipeline",
+    "PipelineError",
+    "Process",
+    "Raw",
+    "RecordContext",
+    "SideOutput",
+    "Stream",
+    "Utf8",
+    "ValueState",
+    "build",
+]
+TESTING = ["FunctionHarness", "PipelineTest", "TestSink", "TestSource"]
+
+
+def test_the_public_names_are_these() -> None:
+    assert tidegate.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(tidegate, name).__name__ == name
+
+
+def test_the_names_for_tests_are_among_those_of_the_testing_room() -> None:
+    assert set(TESTING) <= set(tidegate.testing.__all__)
+
+
+def test_what_a_stream_has_is_this() -> None:
+    def methods(of: type) -> set[str]:
+        return {name for name in vars(of) if not name.startswith("_")}
+
+    later = {"map_batch", "map_arrow", "map_async", "broadcast"}
+    steps = {"map", "filter", "flat_map", "union", "process", "key_by", "to"}
+    assert methods(tidegate.Stream) == steps | later
+    later = {"reduce", "window", "interval_join", "as_of_join", "connect", "connect_broadcast"}
+    assert methods(tidegate.KeyedStream) == {"process"} | later
+
+
+def test_importing_the_package_loads_no_heavy_library() -> None:
+    code = (
+        "import tidegate, sys; print(sorted({'msgspec', 'pydantic', 'fastavro'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

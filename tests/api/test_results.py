@@ -1,0 +1,119 @@
+"""What a user's function returns is known or UNKNOWN, never guessed.
+
+Method: functions that only read fields, that compute, that branch, and that are annotated.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+
+from tidegate import KafkaRecord, PipelineError
+from tidegate.api.results import item_type, result_type
+from tidegate.graph.logical import UNKNOWN
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Address:
+    city: str
+    zip: int | None
+
+
+@dataclass(frozen=True)
+class Person:
+    name: str
+    home: Address
+    tags: list[str]
+
+
+def annotated(person: Person) -> Address:
+    return person.home
+
+
+def anything(person: Person) -> Any:
+    return person
+
+
+def same(value: T) -> T:
+    return value
+
+
+def several(person: Person) -> Iterable[Address]:
+    yield person.home
+
+
+def some(person: Person) -> Iterator[T]:
+    yield from ()
+
+
+def untyped(person):  # type: ignore[no-untyped-def]
+    return person.home
+
+
+KNOWN: list[tuple[Any, object]] = [
+    (lambda p: p.name, str),
+    (lambda p: p.home.city, str),
+    (lambda p: p.home.zip, int | None),
+    (lambda p: p.tags, list[str]),
+    (lambda p: (p.name, p.home), tuple[str, Address]),
+    (lambda p: p, Person),
+    (operator.attrgetter("home"), Address),
+    (annotated, Address),
+    (untyped, Address),
+    (Address, Address),
+    (anything, Person),
+    (same, Person),
+]
+NOT_KNOWN: list[Any] = [
+    lambda p: p.name.lower(),
+    lambda p: p.name + "x",
+    lambda p: f"{p.name}",
+    lambda p: str(p.name),
+    lambda p: p.tags[0],
+    lambda p: p.name if p.home.zip is None else p.home.city,
+    lambda p: p.name or p.home,
+    lambda p: p.name == "x",
+    lambda p: {p.name: 1},
+    lambda p: "constant",
+    lambda p: (),
+]
+
+
+@pytest.mark.parametrize(("function", "of"), KNOWN)
+def test_the_type_is_found(function: Any, of: object) -> None:
+    assert result_type(function, Person) == of
+
+
+@pytest.mark.parametrize("function", NOT_KNOWN)
+def test_the_type_is_not_guessed(function: Any) -> None:
+    assert result_type(function, Person) is UNKNOWN
+
+
+def test_what_is_stated_holds() -> None:
+    assert result_type(lambda p: p.name.lower(), Person, str) is str
+    assert result_type(lambda p: p.name, UNKNOWN) is UNKNOWN
+
+
+def test_the_arguments_of_a_generic_record_are_filled_in() -> None:
+    assert result_type(lambda record: record.value.name, KafkaRecord[str, Person]) is str
+
+
+def test_items_are_found_by_annotation_only() -> None:
+    assert item_type(several) is Address
+    assert item_type(some) is UNKNOWN
+    assert item_type(lambda p: [p]) is UNKNOWN
+    assert item_type(lambda p: [p], Person) is Person
+
+
+def test_a_name_for_checkers_only_is_refused_with_the_remedy() -> None:
+    def broken(person: Person) -> OnlyForCheckers:  # type: ignore[name-defined] # noqa: F821
+        return person
+
+    with pytest.raises(PipelineError, match="outside TYPE_CHECKING or give returns="):
+        result_type(broken, Person)

@@ -1,0 +1,358 @@
+"""Mistakes that no type checker sees, and untyped users make: each is one PipelineError.
+
+Goal: every one names the thing and the remedy, and what was written in a pipeline also the
+user's file and line. Method: a case for each mistake, with the words that its message must hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+import tidegate
+from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal
+from tidegate import (
+    Avro,
+    Context,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcess,
+    ListState,
+    MapState,
+    Param,
+    Pipeline,
+    PipelineError,
+    Process,
+    RecordContext,
+    SideOutput,
+    Utf8,
+    ValueState,
+    build,
+)
+from tidegate.api.formats import Protobuf
+from tidegate.api.times import to_ms
+
+
+class Base(Pipeline, name=None):
+    """A shared base: the declarations that each case uses."""
+
+    orders = KafkaSource("orders", value=Json(Order))
+    totals = KafkaSink("totals", value=Json(CustomerTotal))
+
+
+@dataclasses.dataclass
+class Changeable:
+    id: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByIdentity:
+    id: str
+
+
+class NoSchema:
+    pass
+
+
+@dataclasses.dataclass
+class Nested:
+    inner: Nested | None
+
+
+class Tagged(KeyedProcess[str, Order, CustomerTotal]):
+    unknown_country = SideOutput(Order)
+
+    def process(self, order: Order, ctx: Context[str]) -> Iterable[CustomerTotal]:
+        return ()
+
+
+class Pass(Process[CustomerTotal, CustomerTotal]):
+    def process(self, record: CustomerTotal, ctx: RecordContext) -> Iterable[CustomerTotal]:
+        return (record,)
+
+
+class Copy(Process[Order, CustomerTotal]):
+    def process(self, record: Order, ctx: RecordContext) -> Iterable[CustomerTotal]:
+        return ()
+
+
+class Totals(KeyedProcess[str, CustomerTotal, CustomerTotal]):
+    def process(self, record: CustomerTotal, ctx: Context[str]) -> Iterable[CustomerTotal]:
+        return ()
+
+
+SHARED = RunningTotal()
+
+
+def declare(name: str = "case", base: type = Base, **members: object) -> Any:
+    return type("Case", (base,), members, name=name)
+
+
+def built(define: Callable[[Any], object]) -> Callable[[], object]:
+    """A pipeline class with this `define`, built."""
+    return lambda: build(declare(define=define))
+
+
+def by_customer(self: Any) -> Any:
+    return self.orders.key_by(lambda order: order.customer_id)
+
+
+def total(self: Any, uid: str = "total") -> Any:
+    return by_customer(self).process(RunningTotal(), uid=uid)
+
+
+def duplicate_uid(self: Base) -> None:
+    total(self).to(self.totals)
+    total(self).to(self.totals)
+
+
+def uid_of_a_source(self: Base) -> None:
+    total(self, "orders").to(self.totals)
+
+
+def dangling(self: Base) -> None:
+    total(self).to(self.totals)
+    self.orders.filter(lambda order: order.amount > 0)
+
+
+def no_sink(self: Base) -> None:
+    self.orders.filter(lambda order: order.amount > 0)
+
+
+def computed_key(self: Base) -> None:
+    keyed: Any = self.orders.key_by(lambda order: order.customer_id.lower())
+    keyed.process(Untyped(), uid="first")
+
+
+class Untyped(KeyedProcess):  # type: ignore[type-arg]
+    def process(self, record: Any, ctx: Any) -> Any:
+        return ()
+
+
+def keyed_by(of: Any) -> Callable[[Any], object]:
+    def define(self: Any) -> None:
+        self.orders.key_by(lambda order: of(order.order_id), returns=of).process(
+            Untyped(), uid="first"
+        )
+
+    return define
+
+
+def key_of_another_type(self: Any) -> None:
+    keyed = self.orders.key_by(lambda order: order.placed_at_ms)
+    keyed.process(RunningTotal(), uid="total").to(self.totals)
+
+
+def records_of_another_type(self: Any) -> None:
+    by_customer(self).process(Totals(), uid="total").to(self.totals)
+
+
+def record_type_unknown(self: Base) -> None:
+    pairs = self.orders.map(lambda order: (order.order_id, order.amount * 2))
+    pairs.key_by(lambda pair: pair[0], returns=str).process(Untyped(), uid="first")
+
+
+def foreign_tag(self: Base) -> None:
+    total(self).side_output(Tagged.unknown_country)
+
+
+def class_for_object(self: Any) -> None:
+    by_customer(self).process(RunningTotal, uid="total")
+
+
+def keyed_function_without_key(self: Any) -> None:
+    self.orders.process(RunningTotal())
+
+
+def one_function_twice(self: Any) -> None:
+    by_customer(self).process(SHARED, uid="one").to(self.totals)
+    by_customer(self).process(SHARED, uid="two").to(self.totals)
+
+
+def mixed_union(self: Any) -> None:
+    self.orders.union(total(self)).to(self.totals)
+
+
+def misspelt_method(self: Any) -> None:
+    self.orders.fliter(lambda order: True)
+
+
+def sink_is_a_source(self: Any) -> None:
+    self.orders.to(self.orders)
+
+
+def same_source_twice() -> None:
+    source = KafkaSource("orders", value=Json(Order))
+    declare(first=source, second=source, define=dangling)
+
+
+def same_state_twice() -> None:
+    state = ValueState(int, default=0)
+    type("Function", (KeyedProcess,), {"first": state, "second": state})
+
+
+def schema_file_missing() -> None:
+    def define(self: Any) -> None:
+        self.missing.to(self.copies)
+
+    source = KafkaSource("orders", value=Avro(Order, schema="schemas/none.avsc"))
+    sink = KafkaSink("copies", value=Json(Order))
+    build(declare(base=Pipeline, missing=source, copies=sink, define=define))
+
+
+def state_without_key() -> None:
+    type("Function", (Process,), {"total": ValueState(int, default=0)})
+
+
+def source(**options: Any) -> Callable[[], object]:
+    return lambda: KafkaSource("orders", value=Json(Order), **options)
+
+
+def sink(**options: Any) -> Callable[[], object]:
+    return lambda: KafkaSink("orders", value=Json(Order), **options)
+
+
+class Struct(msgspec.Struct):
+    a: int
+
+
+class OtherStruct(msgspec.Struct):
+    b: int
+
+
+CASES: dict[str, tuple[Callable[[], object], str]] = {
+    "duplicate uid": (built(duplicate_uid), "uid 'total' is already used by the step at"),
+    "uid of a source": (built(uid_of_a_source), "uid 'orders' is already used"),
+    "uid with a dot": (built(lambda self: total(self, "a.b")), "uid='a.b' must be 1 to 80 lower"),
+    "uid as we number": (built(lambda self: total(self, "map-1")), "have no uid; choose a name"),
+    "dangling": (built(dangling), "'filter-1' go nowhere; end the chain with .to(sink)"),
+    "sink unused": (built(no_sink), "Case.totals is declared and not used"),
+    "key computed": (built(computed_key), ".key_by(..., returns=Type)"),
+    "key changeable": (built(keyed_by(Changeable)), "Changeable can change; make it frozen"),
+    "key by identity": (built(keyed_by(ByIdentity)), "ByIdentity compares by identity (eq=False)"),
+    "key a float": (built(keyed_by(float)), "float is not a key"),
+    "key of another type": (
+        built(key_of_another_type),
+        "step 'total' declares keys of str, key_by gives int",
+    ),
+    "records of another type": (
+        built(records_of_another_type),
+        "step 'total': Totals declares records of CustomerTotal, the stream has Order",
+    ),
+    "records unknown": (built(record_type_unknown), ".map(..., returns=Type)"),
+    "foreign tag": (built(foreign_tag), "declares no side output 'unknown_country'"),
+    "class for object": (built(class_for_object), "not the class RunningTotal"),
+    "keyed without key": (built(keyed_function_without_key), "derived from Process here"),
+    "one function twice": (built(one_function_twice), "belongs to the step 'one' at"),
+    "mixed union": (built(mixed_union), "a union of streams of Order and CustomerTotal"),
+    "misspelt method": (built(misspelt_method), "'Stream' object has no attribute 'fliter'"),
+    "sink is a source": (built(sink_is_a_source), ".to() takes a KafkaSink"),
+    "source twice": (same_source_twice, "Case.second is the same object as 'first'"),
+    "state twice": (same_state_twice, "Function.second is the same object as Function.first"),
+    "schema file missing": (schema_file_missing, "schemas/none.avsc does not exist"),
+    "no define": (declare, "Case has no define()"),
+    "state without key": (state_without_key, "Function.total: state belongs to a key"),
+    "default of another type": (
+        lambda: ValueState(int, default="0"),
+        "default='0' is not of type int",
+    ),
+    "no default": (lambda: ValueState(int), "needs default= or factory="),  # type: ignore[call-overload]
+    "shared default": (lambda: ValueState(list[int], default=[]), "write factory=list"),
+    "shared record": (
+        lambda: ValueState(Changeable, default=Changeable("a")),
+        "write factory=Changeable",
+    ),
+    "map key": (lambda: MapState(list[int], int), "a list is not a key"),
+    "no schema": (lambda: Json(NoSchema), "NoSchema has no schema; use a dataclass"),
+    "no schema in a list": (lambda: ListState(list[NoSchema]), "NoSchema has no schema"),
+    "recursive": (lambda: Json(Nested), "Nested.inner: Nested contains itself"),
+    "bare list": (lambda: Json(list), "list does not say of what"),
+    "untagged union": (lambda: Json(Struct | OtherStruct), "must be tagged"),
+    "duration": (lambda: to_ms("10 sec"), "'10 sec' is not a duration"),
+    "param default": (lambda: Param(int, default="5"), "default='5' is not of type int"),
+    "key format alone": (sink(key=Utf8()), "key_by must say what the key is"),
+    "guarantee": (sink(guarantee="twice"), "guarantee='twice' must be one of 'exactly_once'"),
+    "our setting": (sink(kafka={"transactional.id": "x"}), "is set by tidegate"),
+    "their setting": (source(kafka={"group.id": "x"}), "it is tidegate.<job>.<source>"),
+    "start": (source(start="now"), "start='now' must be 'earliest', 'latest', 'group'"),
+    "start before time": (source(start=-1), "start=-1 is no timestamp"),
+    "start offsets": (source(start={0: -5}), "has a negative partition or offset"),
+    "dead letters nowhere": (source(on_bad_record="dead_letter"), "are given together"),
+    "dead letters unasked": (source(dead_letters="bad"), "are given together"),
+    "policy": (source(on_bad_record="ignore"), "must be one of 'fail', 'skip', 'dead_letter'"),
+    "name": (lambda: declare("Bad Name", define=dangling), "must be lower-case letters"),
+    "name with a dot": (lambda: declare("a.b", define=dangling), "must be lower-case letters"),
+    "source name": (lambda: declare(Orders=KafkaSource("o", value=Json(Order))), "Case.Orders"),
+    "reserved name": (lambda: declare(graph=KafkaSource("o", value=Json(Order))), "Case.graph"),
+    "parallelism": (
+        lambda: type("Case", (Base,), {}, name=None, parallelism=200),
+        "1 <= parallelism (200) <= max_parallelism (128)",
+    ),
+    "base": (lambda: build(Base), "is a base (name=None)"),
+    "no such parameter": (
+        lambda: build(OrderTotals, {"minimun": 5}),
+        "no parameter minimun; it has ['minimum']",
+    ),
+    "bad parameter": (
+        lambda: build(OrderTotals, {"minimum": "five"}),
+        "parameter 'minimum': Invalid decimal string",
+    ),
+}
+
+LATER: dict[str, Callable[[], object]] = {
+    "event_time=": source(event_time=lambda order: order.placed_at_ms),
+    "watermarks=": source(watermarks=object()),
+    "ttl=": lambda: ValueState(Decimal, default=Decimal(0), ttl="30 d"),
+    "map_batch": built(lambda self: self.orders.map_batch(len)),
+    "map_arrow": built(lambda self: self.orders.map_arrow(len)),
+    "map_async": built(lambda self: self.orders.map_async(len, uid="a")),
+    "broadcast": built(lambda self: self.orders.broadcast()),
+    "reduce": built(lambda self: by_customer(self).reduce(max, uid="a")),
+    "window": built(lambda self: by_customer(self).window(None)),
+    "interval_join": built(lambda self: by_customer(self).interval_join(None)),
+    "as_of_join": built(lambda self: by_customer(self).as_of_join(None)),
+    "connect": built(lambda self: by_customer(self).connect(None)),
+    "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
+    "ctx.timers": lambda: Context[str]().timers,
+    "event time": lambda: RecordContext().timestamp_ms,
+    "Tumbling": lambda: tidegate.Tumbling,  # type: ignore[attr-defined]
+    "Protobuf(Order)": lambda: Protobuf(Order),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_refused_with_the_remedy(case: str) -> None:
+    mistake, words = CASES[case]
+    with pytest.raises(PipelineError) as caught:
+        mistake()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value), "one paragraph"
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_what_comes_later_is_refused_by_name_and_place(what: str) -> None:
+    with pytest.raises(PipelineError) as caught:
+        LATER[what]()
+    assert f": {what} comes in a later version of tidegate; " in str(caught.value)
+    assert str(caught.value).startswith("tests/api/test_wrong_at_build.py:")
+
+
+def test_a_step_is_named_with_file_and_line() -> None:
+    with pytest.raises(PipelineError) as caught:
+        build(declare(define=dangling))
+    line = dangling.__code__.co_firstlineno + 2
+    assert str(caught.value).startswith(f"tests/api/test_wrong_at_build.py:{line}: ")
+
+
+def test_an_exception_of_define_is_named_with_file_and_line() -> None:
+    with pytest.raises(PipelineError) as caught:
+        build(declare(define=misspelt_method))
+    line = misspelt_method.__code__.co_firstlineno + 1
+    assert str(caught.value).startswith(f"test_wrong_at_build.py:{line}: Case.define() raised Attr")
+    assert isinstance(caught.value.__cause__, AttributeError)
