@@ -1,17 +1,19 @@
 """`KeyedState`: the state of one keyed step in one subtask, a write-back cache in front of its
 store.
 
-The operator's loop asks for the cells of a key with each record (`entry`: one look-up in a dict, in
-C) and once a batch for what is missing of its keys (`prefetch`: one read of the store). Nothing is
-written before a flush, which comes with each checkpoint: then the cells of every key touched since
-the last one are asked what changed, and all of it goes into the store as one write.
+The operator's loop asks for the cells of a batch's keys at once (`entries`): one look-up a record,
+in C, and one read of the store for what is not cached. Nothing is written before a flush, which
+comes with each checkpoint: then the cells that were handed out since the last one are asked what
+changed, and all of it goes into the store as one write.
 
-There are two generations. `live` holds the keys touched since the last flush: being in it is what
-marks a cell as touched, so that no record pays for marking. `idle` holds others, all of them saved;
-they can be dropped at any time, and move to `live` when they are touched again.
+No record pays for being marked: the lists that were handed out are kept, and a flush looks through
+them; once they are longer than the cache they are dropped, and the flush looks through the cache.
+So it looks at no more cells than records came, nor than are cached. A cell that was looked at twice
+has nothing new to say the second time.
 
-Limits: after a flush at most `cache_entries` keys stay; between flushes at most twice as many keys
-and map entries, and one batch, are held: then what changed is flushed and the rest dropped.
+Limits: after a flush at most `cache_entries` keys stay, those that came last; between flushes at
+most twice as many keys and map entries, and one batch, are held: then what changed is flushed
+before anything is dropped.
 
 Not here: when to flush (the barrier, by `step.py`), what files become of it (`snapshots.py`).
 Called by the mailbox thread only.
@@ -19,8 +21,8 @@ Called by the mailbox thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, compress, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,7 @@ from tidegate.dataplane.state.columns import Column, column_of, key_schema, same
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
 from tidegate.errors import (
     CorruptCheckpointError,
+    InternalError,
     PipelineError,
     TidegateError,
     UserCodeError,
@@ -73,35 +76,52 @@ class KeyedState:
         self.schemas: dict[str, list[str]] = {name: list(all_) for name, all_ in stored.items()}
         """By state name, as the next snapshot states them; states that are gone keep theirs."""
         self.schemas[KEY_TYPE] = _checked_key_type(uid, key_type, stored.get(KEY_TYPE, ()))
-        self._names = tuple(states)
         self._columns: list[Column] = []
-        self._heads: list[list[bytes]] = []
+        parts = [name_part(name) for name in states]
+        self._heads: dict[int, list[bytes]] = {
+            group: [group_part(group) + part for part in parts] for group in key_groups
+        }
+        """What store keys begin with: by key group, then by column."""
         for name, state in states.items():
             column = column_of(uid, state, stored.get(name, ()), store)
             self.schemas[name] = column.schemas
             self._columns.append(column)
-            self._heads.append([group_part(group) + name_part(name) for group in key_groups])
+        self._loads = tuple(column.loads for column in self._columns)
         self._uid, self._key_groups = uid, key_groups
         self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
-        self._live = _Live(self._admit)
-        self._idle: dict[Any, Cells] = {}
+        self._cache: dict[Any, Cells] = {}
+        self._handed_out: list[list[Cells]] = []
+        """The cells of the batches since the last flush, unless there were more than are cached."""
+        self._touched = 0
+        """How many cells that are, also where the lists were dropped."""
         self._torn = False
-        self.entry: Callable[[Any], Cells] = self._live.__getitem__
-        """The cells of a key, loaded where they are not cached. Valid until the next `prefetch`."""
 
-    def prefetch(self, keys: Iterable[Any]) -> None:
-        """Load what is missing of a batch's keys, together; make room first where that is needed.
+    def entries(self, keys: Sequence[Any]) -> list[Cells]:
+        """The cells of a batch's keys, key by key; what is not cached is read from the store
+        together.
 
-        Cells that were handed out before are not valid any more.
+        They are valid until the next call, which may drop others to make room.
         """
-        if self._held() > OVERFLOW * self._limit:
+        cache = self._cache
+        if len(cache) + sum(column.held for column in self._columns) > OVERFLOW * self._limit:
             self.flush()
-        live = self._live
-        missing = [key for key in keys if key not in live]
-        if missing:
-            self._admit(missing)
+        try:
+            cells = list(map(cache.__getitem__, keys))
+        except KeyError:
+            self._load(dict.fromkeys(key for key in keys if key not in cache))
+            cells = list(map(cache.__getitem__, keys))
+        self._touched += len(cells)
+        if self._touched <= len(cache):
+            self._handed_out.append(cells)
+        else:
+            self._handed_out.clear()
+        return cells
+
+    def entry(self, key: Any) -> Cells:
+        """The cells of one key; `entries` is the fast way for many."""
+        return self.entries((key,))[0]
 
     def flush(self) -> None:
         """Write what changed since the last flush to the store, as one batch. Raises
@@ -111,20 +131,24 @@ class KeyedState:
         puts: Pairs = []
         deletes: list[bytes] = []
         self._torn = True
+        touched = self._touched_cells()
         for index, column in enumerate(self._columns):
             try:
-                column.save(map(itemgetter(index), self._live.values()), puts, deletes)
+                column.save(map(itemgetter(index), touched), puts, deletes)
             except TidegateError:
                 raise
             except Exception as error:  # whatever an encoder says of a value that is not its type's
                 raise UserCodeError(
-                    f"state {self._names[index]!r} of step {self._uid!r} holds a value that is not "
+                    f"state {column.name!r} of step {self._uid!r} holds a value that is not "
                     f"of its declared type: {error}"
                 ) from error
         if puts or deletes:
             self._store.write(puts, deletes)
         self._torn = False
-        self._age()
+        self._handed_out.clear()
+        self._touched = 0
+        for key in list(islice(self._cache, max(0, len(self._cache) - self._limit))):
+            del self._cache[key]
 
     def snapshot_sync(self, directory: Path) -> list[Path]:
         """Flush, and freeze the store as files in the new folder `directory`. Raises
@@ -135,89 +159,60 @@ class KeyedState:
 
     def close(self) -> None:
         """Release the store. What was not flushed is gone."""
-        self._live.clear()
-        self._idle.clear()
+        self._cache.clear()
+        self._handed_out.clear()
         self._store.close()
 
-    def _held(self) -> int:
-        entries = sum(column.held for column in self._columns)
-        return len(self._live) + len(self._idle) + entries
-
-    def _age(self) -> None:
-        """After a flush everything is saved; keep what was touched last, within the limit."""
-        live, idle = self._live, self._idle
-        if len(live) + len(idle) <= self._limit:
-            idle.update(live)
-        elif len(live) <= self._limit:
-            self._idle = dict(live)
-        else:
-            self._idle = dict(islice(live.items(), len(live) - self._limit, None))
-        live.clear()
-
-    def _admit(self, keys: Iterable[Any]) -> None:
-        """Bring keys that are not in `live` into it; keys may be there several times."""
-        live, idle = self._live, self._idle
-        absent: dict[Any, None] = {}
-        for key in keys:
-            cells = idle.pop(key, None)
-            if cells is not None:
-                live[key] = cells
-            elif key not in live:
-                absent[key] = None
-        if absent:
-            self._load(absent)
+    def _touched_cells(self) -> Collection[Cells]:
+        """The cells that were handed out since the last flush, and perhaps others, which are
+        saved.
+        """
+        if self._touched > len(self._cache):
+            return self._cache.values()
+        handed_out = chain.from_iterable(self._handed_out)
+        return list({id(cells): cells for cells in handed_out}.values())
 
     def _load(self, keys: Iterable[Any]) -> None:
         places = [(key, self._store_keys(key)) for key in keys]
-        columns = self._columns
-        asked = [
-            store_key
-            for _, store_keys in places
-            for column, store_key in zip(columns, store_keys, strict=True)
-            if column.loads
-        ]
+        loads = self._loads
+        if loads == (True,):
+            asked = [store_key for _, (store_key,) in places]
+        else:
+            asked = [store_key for _, all_ in places for store_key in compress(all_, loads)]
         found = iter(self._store.get_many(asked)) if asked else iter(())
-        reading = ""
+        cache, columns = self._cache, self._columns
+        column = columns[0] if columns else None
         try:
+            if loads == (True,) and column is not None:
+                make = column.cell
+                for key, (store_key,) in places:
+                    cache[key] = (make(store_key, next(found)),)
+                return
             for key, store_keys in places:
                 cells = []
-                for name, column, store_key in zip(self._names, columns, store_keys, strict=True):
-                    reading = name
-                    data = next(found) if column.loads else None
-                    cells.append(column.cell(store_key, data))
-                self._live[key] = tuple(cells)
+                for column, store_key in zip(columns, store_keys, strict=True):
+                    cells.append(column.cell(store_key, next(found) if column.loads else None))
+                cache[key] = tuple(cells)
         except TidegateError:
             raise
         except Exception as error:  # whatever a decoder says of bytes that are not its type's
+            name = "" if column is None else column.name
             raise CorruptCheckpointError(
-                f"a stored value of state {reading!r} of step {self._uid!r} cannot be read: "
-                f"{error}; was a value of another type assigned to it before?"
+                f"a stored value of state {name!r} of step {self._uid!r} cannot be read: {error}; "
+                "was a value of another type assigned to it before?"
             ) from error
 
     def _store_keys(self, key: Any) -> list[bytes]:
         """Where the key's states lie, by column (for a map, what its entries' keys begin with)."""
         key_bytes = self._key_bytes(key)
         group = key_group(key_bytes, self._max_parallelism)
-        mine = self._key_groups
-        check(
-            group in mine, f"a record of key group {group} came to {self._uid!r}, which has {mine}"
-        )
+        heads = self._heads.get(group)
+        if heads is None:
+            raise InternalError(
+                f"a record of key group {group} came to {self._uid!r}, which has {self._key_groups}"
+            )
         part = key_part(key_bytes)
-        return [heads[group - mine.start] + part for heads in self._heads]
-
-
-class _Live(dict[Any, Cells]):
-    """The keys touched since the last flush; asks for a key that is missing."""
-
-    __slots__ = ("_admit",)
-
-    def __init__(self, admit: Callable[[Iterable[Any]], None]) -> None:
-        super().__init__()
-        self._admit = admit
-
-    def __missing__(self, key: Any) -> Cells:
-        self._admit((key,))
-        return self[key]
+        return [head + part for head in heads]
 
 
 def _checked_key_type(uid: Uid, key_type: object, stored: Sequence[str]) -> list[str]:

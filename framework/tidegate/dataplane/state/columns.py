@@ -45,6 +45,7 @@ name.
 class Column(Protocol):
     """One declared state."""
 
+    name: str
     loads: bool
     """Whether a key's value is read when the key is; map entries are read when they are asked
     for.
@@ -118,6 +119,7 @@ class _ValueColumn:
     held = 0
 
     def __init__(self, where: str, state: ValueState[Any], stored: Sequence[str]) -> None:
+        self.name = state.name
         form = _Stored(where, state, state.types[0].python, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
@@ -175,6 +177,7 @@ class _ListColumn:
     held = 0
 
     def __init__(self, where: str, state: ListState[Any], stored: Sequence[str]) -> None:
+        self.name = state.name
         form = _Stored(where, state, GenericAlias(list, (state.types[0].python,)), stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
@@ -207,6 +210,7 @@ class _MapColumn:
         self, where: str, state: MapState[Any, Any], stored: Sequence[str], store: KeyValueStore
     ) -> None:
         key, value = state.types
+        self.name = state.name
         form = _Stored(where, state, GenericAlias(tuple, (key.python, value.python)), stored)
         self.schemas = form.schemas
         self.encode, self.decode = form.codec.encode, form.codec.decode

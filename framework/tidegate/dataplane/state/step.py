@@ -1,7 +1,7 @@
 """`StepState`: keyed state as a task drives it, joined from the cache, its store and the uploader.
 
 `open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
-uses `prefetch` and `entry`, the task `snapshot` at each barrier: the cache is flushed and the store
+uses `entries`, the task `snapshot` at each barrier: the cache is flushed and the store
 frozen at once, the upload happens in an I/O thread, and its outcome comes back to the mailbox
 thread.
 
@@ -97,12 +97,10 @@ class StepState:
         self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = threading.Lock()
-        self.entry: Callable[[Any], Cells] = state.entry
-        """The cells of a key; valid until the next `prefetch`."""
 
-    def prefetch(self, keys: Sequence[Any]) -> None:
-        """Load what is missing of a batch's keys, together."""
-        self._state.prefetch(keys)
+    def entries(self, keys: Sequence[Any]) -> list[Cells]:
+        """The cells of a batch's keys, key by key; valid until the next call."""
+        return self._state.entries(keys)
 
     def snapshot(self, checkpoint: CheckpointId, done: Done) -> None:
         """Freeze now; store in the background; `done` is called in the mailbox thread.
