@@ -81,6 +81,14 @@ class JobMasterExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopNotTaken:
+    """The JobMaster did not take a StopJob: it is only starting, or did not answer."""
+
+    job: JobName
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
 
@@ -94,6 +102,7 @@ Event = (
     | StartDue
     | JobMasterStarted
     | JobMasterExited
+    | StopNotTaken
     | Tick
 )
 
@@ -156,9 +165,10 @@ class KillJobMaster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardStop:
-    """Send StopJob on to the JobMaster, and its reply to `ask` where there is one."""
+    """Send StopJob on to the JobMaster; StopNotTaken follows if it does not take it."""
 
-    ask: int | None
+    job: JobName
+    start: int
     address: str
     message: StopJob
 

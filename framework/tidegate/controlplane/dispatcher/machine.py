@@ -37,6 +37,7 @@ from tidegate.controlplane.dispatcher.job_events import (
     ResultStored,
     StartDue,
     StartJobMaster,
+    StopNotTaken,
     StoreResult,
     StoreSubmission,
     SubmissionNotStored,
@@ -121,6 +122,9 @@ class _Job:
     heard_ms: int = 0
     report: JobReport | None = None
     stop: StopJob | None = None
+    """What a client has asked for; every JobMaster until the end is told."""
+    stop_told: bool = False
+    """To the present one, or it is on its way."""
     stillborn: int = 0
     backoff: Backoff = field(default_factory=Backoff)
     asks: list[int] = field(default_factory=list)
@@ -223,6 +227,10 @@ class Dispatcher:
                 started = self._of_start(name, start)
                 if started is not None:
                     started.pid = pid
+            case StopNotTaken(job=name, start=start):
+                unheard = self._of_start(name, start)
+                if unheard is not None:
+                    unheard.stop_told = False
             case JobMasterExited(job=name, start=start, status=status, reason=reason):
                 exited = self._of_start(name, start)
                 if exited is not None:
@@ -277,10 +285,17 @@ class Dispatcher:
         else:
             if job.stop is None or not message.final_checkpoint:  # a cancel is not taken back
                 job.stop = message
-            if job.phase is Phase.RUNNING:
-                yield ForwardStop(ask=ask, address=job.address, message=job.stop)
-            else:
-                yield Reply(ask=ask, message=Done())  # told to the JobMaster when it registers
+            job.stop_told = False
+            yield Reply(ask=ask, message=Done())
+            yield from self._tell_stop(job)
+
+    def _tell_stop(self, job: _Job) -> Iterator[Instruction]:
+        """Tell the registered JobMaster, if there is one; repeated at ticks until it has heard."""
+        if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_told:
+            job.stop_told = True
+            yield ForwardStop(
+                job=job.submission.job, start=job.start, address=job.address, message=job.stop
+            )
 
     def _register(self, ask: int, message: RegisterJobMaster, now_ms: int) -> Iterator[Instruction]:
         job = self._of_process(message.job, message.epoch, message.pid)
@@ -289,6 +304,7 @@ class Dispatcher:
             return
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
+            job.stop_told = False
             job.backoff.lives(now_ms)
             job.stillborn = 0
         if job.phase is not Phase.RUNNING:
@@ -298,8 +314,6 @@ class Dispatcher:
         job.address = message.address
         job.heard_ms = now_ms
         yield Reply(ask=ask, message=JobMasterAccepted(submission=job.submission))
-        if job.stop is not None:
-            yield ForwardStop(ask=None, address=job.address, message=job.stop)
 
     def _reported(self, ask: int, message: ReportJob, now_ms: int) -> Iterator[Instruction]:
         report = message.report
@@ -348,6 +362,7 @@ class Dispatcher:
     def _tick(self, now_ms: int) -> Iterator[Instruction]:
         for job in self._jobs.values():
             in_phase_ms = now_ms - job.since_ms
+            yield from self._tell_stop(job)
             match job.phase:
                 case Phase.RUNNING if now_ms - job.heard_ms > self.silence_ms_max:
                     yield _kill(job, f"silent for {(now_ms - job.heard_ms) / 1000:.1f} s")
@@ -383,8 +398,7 @@ class Dispatcher:
         restarts = job.restarts + report.restarts
         job.report = msgspec.structs.replace(report, history=history, restarts=restarts)
         job.history, job.restarts = (), 0
-        self._become(job, Phase.ENDING, now_ms)
-        yield FreeSlots(job=job.submission.job)
+        self._become(job, Phase.ENDING, now_ms)  # its slots say goodbye first: it frees them itself
         yield self._store_result(job)
 
     def _store_result(self, job: _Job) -> Instruction:

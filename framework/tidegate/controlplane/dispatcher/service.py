@@ -33,7 +33,6 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import Child, Processes
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
-    Failed,
     JobList,
     Message,
     Refused,
@@ -62,13 +61,7 @@ class _Told:
     """A message that needs no decision was delivered, or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answered:
-    ask: int
-    message: Message
-
-
-_Event = jobs.Event | slots.Event | Question["_Event"] | _TaskManagerDue | _Told | _Answered
+_Event = jobs.Event | slots.Event | Question["_Event"] | _TaskManagerDue | _Told
 
 _OF_RESOURCES = (
     RegisterTaskManager,
@@ -159,8 +152,6 @@ class JobManager:
                 self._asked(event)
             case _TaskManagerDue(id=id_):
                 self._start_task_manager(id_)
-            case _Answered(ask=ask, message=message):
-                self._reply(ask, message)
             case _Told():
                 pass
             case jobs.Tick() | slots.Tick():
@@ -276,16 +267,13 @@ class JobManager:
         _log.info("JobMaster of %s is process %d", job, child.pid)
         self._to_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
 
-    def _forward_stop(self, instruction: jobs.ForwardStop) -> None:
-        ask = instruction.ask
+    def _forward_stop(self, stop: jobs.ForwardStop) -> None:
+        not_taken = jobs.StopNotTaken(job=stop.job, start=stop.start)
 
         def done(reply: Message) -> _Event:
-            return _Told() if ask is None else _Answered(ask=ask, message=reply)
+            return not_taken if isinstance(reply, Refused) else _Told()
 
-        def failed(error: TidegateError) -> _Event:
-            return done(Failed(error=ErrorReport.of(error)))
-
-        self._call(instruction.address, instruction.message, done, failed)
+        self._call(stop.address, stop.message, done, _logged(not_taken))
 
     # --- the ResourceManager's instructions
 
