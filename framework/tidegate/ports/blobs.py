@@ -24,10 +24,13 @@ class Created(enum.Enum):
 
 
 class BlobStore(Protocol):
-    """Objects by path. All methods but `create` raise StorageError when the store fails."""
+    """Objects by path. StorageError is raised when the store fails; see `create`."""
 
     def create(self, path: str, data: bytes) -> Created:
-        """Write `data` under `path` unless something is there. Durable once CREATED."""
+        """Write `data` under `path` unless something is there. Durable once CREATED or EXISTS.
+
+        Raises StorageError only where it is certain that nothing was written by this call.
+        """
         ...
 
     def put(self, path: str, data: bytes) -> None:

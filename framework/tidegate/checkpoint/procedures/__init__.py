@@ -7,6 +7,7 @@ through all of them. The JobMaster runs them in worker threads by
 """
 
 from tidegate.checkpoint.procedures.claim import claim, read_journal
+from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.procedures.ending import Ended, commit
 from tidegate.checkpoint.procedures.fencing import fence_older, sweep
 from tidegate.checkpoint.procedures.own_journal import OwnJournal
@@ -16,6 +17,7 @@ from tidegate.checkpoint.procedures.recover import Recovered, close, recover
 from tidegate.checkpoint.procedures.settle import settle
 
 __all__ = [
+    "Cleaning",
     "Ended",
     "OwnJournal",
     "Patience",
@@ -24,6 +26,7 @@ __all__ = [
     "claim",
     "close",
     "commit",
+    "delete_unneeded",
     "fence_older",
     "load_manifest",
     "publish",

@@ -1,0 +1,281 @@
+"""What each slot of a new attempt restores, from the newest manifest and the facts of the new plan.
+
+Pure, called once per attempt by the JobMaster. Subtask i of every vertex lives in slot ordinal i,
+so the answer is given per ordinal. Keyed state moves by ranges of key groups: a slot gets every old
+snapshot that overlaps its range and keeps its part; nobody looks at keys. Splits are dealt out anew
+by topic and partition, the same way at every restart. What does not fit is refused with the remedy,
+before anything is deployed.
+
+Keeps invariant 7: no key and no split is lost or doubled at any pair of parallelisms.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.plan_facts import PlanFacts, StepFacts
+from tidegate.errors import CorruptCheckpointError, RefusedError, check
+from tidegate.graph.key_groups import key_group_range
+from tidegate.ids import SubtaskIndex, Uid
+from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit
+
+SchemaConflict = Callable[[str, str], str | None]
+"""Old and new Avro schema to what is wrong with reading the one as the other, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFacts:
+    """A partition of a source as Kafka has it now."""
+
+    source: Uid
+    topic: str
+    partition: int
+    start: int
+    """Where a source that was never read begins."""
+    earliest: int
+    """The oldest offset that is still there; where a new partition of a known source begins."""
+    end: int | None = None
+    """Where a bounded run stops; exclusive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoration:
+    """What the slots of an attempt are deployed with; both have one item per slot ordinal."""
+
+    keyed: tuple[dict[Uid, tuple[KeyedSnapshot, ...]], ...]
+    splits: tuple[tuple[SourceSplit, ...], ...]
+    new_partitions: tuple[PartitionFacts, ...]
+    """Added to a topic since the checkpoint; they are read from their earliest offset."""
+
+
+def compatible(old: str, new: str) -> str | None:
+    """The schema check where the caller has none of its own: everything can be read."""
+    del old, new
+    return None
+
+
+def restore(
+    manifest: Manifest | None,
+    plan: PlanFacts,
+    partitions: Sequence[PartitionFacts],
+    *,
+    submission: str = "",
+    allow_dropped_state: bool = False,
+    schema_conflict: SchemaConflict = compatible,
+) -> Restoration:
+    """Resolve a restore; `manifest` is None for a start from nothing.
+
+    `partitions` are all partitions of all sources. A bounded run of the same `submission` keeps the
+    end offsets that it began with. RefusedError where state and plan do not fit.
+    """
+    if manifest is not None:
+        _refuse_changes(manifest, plan, allow_dropped_state, schema_conflict)
+    resolved, added = _resolve_splits(manifest, partitions, submission)
+    return Restoration(
+        keyed=_keyed(manifest, plan),
+        splits=spread(resolved, plan.parallelism),
+        new_partitions=added,
+    )
+
+
+def spread(splits: Iterable[SourceSplit], parallelism: int) -> tuple[tuple[SourceSplit, ...], ...]:
+    """Deal splits out to ordinals: partitions of a topic in turn, topics from different
+    beginnings.
+    """
+    dealt: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+    for split in sorted(splits, key=lambda one: (one.source, one.topic, one.partition)):
+        dealt[ordinal_of_split(split.topic, split.partition, parallelism)].append(split)
+    return tuple(tuple(part) for part in dealt)
+
+
+def ordinal_of_split(topic: str, partition: int, parallelism: int) -> int:
+    """The slot that reads a partition; never by Python's hash, which differs between processes."""
+    return (zlib.crc32(topic.encode()) + partition) % parallelism
+
+
+# --- keyed state --------------------------------------------------------------------------------
+
+
+def _keyed(
+    manifest: Manifest | None, plan: PlanFacts
+) -> tuple[dict[Uid, tuple[KeyedSnapshot, ...]], ...]:
+    wanted = {step.uid for step in plan.steps}
+    snapshots: dict[Uid, list[KeyedSnapshot]] = {}
+    for part in () if manifest is None else manifest.subtasks:
+        for keyed in part.keyed:
+            if keyed.uid in wanted:
+                snapshots.setdefault(keyed.uid, []).append(keyed)
+    for uid, old in snapshots.items():
+        old.sort(key=lambda keyed: keyed.first_key_group)
+        _check_whole(uid, old, plan.max_parallelism)
+    return tuple(
+        {
+            uid: tuple(keyed for keyed in old if _overlaps(keyed, mine))
+            for uid, old in sorted(snapshots.items())
+        }
+        for mine in (
+            key_group_range(SubtaskIndex(ordinal), plan.parallelism, plan.max_parallelism)
+            for ordinal in range(plan.parallelism)
+        )
+    )
+
+
+def _overlaps(keyed: KeyedSnapshot, mine: range) -> bool:
+    return keyed.first_key_group < mine.stop and mine.start <= keyed.last_key_group
+
+
+def _check_whole(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -> None:
+    """The ranges of a step's snapshots must be all key groups, each once, or keys would be lost."""
+    expected = 0
+    for keyed in old:
+        if keyed.first_key_group != expected:
+            break
+        expected = keyed.last_key_group + 1
+    else:
+        if expected == max_parallelism:
+            return
+    ranges = ", ".join(f"{keyed.first_key_group}-{keyed.last_key_group}" for keyed in old)
+    message = (
+        f"the checkpoint's state of step {uid!r} does not cover its {max_parallelism} key groups "
+        f"once each (it has {ranges}); restore an older checkpoint with --restore ID"
+    )
+    raise CorruptCheckpointError(message)
+
+
+# --- splits -------------------------------------------------------------------------------------
+
+
+def _resolve_splits(
+    manifest: Manifest | None, partitions: Sequence[PartitionFacts], submission: str
+) -> tuple[list[SourceSplit], tuple[PartitionFacts, ...]]:
+    known = {
+        (split.source, split.topic, split.partition): split
+        for split in (() if manifest is None else manifest.splits)
+    }
+    same_run = manifest is not None and manifest.submission == submission
+    old_sources = {source for source, _, _ in known}
+    splits: list[SourceSplit] = []
+    added: list[PartitionFacts] = []
+    for facts in partitions:
+        old = known.pop((facts.source, facts.topic, facts.partition), None)
+        if old is not None:
+            _refuse_expired(old, facts)
+            end = old.end_offset if same_run else facts.end
+            splits.append(_split(facts, old.offset, end))
+        elif facts.source in old_sources:
+            added.append(facts)
+            splits.append(_split(facts, facts.earliest, facts.end))
+        else:
+            splits.append(_split(facts, facts.start, facts.end))
+    sources = {facts.source for facts in partitions}
+    for split in known.values():
+        if split.source in sources:
+            message = (
+                f"source {split.source!r}: the checkpoint has read partition {split.partition} of "
+                f"topic {split.topic!r} up to offset {split.offset}, but the topic has no such "
+                "partition any more: it was deleted and made anew. Start from nothing with "
+                "--restore none, or bring the topic back"
+            )
+            raise RefusedError(message)
+    return splits, tuple(added)
+
+
+def _split(facts: PartitionFacts, offset: int, end: int | None) -> SourceSplit:
+    check(offset >= 0, f"{facts.topic}-{facts.partition}: offset {offset} was not resolved")
+    return SourceSplit(
+        source=facts.source,
+        topic=facts.topic,
+        partition=facts.partition,
+        offset=offset,
+        end_offset=end,
+    )
+
+
+def _refuse_expired(old: SourceSplit, facts: PartitionFacts) -> None:
+    if old.offset < facts.earliest:
+        message = (
+            f"source {old.source!r}: topic {old.topic!r}, partition {old.partition} was read up to "
+            f"offset {old.offset}, but Kafka has deleted everything before {facts.earliest} by the "
+            "topic's retention: these records can not be read any more. Start from what is there "
+            "with --restore none, or restore a newer checkpoint"
+        )
+        raise RefusedError(message)
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def _refuse_changes(
+    manifest: Manifest,
+    plan: PlanFacts,
+    allow_dropped_state: bool,
+    schema_conflict: SchemaConflict,
+) -> None:
+    old = manifest.plan
+    if old.steps and plan.max_parallelism != old.max_parallelism:
+        message = (
+            f"max_parallelism is {plan.max_parallelism}, but checkpoint {manifest.checkpoint} was "
+            f"taken with {old.max_parallelism}: it is the number of key groups and fixed for the "
+            f"life of the state. Set job.max_parallelism to {old.max_parallelism}"
+        )
+        raise RefusedError(message)
+    new_steps = {step.uid: step for step in plan.steps}
+    for step in old.steps:
+        if step.uid in new_steps:
+            _refuse_changed_step(step, new_steps[step.uid], schema_conflict)
+        elif not allow_dropped_state:
+            message = (
+                f"checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
+                f"pipeline has no more (its keyed steps are: {_list(new_steps)}). If the step was "
+                f"renamed, give it uid={step.uid!r} again; to drop all state, start with "
+                "--restore none"
+            )
+            raise RefusedError(message)
+    _refuse_changed_sources(manifest, plan, allow_dropped_state)
+
+
+def _refuse_changed_step(old: StepFacts, new: StepFacts, schema_conflict: SchemaConflict) -> None:
+    if old.key_type != new.key_type:
+        message = (
+            f"step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
+            f"type {old.key_type}: equal keys would not meet. Key it by {old.key_type} again, or "
+            "give the step another uid and begin its state anew"
+        )
+        raise RefusedError(message)
+    for state, schema in new.states.items():
+        conflict = schema_conflict(old.states[state], schema) if state in old.states else None
+        if conflict is not None:
+            message = (
+                f"step {old.uid!r}: the values of state {state!r} in the checkpoint can not be "
+                f"read as its present type: {conflict}. Undo the change, give a new field a "
+                "default, or give the state another name and begin it anew"
+            )
+            raise RefusedError(message)
+
+
+def _refuse_changed_sources(manifest: Manifest, plan: PlanFacts, allow_dropped_state: bool) -> None:
+    new_topics = {source.uid: source.topic for source in plan.sources}
+    for source in manifest.plan.sources:
+        topic = new_topics.get(source.uid)
+        if topic is None and not allow_dropped_state:
+            message = (
+                f"checkpoint {manifest.checkpoint} holds the position of a source {source.uid!r}, "
+                f"which the pipeline has no more (its sources are: {_list(new_topics)}). If the "
+                "attribute was renamed, name it so again; to forget all positions, start with "
+                "--restore none"
+            )
+            raise RefusedError(message)
+        if topic is not None and topic != source.topic:
+            message = (
+                f"source {source.uid!r} reads topic {topic!r}, but the checkpoint has its position "
+                f"in topic {source.topic!r}. Give the source of the new topic another attribute "
+                "name, or start with --restore none"
+            )
+            raise RefusedError(message)
+
+
+def _list(names: Mapping[Uid, object]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,69 @@
+"""Which files of the checkpoint storage nobody needs any more.
+
+Pure decisions over paths; `procedures/cleaning.py` lists and deletes. Files are deleted only after
+a publication of one's own that no longer needs them (so a deposed attempt deletes nothing that its
+successor stands on), and only files that this can be said of for certain:
+
+- of this attempt: what a manifest that is not retained any more referred to, and no retained one
+does.
+  A file that a pending checkpoint has just uploaded is in no manifest, so it is never touched;
+- of older attempts: everything that no retained manifest refers to. Nobody writes there any more
+but
+  zombies, whose files nobody reads.
+
+Files of newer attempts are never touched, nor anything whose path this version does not understand.
+Journal entries are not deleted in this version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from tidegate.checkpoint.journal_state import JournalState, PublicationRef
+from tidegate.checkpoint.manifest import Manifest, manifest_path
+from tidegate.errors import check
+from tidegate.ids import Attempt
+
+RETAINED_MIN: Final = 2
+"""Publications kept at least: the last one, and the one that a retraction would fall back to."""
+
+_OWN_FILE: Final = re.compile(
+    r"[^/]+/(?:files/(?P<files>\d+)/.+|manifests/(?P<manifest>\d+)-\d+\.json)"
+)
+
+
+def retained_publications(state: JournalState, retained: int) -> tuple[PublicationRef, ...]:
+    """The publications to keep, oldest first. `retained` is checkpoint.retained."""
+    check(retained >= RETAINED_MIN, f"{retained} publications are too few to retain")
+    return state.recent[-retained:]
+
+
+def needed_paths(job: str, manifests: Iterable[Manifest], paths: Iterable[str]) -> frozenset[str]:
+    """Storage paths that retained manifests (`paths` are their own) need."""
+    files = {f"{job}/{file}" for manifest in manifests for file in manifest.files}
+    return frozenset(files | set(paths))
+
+
+def dropped_files(job: str, dropped: Manifest, needed: frozenset[str]) -> tuple[str, ...]:
+    """What goes with a checkpoint that is retained no more: its manifest, and its files that no
+    retained one needs.
+    """
+    own = {f"{job}/{file}" for file in dropped.files} | {
+        manifest_path(dropped.job, dropped.checkpoint)
+    }
+    return tuple(sorted(own - needed))
+
+
+def leftovers(
+    listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]
+) -> tuple[str, ...]:
+    """What can be deleted of older attempts, among all paths listed below the job's folder."""
+    return tuple(sorted(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt))
+
+
+def _attempt_of(path: str) -> int:
+    """The attempt that wrote a file of state or a manifest; -1 for anything else."""
+    match = _OWN_FILE.fullmatch(path)
+    return -1 if match is None else int(match["files"] or match["manifest"])

@@ -1,0 +1,43 @@
+"""How long a transaction may have to stay open, and whether the broker allows it.
+
+A transaction is opened after one barrier, prepared at the next, and may be carried through as many
+failed checkpoints as are tolerable before one is published; then it must outlive an outage of Kafka
+or of the job, and be ended. If the broker aborts it earlier, output is lost: so this is checked at
+submit. Pure arithmetic; the transaction timeout of every producer is exactly this number.
+"""
+
+from __future__ import annotations
+
+from tidegate.config import CheckpointSettings
+from tidegate.errors import RefusedError
+
+
+def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
+    """Milliseconds: (tolerable failures + 1) x max(interval, timeout + pause) + timeout +
+    outage.
+    """
+    longest_cycle = max(settings.interval, settings.timeout + settings.min_pause)
+    cycles = settings.tolerable_failures + 1
+    return cycles * longest_cycle + settings.timeout + settings.tolerated_outage
+
+
+def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> int:
+    """The transaction timeout to use; RefusedError if it is above `transaction.max.timeout.ms`."""
+    required = required_transaction_timeout_ms(settings)
+    if required <= broker_max_ms:
+        return required
+    message = (
+        f"the job's transactions may have to stay open for {_text(required)} = "
+        f"({settings.tolerable_failures} tolerable_failures + 1) x max(interval "
+        f"{_text(settings.interval)}, timeout {_text(settings.timeout)} + min_pause "
+        f"{_text(settings.min_pause)}) + timeout {_text(settings.timeout)} + tolerated_outage "
+        f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
+        f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "
+        f"that setting of the broker to {required} or more, or lower checkpoint.timeout, "
+        "checkpoint.tolerable_failures or checkpoint.tolerated_outage"
+    )
+    raise RefusedError(message)
+
+
+def _text(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:g} s"

@@ -1,0 +1,43 @@
+"""Checkpoint storage: a folder of this machine, or an object store.
+
+`open_store` takes the setting `checkpoint.storage`. Both drivers pass one contract suite
+(`tests/contracts/blobs.py`) and translate foreign errors here, once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tidegate.errors import ConfigError
+from tidegate.ports.blobs import BlobStore
+
+OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
+"""What obstore serves with conditional creates; `memory` is for tests within one process."""
+
+
+def open_store(url: str) -> BlobStore:
+    """The storage at a path or URL; ConfigError for a scheme that no driver knows.
+
+    Nothing is read or written yet; `BlobStore.probe` finds out whether it can be used.
+    """
+    from tidegate.drivers.storage.local import LocalStore
+
+    if "://" not in url:
+        return LocalStore(Path(url))
+    scheme = url.split("://", maxsplit=1)[0]
+    if scheme == "file":
+        parts = urlsplit(url)
+        if parts.netloc not in {"", "localhost"} or not parts.path:
+            message = f"checkpoint.storage {url!r} names no local folder; write file:///PATH"
+            raise ConfigError(message)
+        return LocalStore(Path(unquote(parts.path)))
+    if scheme not in OBJECT_SCHEMES:
+        message = (
+            f"checkpoint.storage {url!r}: no driver knows {scheme}://. Give a folder's path, or a "
+            f"URL of one of file://, {', '.join(f'{known}://' for known in OBJECT_SCHEMES)}"
+        )
+        raise ConfigError(message)
+    from tidegate.drivers.storage.objects import ObjectStore
+
+    return ObjectStore.open(url)

@@ -1,0 +1,275 @@
+"""Checkpoint storage in a folder of a file system, surviving kill -9 and loss of power.
+
+Every object is written to a temporary file, synced, and only then given its name: by `link`, which
+fails where the name is taken, or by `replace`. Then the folder is synced, because a name that is
+not on disk is no name; folders that are made are synced into their parents. So a reader sees an
+object whole or not at all, whoever is killed when. Safe for several threads and several processes.
+
+It needs a file system with hard links whose `link` is atomic (all local ones of Linux and macOS);
+the probe refuses others. Not for NFS, where the answer of `link` can be wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tidegate.drivers.storage.probing import prove_create_if_absent
+from tidegate.errors import StorageError, check
+from tidegate.ports.blobs import Created
+
+_TEMPORARY: Final = ".temporary"
+"""The folder, beside the objects, of files that have no name yet. Never listed."""
+
+_ABANDONED_AFTER_S: Final = 86_400
+"""A temporary file of yesterday belongs to a process that was killed: no upload takes a day."""
+
+_FOLDER_TRIES: Final = 10
+"""A folder that was just made may be removed by a `delete` that emptied it; not ten times in a
+row."""
+
+_CERTAIN: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EMLINK,
+        errno.ENOTSUP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.ENOENT,
+    }
+)
+"""Errors of `link` after which the name certainly does not exist; after others it may."""
+
+_PART = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class LocalStore:
+    """A BlobStore in the folder `root`, which is made when the first object is written."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.expanduser().absolute()
+
+    def create(self, path: str, data: bytes) -> Created:
+        """See BlobStore. StorageError where it is certain that nothing was written."""
+        target = self._target(path)
+        with self._temporary(path, lambda file: _write(file, data)) as temporary:
+            try:
+                self._into_folder(target, lambda: os.link(temporary, target))
+            except FileExistsError:
+                outcome = Created.EXISTS
+            except OSError as error:
+                if error.errno in _CERTAIN:
+                    raise _translated(error, "create", target) from error
+                return Created.UNKNOWN
+            else:
+                outcome = Created.CREATED
+            try:
+                # Also what exists must be on disk before anybody acts on it: its writer may have
+                # been killed between the two steps.
+                _sync_folder(target.parent)
+            except OSError:
+                return Created.UNKNOWN
+            return outcome
+
+    def put(self, path: str, data: bytes) -> None:
+        """See BlobStore."""
+        self._put(path, lambda file: _write(file, data))
+
+    def put_file(self, path: str, source: Path) -> None:
+        """See BlobStore."""
+        self._put(path, lambda file: _copy(source, file))
+
+    def get(self, path: str) -> bytes | None:
+        """See BlobStore."""
+        target = self._target(path)
+        try:
+            return target.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _translated(error, "read", target) from error
+
+    def get_file(self, path: str, target: Path) -> bool:
+        """See BlobStore."""
+        source = self._target(path)
+        try:
+            with source.open("rb") as file:
+                _copy_open(file.fileno(), target)
+        except FileNotFoundError as error:
+            if error.filename == str(source):
+                return False
+            raise _translated(error, "write", target) from error
+        except OSError as error:
+            raise _translated(error, f"copy to {target} from", source) from error
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        """See BlobStore."""
+        folder = self._target(prefix) if prefix else self._root
+        found = []
+        for parent, folders, files in os.walk(folder, onerror=_walk_error):
+            if Path(parent) == self._root and _TEMPORARY in folders:
+                folders.remove(_TEMPORARY)
+            found += [(Path(parent) / file).relative_to(self._root).as_posix() for file in files]
+        return sorted(found)
+
+    def delete(self, path: str) -> None:
+        """See BlobStore. Folders that become empty go too."""
+        target = self._target(path)
+        try:
+            target.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise _translated(error, "delete", target) from error
+        for folder in target.parents:
+            if folder == self._root or not _removed_if_empty(folder):
+                return
+
+    def probe(self) -> None:
+        """See BlobStore."""
+        prove_create_if_absent(self, str(self._root))
+        self._remove_abandoned()
+
+    def __repr__(self) -> str:
+        return f"<LocalStore {self._root}>"
+
+    def _target(self, path: str) -> Path:
+        parts = path.split("/")
+        legal = all(_PART.fullmatch(part) and part.strip(".") for part in parts)
+        check(legal and parts[0] != _TEMPORARY, f"{path!r} is no path of a checkpoint storage")
+        return self._root.joinpath(*parts)
+
+    def _put(self, path: str, fill: Callable[[Path], None]) -> None:
+        target = self._target(path)
+        with self._temporary(path, fill) as temporary:
+            try:
+                self._into_folder(target, lambda: temporary.replace(target))
+                _sync_folder(target.parent)
+            except OSError as error:
+                raise _translated(error, "write", target) from error
+
+    @contextlib.contextmanager
+    def _temporary(self, path: str, fill: Callable[[Path], None]) -> Iterator[Path]:
+        """A synced file that `fill` has written, gone at the end if it was not given a name."""
+        folder = self._root / _TEMPORARY
+        temporary = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            try:
+                self._into_folder(temporary, lambda: fill(temporary))
+            except OSError as error:
+                raise _translated(error, "write", self._root / path) from error
+            yield temporary
+        finally:
+            with contextlib.suppress(OSError):  # the next probe removes what is left behind
+                temporary.unlink()
+
+    def _into_folder(self, target: Path, action: Callable[[], object]) -> None:
+        """Run an action that puts a file into a folder, which is made where it is missing."""
+        for _ in range(_FOLDER_TRIES):
+            try:
+                action()
+            except FileNotFoundError:
+                if target.parent.is_dir():
+                    raise
+                _make_folder(target.parent)
+            else:
+                return
+        action()
+
+    def _remove_abandoned(self) -> None:
+        before = time.time() - _ABANDONED_AFTER_S
+        for file in (self._root / _TEMPORARY).glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_mtime < before:
+                    file.unlink()
+
+
+def _write(file: Path, data: bytes) -> None:
+    with file.open("xb") as out:
+        out.write(data)
+        out.flush()
+        _sync(out.fileno())
+
+
+def _copy(source: Path, file: Path) -> None:
+    with source.open("rb") as data, file.open("xb") as out:
+        shutil.copyfileobj(data, out, length=1 << 20)
+        out.flush()
+        _sync(out.fileno())
+
+
+def _copy_open(source: int, target: Path) -> None:
+    with os.fdopen(os.dup(source), "rb") as data, target.open("xb") as out:
+        shutil.copyfileobj(data, out, length=1 << 20)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder with its parents, each synced into its parent."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":  # pragma: no cover - fsync of macOS stops at the disk's cache
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every file system has it; fsync is what remains
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def _removed_if_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:  # not empty, or already gone: both are what was wanted
+        return False
+    return True
+
+
+def _walk_error(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise _translated(error, "list", Path(error.filename)) from error
+
+
+_REMEDIES: Final = {
+    errno.ENOSPC: "the disk is full: make room, or set checkpoint.storage to another disk",
+    errno.EDQUOT: "the disk quota is used up: make room, or set checkpoint.storage to another disk",
+    errno.EACCES: "permission denied: let the user of this process read and write there",
+    errno.EPERM: (
+        "operation not permitted: the checkpoint storage must be on a file system with hard links, "
+        "and this process allowed to make them"
+    ),
+    errno.EROFS: "the file system is read-only",
+}
+
+
+def _translated(error: OSError, what: str, path: Path) -> StorageError:
+    why = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+    return StorageError(f"checkpoint storage: can not {what} {path}: {why}")

@@ -1,0 +1,131 @@
+"""Checkpoint storage in an object store (S3, Google Cloud, Azure), by obstore.
+
+Objects there appear whole and at once, and a conditional put is the create-if-absent that the
+journal needs. Credentials, regions and endpoints come from the environment in each cloud's own way.
+A request that fails after it was sent may have been carried out: creates answer UNKNOWN then, and
+the caller sends the same bytes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PreconditionError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import ObjectStore as Store
+from obstore.store import from_url
+
+from tidegate.drivers.storage.probing import prove_create_if_absent
+from tidegate.errors import ConfigError, StorageError
+from tidegate.ports.blobs import Created
+
+_CHUNK: Final = 4 << 20
+"""Bytes per write of a download: large enough that Python's share in it is small."""
+
+
+class ObjectStore:
+    """A BlobStore in a bucket, below the path of its URL."""
+
+    def __init__(self, store: Store, where: str) -> None:
+        self._store = store
+        self._where = where
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """By URL; ConfigError if it is not one of a store. Reads and writes nothing."""
+        try:
+            return cls(from_url(url), url)
+        except (BaseError, ValueError) as error:
+            message = f"checkpoint.storage {url!r} can not be opened: {_first_line(error)}"
+            raise ConfigError(message) from error
+
+    def create(self, path: str, data: bytes) -> Created:
+        """See BlobStore."""
+        try:
+            obstore.put(self._store, path, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return Created.EXISTS
+        except (NotSupportedError, InvalidPathError, UnknownConfigurationKeyError) as error:
+            raise self._translated(error, "create", path) from error
+        except (BaseError, OSError):
+            return Created.UNKNOWN
+        return Created.CREATED
+
+    def put(self, path: str, data: bytes) -> None:
+        """See BlobStore."""
+        with self._door("write", path):
+            obstore.put(self._store, path, data)
+
+    def put_file(self, path: str, source: Path) -> None:
+        """See BlobStore."""
+        with self._door("write", path):
+            obstore.put(self._store, path, source)
+
+    def get(self, path: str) -> bytes | None:
+        """See BlobStore."""
+        with self._door("read", path):
+            try:
+                return bytes(obstore.get(self._store, path).bytes())
+            except FileNotFoundError:
+                return None
+
+    def get_file(self, path: str, target: Path) -> bool:
+        """See BlobStore."""
+        with self._door(f"copy to {target} from", path):
+            try:
+                found = obstore.get(self._store, path)
+            except FileNotFoundError:
+                return False
+            with target.open("xb") as out:
+                for chunk in found.stream(min_chunk_size=_CHUNK):
+                    out.write(chunk)
+            return True
+
+    def list(self, prefix: str) -> list[str]:
+        """See BlobStore."""
+        with self._door("list", prefix):
+            batches = obstore.list(self._store, prefix=prefix or None)
+            return sorted(found["path"] for batch in batches for found in batch)
+
+    def delete(self, path: str) -> None:
+        """See BlobStore."""
+        with self._door("delete", path):
+            try:
+                obstore.delete(self._store, path)
+            except FileNotFoundError:
+                return
+
+    def probe(self) -> None:
+        """See BlobStore."""
+        prove_create_if_absent(self, self._where)
+
+    def __repr__(self) -> str:
+        return f"<ObjectStore {self._where}>"
+
+    @contextmanager
+    def _door(self, what: str, path: str) -> Iterator[None]:
+        """Where obstore's exceptions become ours."""
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            raise self._translated(error, what, path) from error
+
+    def _translated(self, error: Exception, what: str, path: str) -> StorageError:
+        return StorageError(
+            f"checkpoint storage {self._where}: can not {what} {path}: {_first_line(error)}"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    """Foreign messages carry a dump of the library's own objects after the first line."""
+    return str(error).split("\n", maxsplit=1)[0] or type(error).__name__

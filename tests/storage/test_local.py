@@ -1,0 +1,215 @@
+"""The local checkpoint storage: the contract, and what only a file system can do to it."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.blobs import BlobStoreContract
+from tidegate.drivers.storage import local, open_store
+from tidegate.drivers.storage.local import LocalStore
+from tidegate.errors import InternalError, RefusedError, StorageError
+from tidegate.ports.blobs import BlobStore, Created
+
+
+class TestContract(BlobStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> BlobStore:
+        return open_store(str(tmp_path / "made" / "by" / "the" / "store"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def _create_all(root: str, mine: bytes, rounds: int) -> list[str]:
+    store = LocalStore(Path(root))
+    return [store.create(f"race/{number}", mine).value for number in range(rounds)]
+
+
+def test_of_eight_processes_exactly_one_creates_a_name(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(8) as pool:
+        jobs = [
+            pool.apply_async(_create_all, (str(tmp_path / "store"), b"%d" % number, 50))
+            for number in range(8)
+        ]
+        outcomes = [job.get(timeout=60) for job in jobs]
+    for number in range(50):
+        of_one = sorted(process[number] for process in outcomes)
+        assert of_one == ["created"] + ["exists"] * 7
+
+
+_WRITER = """
+import sys, itertools
+from pathlib import Path
+from tidegate.drivers.storage.local import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+print("ready", flush=True)
+for n in itertools.count():
+    data = bytes([65 + n % 26]) * 500_000
+    store.put("hot", data)
+    store.create(f"journal/{n}", data)
+"""
+
+
+def test_a_kill_in_the_middle_of_writing_leaves_whole_files(tmp_path: Path) -> None:
+    seen = 0
+    for round_ in range(8):
+        root = tmp_path / str(round_)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(root)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(0.02 + 0.011 * round_)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        store = LocalStore(root)
+        for path in [*store.list("journal"), "hot"]:
+            data = store.get(path)
+            if data is None:
+                assert path == "hot"
+                continue
+            seen += 1
+            assert len(data) == 500_000
+            assert len(set(data)) == 1
+    assert seen > 8
+
+
+def test_every_name_is_synced_after_its_content_and_folders_into_their_parents(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        synced.append("content" if path.is_file() else path.relative_to(tmp_path).as_posix())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    store.create("job/journal/1", b"data")
+    assert synced == [".", "store", "content", "store", "store/job", "store/job/journal"]
+    synced.clear()
+    store.create("job/journal/1", b"data")
+    assert synced == ["content", "store/job/journal"], "what exists is on disk before it is told"
+    synced.clear()
+    store.put("job/journal/1", b"data")
+    assert synced == ["content", "store/job/journal"]
+
+
+def _failing(number: int, *, after: bool = False) -> object:
+    link = os.link
+
+    def fail(source: Path, target: Path) -> None:
+        if after:
+            link(source, target)
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_create_that_certainly_failed_says_so_and_names_the_path(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "link", _failing(number))
+    with pytest.raises(StorageError, match="store/job/journal/1"):
+        store.create("job/journal/1", b"data")
+    monkeypatch.undo()
+    assert store.get("job/journal/1") is None
+
+
+def test_a_create_of_uncertain_outcome_is_unknown(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", _failing(errno.EIO, after=True))
+    assert store.create("a", b"data") is Created.UNKNOWN
+    monkeypatch.undo()
+    assert store.create("a", b"data") is Created.EXISTS
+
+
+def test_a_name_that_is_not_synced_is_unknown(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("x", b"")
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, f"no sync of {folder}")
+
+    monkeypatch.setattr(local, "_sync_folder", fail)
+    assert store.create("a", b"data") is Created.UNKNOWN
+
+
+def test_a_full_disk_names_the_remedy_and_leaves_no_temporary_file(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(local, "_sync", full)
+    (tmp_path / "store" / ".temporary").mkdir(parents=True)
+    with pytest.raises(StorageError, match="disk is full: make room"):
+        store.put("a", b"data")
+    assert list((tmp_path / "store").rglob("*")) == [tmp_path / "store" / ".temporary"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    with pytest.raises(StorageError, match="permission denied"):
+        LocalStore(closed / "store").probe()
+
+
+def test_a_file_where_the_folder_should_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = LocalStore(tmp_path / "file")
+    with pytest.raises(StorageError, match="file"):
+        store.put("a", b"")
+    with pytest.raises(StorageError, match="file"):
+        store.get("a")
+
+
+def test_paths_stay_below_the_root(store: LocalStore) -> None:
+    for path in ("../x", "a/../x", "/x", "a//b", "", ".", "a/.", ".temporary/x", "a b", "ä"):
+        with pytest.raises(InternalError):
+            store.get(path)
+
+
+def test_the_probe_refuses_a_store_that_creates_a_name_twice(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overwrite(source: Path, target: Path) -> None:
+        Path(target).write_bytes(Path(source).read_bytes())
+
+    monkeypatch.setattr(os, "link", overwrite)
+    with pytest.raises(RefusedError, match="can not hold a job's journal"):
+        store.probe()
+
+
+def test_the_probe_removes_temporary_files_of_killed_processes(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    store.put("a", b"")
+    old, young = (tmp_path / "store" / ".temporary" / name for name in ("old", "young"))
+    for file in (old, young):
+        file.write_bytes(b"half")
+    os.utime(old, (time.time() - 90_000,) * 2)
+    store.probe()
+    assert not old.exists()
+    assert young.exists()
+    assert store.list("") == ["a"]
