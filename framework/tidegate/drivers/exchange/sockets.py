@@ -7,10 +7,9 @@ the slot with the lower ordinal dials the one with the higher. A connection pass
     dialled     being connected, or waits for `Welcome`
     linked      belongs to a `Link`; frames flow
 
-A linked connection is read only after `connect` was called, because only then somebody takes
-frames. What is read goes to the mailbox as one action per read. Once all peers are linked, nobody
-else has business here: the listener is closed and its folder removed, so that a killed slot leaves
-none behind.
+A linked connection is read only after `connect` was called: only then somebody takes frames. What
+is read goes to the mailbox as one action per read. Once all peers are linked, the listener is
+closed and its folder removed, so that a killed slot leaves none behind.
 
 A peer that closes without `Goodbye` is lost. `close` says goodbye, writes what waits and then waits
 for the peer to hang up, because closing first could destroy what the peer has not read yet.
@@ -103,30 +102,26 @@ class SocketExchange:
 
     @property
     def address(self) -> str:
-        """Where peers dial: `unix:PATH` or `host:port`."""
         return self._address
 
     def connect(
         self, peers: Mapping[int, str], *, post: Post, on_frames: OnFrames, on_lost: OnLost
     ) -> None:
-        """See the port."""
         check(not self._links, "an exchange is connected once")
         check(self._ordinal not in peers, "a slot has no connection to itself")
         self._links = {peer: Link(peer) for peer in peers}
         self._command(partial(self._begin, dict(peers), post, on_frames, on_lost))
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
-        """See the port."""
         check(0 <= channel < OWN_CHANNEL, f"channel number {channel} is not one of a caller's")
         link = self._links[peer]
         if link.send(channel, payload):
             self._command(partial(self._watch, link))
 
     def close(self) -> None:
-        """See the port."""
         if not self._closed:
-            self._closed = True
             self._command(self._say_goodbye)
+        self._closed = True
         self._thread.join(FAREWELL_S + 3.0)
         check(not self._thread.is_alive(), "the exchange's thread does not end")
 
@@ -264,13 +259,15 @@ class SocketExchange:
             self._attach(stranger, link, [])
 
     def _attach(self, stranger: Stranger, link: Link, frames: list[Frame]) -> None:
+        # The folder goes before frames flow: a slot that is killed at work leaves none behind.
+        self._close_listener_when_linked(link)
         link.attach(stranger.socket)
         self._selector.register(stranger.socket, _interest(link), link)
         self._deliver(link, frames)
-        self._close_listener_when_linked()
 
-    def _close_listener_when_linked(self) -> None:
-        if not any(_open(link) for link in self._links.values()):
+    def _close_listener_when_linked(self, last: Link | None = None) -> None:
+        """Close it if no connection is still to come, other than of `last`."""
+        if not any(_open(link) and link is not last for link in self._links.values()):
             self._linking_until = NEVER
             self._close_listener()
 
@@ -355,17 +352,23 @@ class SocketExchange:
         self._post = _nobody
         self._linking_until = NEVER
         self._closing_until = time.monotonic() + FAREWELL_S
-        self._close_listener()
         for link in self._links.values():
-            link.send(OWN_CHANNEL, (GOODBYE,))
-            self._watch(link)
+            if _open(link) and link.drained:
+                self._drop(link)  # nothing was ever to be said to it
+            else:
+                link.send(OWN_CHANNEL, (GOODBYE,))
+                self._watch(link)
+        for stranger in list(self._strangers):
+            if stranger.link is None or stranger.link.closed:
+                self._forget(stranger)
+        self._close_listener_when_linked()
 
     def _ended(self) -> bool:
         """Whether the exchange was closed, and every peer has hung up or had its time."""
         if self._closing_until == NEVER:
             return False
         late = time.monotonic() >= self._closing_until
-        return late or all(link.socket is None for link in self._links.values())
+        return late or all(link.closed for link in self._links.values())
 
     def _close_listener(self) -> None:
         if self._listener is not None:

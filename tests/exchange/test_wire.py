@@ -1,0 +1,114 @@
+"""Frames cut out of a stream: whole, once, in order, however the stream was torn; and limits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.drivers.exchange.wire import (
+    GOODBYE,
+    OWN_CHANNEL,
+    READ_BYTES,
+    FrameReader,
+    Goodbye,
+    Hello,
+    OwnMessage,
+    Refused,
+    Welcome,
+    frame_head,
+    own_frame,
+    read_own,
+)
+from tidegate.errors import ExchangeError
+from tidegate.ports.exchange import MAX_FRAME_BYTES, Frame
+
+
+def feed(reader: FrameReader, data: bytes, most: int) -> list[Frame]:
+    """As a socket does: never more than there is space for, never more than `most`."""
+    frames = []
+    while data:
+        space = reader.space()
+        received = min(len(space), most, len(data))
+        assert received > 0
+        space[:received] = data[:received]
+        data = data[received:]
+        frames += reader.take(received)
+    return frames
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, OWN_CHANNEL), st.one_of(st.binary(), st.binary(min_size=60)))
+    ),
+    st.integers(1, 100),
+    st.integers(16, 64),
+)
+def test_frames_survive_any_tearing(frames: list[Frame], most: int, room: int) -> None:
+    stream = b"".join(frame_head(len(payload), channel) + payload for channel, payload in frames)
+    reader = FrameReader(room)
+    assert feed(reader, stream, most) == frames
+    assert reader.empty
+
+
+def test_a_large_frame_needs_its_own_size_and_no_more_for_ever() -> None:
+    reader = FrameReader()
+    large = bytes(range(256)) * (5 * READ_BYTES // 256)
+    frames = [(1, b"before"), (2, large), (3, b"after")]
+    stream = b"".join(frame_head(len(payload), channel) + payload for channel, payload in frames)
+    assert feed(reader, stream, 1 << 20) == frames
+    assert len(reader.space()) == READ_BYTES
+
+
+def test_payloads_do_not_change_when_the_buffer_is_read_into_again() -> None:
+    reader = FrameReader(64)
+    kept = [payload for n in range(100) for _, payload in feed(reader, _one(b"%06d" % n), 99)]
+    assert kept == [b"%06d" % n for n in range(100)]
+
+
+def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    reader = FrameReader()
+    with pytest.raises(ExchangeError, match=str(MAX_FRAME_BYTES)):
+        feed(reader, frame_head(MAX_FRAME_BYTES + 1, 0), 99)
+    with pytest.raises(ExchangeError, match="100 is the limit"):
+        feed(FrameReader(64, 100), b"GET / HTTP/1.1\r\n", 99)
+
+
+def test_golden_bytes() -> None:
+    assert (frame_head(3, 7) + b"abc").hex() == "0000000300000007616263"
+    hello = Hello(job="j", attempt=2, sender=0, receiver=1)
+    assert own_frame(hello).hex() == (
+        "00000047ffffffff"
+        "86a474797065a568656c6c6fa56d61676963b3746964656761746"
+        "52d65786368616e67652d31"
+        "a36a6f62a16aa7617474656d707402a673656e64657200a8726563656976657201"
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(job="order-totals", attempt=3, sender=1, receiver=2),
+        Welcome(),
+        Refused(reason="another attempt"),
+        Goodbye(),
+    ],
+)
+def test_messages_of_the_exchange_come_back(message: OwnMessage) -> None:
+    ((channel, payload),) = feed(FrameReader(), own_frame(message), 5)
+    assert channel == OWN_CHANNEL
+    assert read_own(payload) == message
+
+
+def test_a_goodbye_is_always_the_same() -> None:
+    assert read_own(GOODBYE) == Goodbye()
+
+
+@given(st.binary())
+def test_noise_is_an_error_of_the_exchange(noise: bytes) -> None:
+    with pytest.raises(ExchangeError):
+        read_own(b"\xc1" + noise)
+
+
+def _one(payload: bytes) -> bytes:
+    return frame_head(len(payload), 0) + payload
