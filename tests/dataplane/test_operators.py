@@ -154,15 +154,14 @@ class Dict(dict[object, tuple[Cell, ...]]):
     def __init__(self, function: KeyedProcess[Any, Any, Any]) -> None:
         super().__init__()
         self._states = type(function).declared_states
-        self.prefetched: list[list[object]] = []
+        self.asked: list[list[object]] = []
 
-    def prefetch(self, keys: Sequence[object]) -> None:
-        self.prefetched.append(list(keys))
-
-    def entry(self, key: object) -> tuple[Cell, ...]:
-        if key not in self:
-            self[key] = tuple(state.new_cell() for state in self._states.values())
-        return self[key]
+    def entries(self, keys: Sequence[object]) -> list[tuple[Cell, ...]]:
+        self.asked.append(list(keys))
+        for key in keys:
+            if key not in self:
+                self[key] = tuple(state.new_cell() for state in self._states.values())
+        return [self[key] for key in keys]
 
     def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
         raise NotImplementedError
@@ -199,7 +198,7 @@ def test_each_record_sees_the_state_of_its_own_key() -> None:
     operator.process(batch(("a", 1), ("b", 5), ("a", 2)))
     assert out.values() == [("a", 1), ("b", 5), ("a", 3)]
     assert out.offsets() == [100, 101, 102]
-    assert state.prefetched == [["a", "b", "a"]]
+    assert state.asked == [["a", "b", "a"]]
 
 
 def test_several_states_are_hung_by_name() -> None:

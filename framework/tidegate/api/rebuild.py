@@ -39,8 +39,8 @@ def rebuild(
     if code_digest(pipeline) != digest:
         raise CodeMismatchError(
             f"The code of {reference} in {folder} is not the code that was submitted: a file of "
-            "its package was changed while the job ran, or differs on this machine. Stop the job and "
-            "submit it again; it continues from its last checkpoint."
+            "its package was changed while the job ran, or differs on this machine. Stop the job "
+            "and submit it again; it continues from its last checkpoint."
         )
     graph = build(pipeline, params)
     if graph.fingerprint() != fingerprint:

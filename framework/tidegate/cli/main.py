@@ -12,6 +12,7 @@ import sys
 import typer
 
 from tidegate.cli import kafka
+from tidegate.cli.run import run
 from tidegate.errors import Domain, TidegateError
 
 FAILED = 1  # the job, or something outside
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(kafka.app, name="kafka")
+app.command()(run)
 
 
 @app.callback()

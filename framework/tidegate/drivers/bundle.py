@@ -81,9 +81,9 @@ class RealDrivers:
     def exchange(
         self, *, job: str, attempt: int, ordinal: int, host: str | None = None
     ) -> Exchange:
-        from tidegate.drivers.exchange.sockets import open_exchange
+        from tidegate.drivers.exchange.sockets import SocketExchange
 
-        return open_exchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
+        return SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
 
 
 if TYPE_CHECKING:

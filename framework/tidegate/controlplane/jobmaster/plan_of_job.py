@@ -15,9 +15,9 @@ from tidegate.api.evolution import check_evolution
 from tidegate.api.fields import name_of
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.rebuild import rebuild
+from tidegate.api.topics import topic_of
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
 from tidegate.config import CheckpointSettings, Config
-from tidegate.controlplane.jobmaster.split_enumeration import source_topic
 from tidegate.errors import PipelineError
 from tidegate.graph.logical import Graph, Node
 from tidegate.graph.plan import PhysicalPlan, plan
@@ -83,7 +83,7 @@ def plan_facts(graph: Graph, laid_out: PhysicalPlan, config: Config) -> PlanFact
         max_parallelism=laid_out.max_parallelism,
         steps=tuple(_step(node) for node in graph if node.kind == "keyed_process"),
         sources=tuple(
-            SourceFacts(uid=Uid(node.id), topic=source_topic(config, node))
+            SourceFacts(uid=Uid(node.id), topic=topic_of(config, node))
             for node in graph
             if node.kind == "source"
         ),

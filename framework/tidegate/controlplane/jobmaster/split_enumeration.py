@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from typing import cast
 
 from tidegate.api.kafka import KafkaSource
+from tidegate.api.topics import topic_of
 from tidegate.checkpoint.restore import PartitionFacts
 from tidegate.config import Config
 from tidegate.elements import Origin
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import Graph, Node
+from tidegate.graph.logical import Graph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 
@@ -26,13 +27,6 @@ from tidegate.ports.drivers import KafkaAdmin
 def consumer_group(job: JobName, source: str) -> str:
     """The group under which positions are shown to lag monitors: `tidegate.<job>.<source>`."""
     return f"tidegate.{job}.{source}"
-
-
-def source_topic(config: Config, node: Node) -> str:
-    """The topic of a source: the configuration's override, or the declaration's."""
-    override = config.sources.get(node.id)
-    declared = cast("KafkaSource[object]", node.declaration).topic
-    return override.topic if override is not None and override.topic is not None else declared
 
 
 def enumerate_partitions(
@@ -47,7 +41,7 @@ def enumerate_partitions(
     for node in graph:
         if node.kind != "source":
             continue
-        topic = source_topic(config, node)
+        topic = topic_of(config, node)
         origins = [Origin(topic, partition) for partition in range(admin.partitions(topic))]
         earliest = admin.earliest(origins)
         ends = admin.latest(origins) if bounded else {}

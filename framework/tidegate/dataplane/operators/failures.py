@@ -33,7 +33,7 @@ def user_code_error(
     name = f"uid {node.uid!r}" if node.uid else f"{node.id!r}"
     return UserCodeError(
         f"{pipeline}: step {name} ({node.place}) raised {type(error).__name__}: {error}, on the "
-        f"record that came from {topic}-{partition} at offset {offset}. Mend the code or filter such "
-        "records out before this step; the job restarts from its last checkpoint as the restart "
-        "strategy says."
+        f"record that came from {topic}-{partition} at offset {offset}. Mend the code or filter "
+        "such records out before this step; the job restarts from its last checkpoint as the "
+        "restart strategy says."
     )

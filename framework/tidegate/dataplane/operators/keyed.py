@@ -10,7 +10,7 @@ Invariant: a function sees the cells of exactly the record's key; whether it ass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
@@ -24,16 +24,17 @@ from tidegate.graph.logical import MAIN, Node
 from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import KeyedSnapshot
 
+Rows = Iterator[tuple[Any, Any, Sequence[Cell], int]]
+"""Value, key, the key's cells and the offset, record by record."""
+
 
 class KeyedStateLike(Protocol):
     """The keyed state of one step in one subtask, as far as this loop and the task use it."""
 
-    def prefetch(self, keys: Sequence[Any]) -> None:
-        """Load what is missing of these keys, together."""
-        ...
-
-    def entry(self, key: Any) -> Sequence[Cell]:
-        """The cells of a key, in the order of the declared states."""
+    def entries(self, keys: Sequence[Any]) -> Sequence[Sequence[Cell]]:
+        """The cells of each key, in the order of the declared states; what is missing is loaded
+        together. Valid until the next call.
+        """
         ...
 
     def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
@@ -91,13 +92,13 @@ class KeyedOperator:
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record with its key's state in place; emit what it returns."""
         keys = self._keys(batch)
-        self.state.prefetch(keys)
+        cells = self.state.entries(keys)
         values: list[Any] = []
         offsets: list[int] = []
         remaining = iter(batch.values)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         try:
-            loop(remaining, keys, batch.offsets, values, offsets)
+            loop(zip(remaining, keys, cells, batch.offsets, strict=False), values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
@@ -112,28 +113,24 @@ class KeyedOperator:
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
 
-    def _loop_one_state(
-        self, remaining: Any, keys: Any, offsets: Any, out_values: Any, out_offsets: Any
-    ) -> None:
+    def _loop_one_state(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
-        process, context, entry = self._process, self._context, self.state.entry
+        process, context = self._process, self._context
         hang, name = self._function.__dict__, self._names[0]
-        for value, key, offset in zip(remaining, keys, offsets, strict=False):
-            (hang[name],) = entry(key)
+        for value, key, cells, offset in rows:
+            (hang[name],) = cells
             context.key = key
             context.offset = offset
             for result in process(value, context):
                 add_value(result)
                 add_offset(offset)
 
-    def _loop_many_states(
-        self, remaining: Any, keys: Any, offsets: Any, out_values: Any, out_offsets: Any
-    ) -> None:
+    def _loop_many_states(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
-        process, context, entry = self._process, self._context, self.state.entry
+        process, context = self._process, self._context
         hang, names = self._function.__dict__, self._names
-        for value, key, offset in zip(remaining, keys, offsets, strict=False):
-            hang.update(zip(names, entry(key), strict=True))
+        for value, key, cells, offset in rows:
+            hang.update(zip(names, cells, strict=True))
             context.key = key
             context.offset = offset
             for result in process(value, context):

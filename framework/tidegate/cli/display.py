@@ -1,0 +1,211 @@
+"""How a run is shown: a live table where the terminal is interactive, log lines where it is not,
+and JSON lines for scripts.
+
+Everything shown comes from JobReports. Rates are between two reports; counts after a restart go on
+from where the last attempt was, so work that is done again is counted again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from tidegate.config import Config
+from tidegate.protocol.messages import JobReport, Submission
+
+LINE_INTERVAL_MS: Final = 5_000
+"""Between two log lines of a run that goes well; changes of state are told at once."""
+
+
+class Display:
+    """Base: shows nothing but the end."""
+
+    def __init__(self, submission: Submission, config: Config) -> None:
+        self.job, self.config = submission.job, config
+        self._before: JobReport | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to put back."""
+
+    def show(self, report: JobReport) -> None:
+        """The job as it is now."""
+
+    def stopping(self) -> None:
+        """The first Ctrl-C."""
+        say(f"{self.job}: stopping with a final checkpoint (Ctrl-C again leaves at once)")
+
+    def left(self) -> None:
+        """The second Ctrl-C."""
+        say(f"{self.job}: left without a final checkpoint; the next run recovers")
+
+    def jobmanager_restarted(self, status: int) -> None:
+        """The JobManager ended and is started again."""
+        say(f"{self.job}: the JobManager ended with status {status} and is started again")
+
+    def end(self, report: JobReport) -> None:
+        """How it ended."""
+        say(
+            f"{self.job}: {report.state.lower()}; {report.records_in:,} records in, "
+            f"{report.records_out:,} out, {report.checkpoints_completed} checkpoints, "
+            f"{report.restarts} restarts"
+        )
+
+    def failed(self, report: JobReport) -> None:
+        """Why it failed: the user's traceback, then the paragraph."""
+        if report.error is not None:
+            if report.error.traceback:
+                say(report.error.traceback.rstrip())
+            say(f"tidegate: {report.error.message}")
+
+    def rates(self, report: JobReport) -> tuple[float, float]:
+        """Records in and out per second since the report before."""
+        before = self._before
+        if before is None or report.reported_ms <= before.reported_ms:
+            return 0.0, 0.0
+        seconds = (report.reported_ms - before.reported_ms) / 1000
+        return (
+            max(0, report.records_in - before.records_in) / seconds,
+            max(0, report.records_out - before.records_out) / seconds,
+        )
+
+
+class Lines(Display):
+    """A line at every change of state, and one every five seconds."""
+
+    def show(self, report: JobReport) -> None:
+        before = self._before
+        told = before is not None and before.state == report.state
+        if told and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS:  # type: ignore[union-attr]
+            return
+        say(f"{self.job}: {describe(report, self.rates(report))}")
+        self._before = report
+
+
+class JsonLines(Display):
+    """Each report as one JSON object."""
+
+    def show(self, report: JobReport) -> None:
+        if self._before is None or self._before.reported_ms != report.reported_ms:
+            self._print("report", report)
+            self._before = report
+
+    def stopping(self) -> None:
+        """Scripts see the state change."""
+
+    def end(self, report: JobReport) -> None:
+        self._print("end", report)
+
+    def _print(self, event: str, report: JobReport) -> None:
+        body: dict[str, Any] = msgspec.to_builtins(report)
+        body.pop("type", None)
+        print(json.dumps({"event": event, **body}), flush=True)
+
+
+class Live(Display):
+    """A table that is drawn anew with every report."""
+
+    def __init__(self, submission: Submission, config: Config) -> None:
+        super().__init__(submission, config)
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def show(self, report: JobReport) -> None:
+        if self._before is not None and self._before.reported_ms == report.reported_ms:
+            return
+        self._live.update(_table(report, self.rates(report), self.config), refresh=True)
+        self._before = report
+
+
+def open_display(submission: Submission, config: Config, *, as_json: bool) -> Display:
+    """The display that fits where the output goes."""
+    if as_json:
+        return JsonLines(submission, config)
+    kinds: Callable[[Submission, Config], Display] = Live if sys.stderr.isatty() else Lines
+    return kinds(submission, config)
+
+
+def say(text: str) -> None:
+    """A line on stderr: stdout is for what scripts read."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def describe(report: JobReport, rates: tuple[float, float]) -> str:
+    """One line of a running job."""
+    parts = [report.state.lower().replace("_", " ")]
+    if report.slots_missing and report.state == "WAITING_FOR_SLOTS":
+        parts.append(f"{report.slots_missing} slots missing")
+    parts.append(f"in {report.records_in:,} ({rates[0]:,.0f}/s)")
+    parts.append(f"out {report.records_out:,} ({rates[1]:,.0f}/s)")
+    if report.lag is not None:
+        parts.append(f"lag {report.lag:,}")
+    if report.last_checkpoint is not None:
+        last = report.last_checkpoint
+        parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
+    if report.restarts:
+        parts.append(f"{report.restarts} restarts")
+    if report.error is not None and report.state != "RUNNING":
+        parts.append(f"last failure: {report.error.message}")
+    return ", ".join(parts)
+
+
+def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    state = report.state.lower().replace("_", " ")
+    table.add_row("job", f"{report.job}  [bold]{state}[/bold]  attempt {report.attempt}")
+    table.add_row("records in", f"{report.records_in:,}  ({rates[0]:,.0f}/s)")
+    table.add_row("records out", f"{report.records_out:,}  ({rates[1]:,.0f}/s)")
+    table.add_row("lag", "not known" if report.lag is None else f"{report.lag:,}")
+    last = report.last_checkpoint
+    told = "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {_size(last.size)}"
+    interval_s = config.checkpoint.interval / 1000
+    table.add_row("last checkpoint", f"{told}  (every {interval_s:g} s)")
+    failed = f", {report.checkpoints_failed} failed" if report.checkpoints_failed else ""
+    table.add_row("checkpoints", f"{report.checkpoints_completed}{failed}")
+    table.add_row("restarts", str(report.restarts))
+    table.add_row("slots", f"{len(report.slots)} of {len(report.slots) + report.slots_missing}")
+    if report.skipped or report.dead_letters:
+        table.add_row(
+            "bad records", f"{report.skipped} skipped, {report.dead_letters} dead letters"
+        )
+    if report.error is not None:
+        table.add_row("last failure", report.error.message)
+    return table
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:  # noqa: PLR2004 - a KiB
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
