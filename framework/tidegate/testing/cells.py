@@ -33,25 +33,24 @@ class CellsByKey:
         self._cells: dict[bytes, tuple[Cell, ...]] = {}
         self._touched: dict[bytes, None] = {}
 
-    def prefetch(self, keys: Sequence[Any]) -> None:
-        """Refuse keys that are not of the declared type."""
-        for key in keys:
-            check_key(key, self._key_of, self._where)
-
-    def entry(self, key: Any) -> tuple[Cell, ...]:
-        """The cells of a key, in the order of the declared states."""
-        key_bytes = self._key_bytes(key)
-        self._touched[key_bytes] = None
-        cells = self._cells.get(key_bytes)
-        if cells is None:
-            cells = self._cells[key_bytes] = tuple(state.new_cell() for state in self._states)
-        return cells
+    def entries(self, keys: Sequence[Any]) -> list[tuple[Cell, ...]]:
+        """The cells of each key; a key that is not of the declared type is refused."""
+        return [self._entry(key) for key in keys]
 
     def cell(self, name: str, key: Any) -> Any:
         """The cell of one declared state, to be looked at; a new one if the key was never seen."""
         position = self._names.index(name)
         cells = self._cells.get(self._key_bytes(key))
         return self._states[position].new_cell() if cells is None else cells[position]
+
+    def _entry(self, key: Any) -> tuple[Cell, ...]:
+        check_key(key, self._key_of, self._where)
+        key_bytes = self._key_bytes(key)
+        self._touched[key_bytes] = None
+        cells = self._cells.get(key_bytes)
+        if cells is None:
+            cells = self._cells[key_bytes] = tuple(state.new_cell() for state in self._states)
+        return cells
 
     def encode_touched(self) -> None:
         """Encode what a checkpoint would, and throw the bytes away."""
