@@ -163,7 +163,12 @@ class Dict(dict[object, tuple[Cell, ...]]):
                 self[key] = tuple(state.new_cell() for state in self._states.values())
         return [self[key] for key in keys]
 
-    def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
+    def snapshot(
+        self,
+        checkpoint: CheckpointId,
+        done: Callable[[KeyedSnapshot], None],
+        failed: Callable[[str], None],
+    ) -> None:
         raise NotImplementedError
 
     def completed(self, checkpoint: CheckpointId) -> None:

@@ -55,6 +55,7 @@ class Gate(Protocol):
     """The input channels of a subtask."""
 
     def next_element(self) -> tuple[int, Element] | None: ...
+    def next_control(self) -> tuple[int, Element] | None: ...
     def block(self, channel: int) -> None: ...
     def unblock(self, channel: int) -> None: ...
 
@@ -66,6 +67,10 @@ class Coordination(Protocol):
         self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
     ) -> None:
         """The subtask's part of a checkpoint is durable."""
+        ...
+
+    def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
+        """The subtask's part of a checkpoint could not be made; the attempt goes on."""
         ...
 
     def input_ended(self, subtask: SubtaskId) -> None:
@@ -97,7 +102,7 @@ class _Subtask:
     ) -> None:
         """Published and committed: transactions that ended are carried no more."""
         for sink in self.chain.sinks.values():
-            sink.ended(ended)
+            sink.ended(ended, checkpoint)
         for keyed in self.chain.keyed.values():
             keyed.state.completed(checkpoint)
 
@@ -124,7 +129,11 @@ class _Subtask:
         for sink in self.chain.sinks.values():
             sink.prepare(barrier.checkpoint, gathering.transactions_prepared)
         for keyed in self.chain.keyed.values():
-            keyed.state.snapshot(barrier.checkpoint, gathering.state_stored)
+            keyed.state.snapshot(
+                barrier.checkpoint,
+                gathering.state_stored,
+                lambda reason: self._coordination.decline(barrier.checkpoint, self.subtask, reason),
+            )
         for outlet in self.chain.outlets:
             outlet.emit_control(barrier)
         elapsed = self.runtime.drivers.clock.monotonic() - started
@@ -257,9 +266,9 @@ class InputTask(_Subtask):
     def step(self, timeout_s: float) -> bool:
         """Take one element off an unblocked channel; never waits."""
         del timeout_s
-        if not self.chain.writable():
-            return False
-        found = self._gate.next_element()
+        # A sink that waits for a transaction slot lets barriers through: it has nothing to prepare.
+        writable = self.chain.writable()
+        found = self._gate.next_element() if writable else self._gate.next_control()
         if found is None:
             return False
         channel, element = found

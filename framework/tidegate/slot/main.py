@@ -16,7 +16,6 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -37,12 +36,14 @@ from tidegate.protocol.messages import (
     CheckpointAborted,
     CheckpointCompleted,
     CloseTasks,
+    DeclineCheckpoint,
     Deploy,
     Done,
     InputEnded,
     Message,
     Refused,
     RegisterSlot,
+    SlotHeartbeat,
     SlotMetrics,
     StartSlot,
     StartSources,
@@ -263,6 +264,27 @@ class Slot:
                 sync_ms=sync_ms,
             )
         )
+        # Counts are at least as new as the last checkpoint, also those of a job that has ended.
+        self._send(
+            SlotHeartbeat(
+                job=self._start.job,
+                attempt=self._start.attempt,
+                ordinal=self._start.ordinal,
+                metrics=self._metrics(),
+            )
+        )
+
+    def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
+        """A subtask's part of a checkpoint could not be made; the attempt goes on."""
+        self._send(
+            DeclineCheckpoint(
+                job=self._start.job,
+                attempt=self._start.attempt,
+                checkpoint=checkpoint,
+                subtask=subtask,
+                reason=reason,
+            )
+        )
 
     def input_ended(self, subtask: SubtaskId) -> None:
         """A subtask has processed the last record of a bounded run."""
@@ -355,6 +377,3 @@ class Slot:
 
 def _story(report: ErrorReport) -> dict[str, str]:
     return {"error": report.kind, "message": report.message, "traceback": report.traceback}
-
-
-Posting = Callable[[Action], None]

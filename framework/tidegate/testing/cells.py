@@ -61,9 +61,14 @@ class CellsByKey:
                         codec.encode(value)
         self._touched.clear()
 
-    def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
+    def snapshot(
+        self,
+        checkpoint: CheckpointId,
+        done: Callable[[KeyedSnapshot], None],
+        failed: Callable[[str], None],
+    ) -> None:
         """Never called: a test takes no checkpoint."""
-        raise InternalError(f"checkpoint {checkpoint} of a test's state, for {done}")
+        raise InternalError(f"checkpoint {checkpoint} of a test's state, for {done} or {failed}")
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """Never called either."""

@@ -193,7 +193,7 @@ class _Sink:
     ) -> None:
         raise InternalError(f"checkpoint {checkpoint} in a pipeline test, for {done}")
 
-    def ended(self, ids: Sequence[TransactionalId]) -> None:
+    def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
         """No transaction is ever prepared."""
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:

@@ -30,6 +30,7 @@ from tidegate.checkpoint.procedures import (
     settle,
     sweep,
 )
+from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.restore import Restoration, restore
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.controlplane.jobmaster.effects import EffectRunner
@@ -113,6 +114,7 @@ class JournalWork:
         self._effects: EffectRunner | None = None
         self._kafka_cluster = ""
         self._journal: OwnJournal | None = None
+        self._cleaning = Cleaning()
         #: Publications asked for before this many attempts had ended are not begun any more.
         self._generation = 0
 
@@ -194,7 +196,7 @@ class JournalWork:
             ended=len(recovered.ended),
             fenced=len(recovered.fenced),
         )
-        self._journal = journal
+        self._journal, self._cleaning = journal, Cleaning()
         point = journal.restore_point(self._submission.restore)
         manifest = None if point is None else run(load_manifest(point))
         restoration = self._resolve(manifest)
@@ -272,6 +274,14 @@ class JournalWork:
         post(lambda: outcome.committed(result.ended))
         if freed:
             post(outcome.settled)
+        self._delete_unneeded(journal)
+
+    def _delete_unneeded(self, journal: OwnJournal) -> None:
+        retained = self._config.checkpoint.retained
+        try:
+            self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
+        except StorageError as error:
+            _log.warning("old files stay until the next checkpoint", error=str(error))
 
     def _manifest(self, complete: Complete) -> Manifest:
         return Manifest(

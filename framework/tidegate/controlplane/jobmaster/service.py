@@ -72,6 +72,10 @@ but readers stand still behind them."""
 GOODBYE_S: Final = 3.0
 """How long slots may take to close the user's functions at the end of a job."""
 
+GOODBYE_POLL_S: Final = 0.02
+RELEASE_S: Final = 0.2
+"""Between the order to kill what is left of the slots and the fencing of their ids."""
+
 _log = structlog.get_logger()
 
 
@@ -131,6 +135,7 @@ class JobMaster:
         self._recovered: RecoveredJob | None = None
         self._reporting = Reporting(self._job, drivers.clock)
         self._leaving = False
+        self._departing: set[SlotId] = set()
         self._watch_until: dict[str, float] = {}
 
     # --- messages -------------------------------------------------------------------------------
@@ -268,8 +273,9 @@ class JobMaster:
         self._slot_gone(message.attempt, message.slot, message.reason)
 
     def _slot_gone(self, attempt: Attempt, slot: SlotId, reason: str) -> None:
+        self._departing.discard(slot)
         live = self._live
-        if live is None or live.attempt != attempt:
+        if live is None or live.attempt != attempt or self._machine.state is JobState.CLOSING:
             return
         self._reporting.error_was(ErrorReport.of(ExternalError(f"Slot {slot} was lost: {reason}.")))
         self.decide(e.SlotGone(attempt=attempt, slot=slot, reason=reason))
@@ -380,14 +386,24 @@ class JobMaster:
     # --- the end --------------------------------------------------------------------------------
 
     def _close(self, outcome: JobState) -> None:
+        """Let the slots leave first: what fences their ids must be the last to touch them."""
         if self._live is not None:
+            self._departing = {slot.registered.slot for slot in self._live.slots.values()}
             self._live.close_tasks()
+        until_s = self._drivers.clock.monotonic() + GOODBYE_S
+        self._loop.call_later(0.0, lambda: self._close_when_left(outcome, until_s))
+
+    def _close_when_left(self, outcome: JobState, until_s: float) -> None:
+        if self._departing and self._drivers.clock.monotonic() < until_s:
+            self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_left(outcome, until_s))
+            return
+        self._release_slots()
 
         def done(error: TidegateError | None) -> None:
             event = e.Closed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 
-        self._loop.call_later(0.0, lambda: self._journal.close(outcome.value, done))
+        self._loop.call_later(RELEASE_S, lambda: self._journal.close(outcome.value, done))
 
     def _leave(self) -> None:
         """Tell how it ended, let slots say goodbye, and end the process."""
@@ -398,19 +414,18 @@ class JobMaster:
         _log.info("the job has ended", state=self._machine.state.value)
 
         def release() -> None:
-            attempt = self._machine.attempt
-            if attempt is not None:
-                self._manager.send(
-                    ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt)
-                )
+            self._release_slots()
             self._manager.drain()
             self._loop.stop()
 
-        self._loop.call_later(self._goodbye_s(), release)
+        self._loop.call_later(0.0, release)
 
-    def _goodbye_s(self) -> float:
-        finished = self._machine.state in {JobState.FINISHED, JobState.CANCELED}
-        return GOODBYE_S / 10 if finished else 0.0
+    def _release_slots(self) -> None:
+        attempt = self._machine.attempt
+        if attempt is not None:
+            self._manager.send(
+                ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt)
+            )
 
     def _required_live(self) -> LiveAttempt:
         if self._live is None:

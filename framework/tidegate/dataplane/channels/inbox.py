@@ -204,6 +204,17 @@ class InputGate:
             self._ready.append(channel)
         return channel.index, element
 
+    def next_control(self) -> tuple[int, Element] | None:
+        """The same, of channels at whose head a control element stands; records stay.
+
+        For a subtask whose leaves can take no records: barriers are let through.
+        """
+        for _ in range(len(self._ready)):
+            if self._ready[0].peek_kind() != "records":
+                return self.next_element()
+            self._ready.rotate(-1)
+        return None
+
     def block(self, index: int) -> None:
         """Take nothing from a channel until it is unblocked."""
         self.channels[index].block()

@@ -37,8 +37,15 @@ class KeyedStateLike(Protocol):
         """
         ...
 
-    def snapshot(self, checkpoint: CheckpointId, done: Callable[[KeyedSnapshot], None]) -> None:
-        """Freeze now; store in the background; `done` is called in the mailbox thread."""
+    def snapshot(
+        self,
+        checkpoint: CheckpointId,
+        done: Callable[[KeyedSnapshot], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Freeze now; store in the background; `done` or `failed` (with the reason) is called in
+        the mailbox thread.
+        """
         ...
 
     def completed(self, checkpoint: CheckpointId) -> None:

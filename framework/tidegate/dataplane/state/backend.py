@@ -92,6 +92,9 @@ class KeyedState:
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
         self._cache: dict[Any, Cells] = {}
+        self.entry: Callable[[Any], Cells] = self._cache.__getitem__
+        """The cells of one of the keys that the last `prefetch` was given. Never ask for another: a
+        cell that was not handed out by `entries` or `prefetch` is not looked at by the flush."""
         self._handed_out: list[list[Cells]] = []
         """The cells of the batches since the last flush, unless there were more than are cached."""
         self._touched = 0
@@ -119,9 +122,9 @@ class KeyedState:
             self._handed_out.clear()
         return cells
 
-    def entry(self, key: Any) -> Cells:
-        """The cells of one key; `entries` is the fast way for many."""
-        return self.entries((key,))[0]
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Make `entry` answer for these keys, until the next call."""
+        self.entries(keys)
 
     def flush(self) -> None:
         """Write what changed since the last flush to the store, as one batch. Raises
@@ -173,7 +176,15 @@ class KeyedState:
         return list({id(cells): cells for cells in handed_out}.values())
 
     def _load(self, keys: Iterable[Any]) -> None:
-        places = [(key, self._store_keys(key)) for key in keys]
+        try:
+            places = [(key, self._store_keys(key)) for key in keys]
+        except TidegateError:
+            raise
+        except Exception as error:  # whatever an encoder says of a key that is not its type's
+            raise UserCodeError(
+                f"step {self._uid!r} was given a key that is not of the type declared by key_by: "
+                f"{error}"
+            ) from error
         loads = self._loads
         if loads == (True,):
             asked = [store_key for _, (store_key,) in places]

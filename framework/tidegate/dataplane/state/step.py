@@ -21,11 +21,13 @@ from tidegate.api.state import State
 from tidegate.dataplane.runtime import Action, Runtime
 from tidegate.dataplane.state.backend import Cells, KeyedState
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
+from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import CheckpointId, Uid
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 Done = Callable[[KeyedSnapshot], None]
+Failed = Callable[[str], None]
 
 
 def open_step_state(
@@ -94,22 +96,29 @@ class StepState:
     ) -> None:
         self._state, self._uploader, self._directory = state, uploader, directory
         self._post, self._run_io = post, run_io
-        self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done]] = deque()
+        self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done, Failed]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = threading.Lock()
+        self.entry: Callable[[Any], Cells] = state.entry
+        """The cells of one of the keys that the last `prefetch` was given, and of no other."""
 
     def entries(self, keys: Sequence[Any]) -> list[Cells]:
         """The cells of a batch's keys, key by key; valid until the next call."""
         return self._state.entries(keys)
 
-    def snapshot(self, checkpoint: CheckpointId, done: Done) -> None:
-        """Freeze now; store in the background; `done` is called in the mailbox thread.
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Make `entry` answer for these keys, until the next call."""
+        self._state.entries(keys)
 
-        Raises StorageError if the state cannot be frozen; a failed upload ends the attempt.
+    def snapshot(self, checkpoint: CheckpointId, done: Done, failed: Failed) -> None:
+        """Freeze now; store in the background; `done`, or `failed` where the storage does not take
+        it, is called in the mailbox thread.
+
+        Raises StorageError if the state cannot be frozen.
         """
         directory = self._directory / str(checkpoint)
         files = self._state.snapshot_sync(directory)
-        self._frozen.append((checkpoint, directory, files, done))
+        self._frozen.append((checkpoint, directory, files, done, failed))
         self._run_io(self._upload_oldest)
 
     def completed(self, checkpoint: CheckpointId) -> None:
@@ -126,8 +135,13 @@ class StepState:
         """In an I/O thread. One call comes for each frozen checkpoint, but not in any order."""
         with self._uploading:
             try:
-                checkpoint, directory, files, done = self._frozen.popleft()
+                checkpoint, directory, files, done, failed = self._frozen.popleft()
             except IndexError:  # closed meanwhile
                 return
-            snapshot = self._uploader.upload(checkpoint, directory, files, self._state.schemas)
+            try:
+                snapshot = self._uploader.upload(checkpoint, directory, files, self._state.schemas)
+            except StorageError as error:
+                reason = str(error)  # declined: how many failures are tolerable is configured
+                self._post(lambda: failed(reason))
+                return
             self._post(lambda: done(snapshot))
