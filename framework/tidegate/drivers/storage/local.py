@@ -35,7 +35,7 @@ _ABANDONED_AFTER_S: Final = 86_400
 
 _FOLDER_TRIES: Final = 10
 """A folder that was just made may be removed by a `delete` that emptied it; not ten times in a
-row."""
+row. What is still not found then is not the folder."""
 
 _CERTAIN: Final = frozenset(
     {
@@ -183,8 +183,6 @@ class LocalStore:
             try:
                 action()
             except FileNotFoundError:
-                if target.parent.is_dir():
-                    raise
                 _make_folder(target.parent)
             else:
                 return

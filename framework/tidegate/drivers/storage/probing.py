@@ -27,7 +27,7 @@ def prove_create_if_absent(store: BlobStore, where: str) -> None:
         message = (
             f"checkpoint.storage {where} can not hold a job's journal: creating one name twice "
             f"gave {first.value!r}, then {second.value!r}, and what is there is {found!r}. It must "
-            "refuse the second create: use a local folder or an object store with conditional writes"
+            "refuse the second one: use a local folder or an object store with conditional writes"
         )
         raise RefusedError(message)
 
