@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import fastavro
@@ -29,11 +29,6 @@ from tidegate.errors import PipelineError
 
 _PLAIN = (str, bytes, bool, int, float)
 """Types whose values Avro can tell apart in a union without being told."""
-
-fastavro.write.LOGICAL_WRITERS["string-decimal-string"] = lambda value, _schema: str(value)
-fastavro.read.LOGICAL_READERS["string-decimal-string"] = lambda text, _writer, _reader: Decimal(
-    text
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +58,12 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
 
     def decode(data: bytes) -> Any:
         buffer = io.BytesIO(data)
-        plain = read_value(
-            buffer, parsed, None, return_record_name=True, return_record_name_override=True
-        )
+        try:
+            plain = read_value(
+                buffer, parsed, None, return_record_name=True, return_record_name_override=True
+            )
+        except EOFError as error:
+            raise ValueError("the bytes end within the value: another schema wrote it") from error
         left = len(data) - buffer.tell()
         if left:
             raise ValueError(f"{left} bytes are left after the value: another schema wrote it")
@@ -172,6 +170,13 @@ class _AvroShapes(Shapes):
         return Shape(object, lambda x: f"{packer}({x})", lambda x: f"{unpacker}({x})")
 
 
+def _decimal(text: str, _writer: AvroSchema, _reader: AvroSchema) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not a decimal") from None
+
+
 def _aware(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no time zone; which instant is it?")
@@ -208,3 +213,7 @@ def _named_once(schema: AvroSchema, seen: dict[str, AvroSchema], where: str) -> 
         return schema
     fields = [{**f, "type": _named_once(f["type"], seen, where)} for f in schema["fields"]]
     return {**schema, "name": name, "fields": fields}
+
+
+fastavro.write.LOGICAL_WRITERS["string-decimal-string"] = lambda value, _schema: str(value)
+fastavro.read.LOGICAL_READERS["string-decimal-string"] = _decimal

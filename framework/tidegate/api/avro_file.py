@@ -50,10 +50,10 @@ def fit_file(of: object, file: str) -> AvroSchema:
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
         whole: AvroSchema = fastavro.schema.expand_schema(schema)
-    except ValueError as error:
-        raise PipelineError(f"Avro schema file {file} is not JSON: {error}") from None
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise PipelineError(f"Avro schema file {file} is no schema: {error!r}") from None
+    except ValueError as error:
+        raise PipelineError(f"Avro schema file {file} is not JSON: {error}") from None
     return _Fit(file).fit(of, whole, name_of(of))
 
 

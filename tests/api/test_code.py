@@ -1,0 +1,121 @@
+"""From a reference to the class, and the digest of its code.
+
+Method: small packages in a temporary folder, imported by separate processes, changed between two.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidegate import PipelineError
+from tidegate.api.code import load_pipeline
+
+GOOD = """
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline
+from {package}.helper import wanted
+
+class Copies(Pipeline, name="copies"):
+    a = KafkaSource("a", value=Json(int))
+    b = KafkaSink("b", value=Json(int))
+
+    def define(self) -> None:
+        self.a.filter(wanted).to(self.b)
+
+class Base(Pipeline, name=None):
+    pass
+"""
+DIGEST = """
+import pathlib, sys
+from tidegate.api.code import code_digest, load_pipeline
+print(code_digest(load_pipeline(sys.argv[1], pathlib.Path.cwd())))
+"""
+
+
+def package(folder: Path, name: str) -> Path:
+    made = folder / name
+    made.mkdir()
+    (made / "good.py").write_text(GOOD.format(package=name))
+    (made / "helper.py").write_text("def wanted(number: int) -> bool:\n    return number > 0\n")
+    (made / "broken.py").write_text("a = 1\nb = 1 / 0\n")
+    (made / "syntax.py").write_text("a = 1\ndef\n")
+    (made / "needs.py").write_text("import nothing_of_that_name\n")
+    (made / "empty.py").write_text("")
+    return made
+
+
+def digest(folder: Path, reference: str) -> str:
+    command = [sys.executable, "-c", DIGEST, reference]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_class_is_found_and_the_folder_is_first_on_the_path(tmp_path: Path) -> None:
+    package(tmp_path, "found")
+    before = list(sys.path)
+    try:
+        assert load_pipeline("found.good:Copies", tmp_path).pipeline_name == "copies"
+        assert load_pipeline("found.good:Copies", tmp_path).pipeline_name == "copies"
+        assert sys.path == [str(tmp_path), *before]
+    finally:
+        sys.path[:] = before
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("lost.good", "'lost.good' is not MODULE:CLASS"),
+        ("lost.good:", "is not MODULE:CLASS"),
+        ("nowhere.good:Copies", "there is no module 'nowhere' in"),
+        ("lost.nowhere:Copies", "there is no module 'lost.nowhere' in"),
+        ("lost.good:Copy", "lost.good has no pipeline 'Copy'; it has Copies"),
+        ("lost.good:Base", "lost.good has no pipeline 'Base'; it has Copies"),
+        ("lost.good:wanted", "lost.good has no pipeline 'wanted'"),
+        ("lost.empty:Copies", "it has none"),
+        ("lost.broken:Copies", "importing lost.broken failed at broken.py:2: ZeroDivisionError"),
+        ("lost.syntax:Copies", "importing lost.syntax failed at syntax.py:2: SyntaxError"),
+        (
+            "lost.needs:Copies",
+            "failed at needs.py:1: ModuleNotFoundError: No module named 'nothing",
+        ),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_refused(
+    tmp_path: Path, reference: str, words: str
+) -> None:
+    package(tmp_path, "lost")
+    before, loaded = list(sys.path), set(sys.modules)
+    try:
+        with pytest.raises(PipelineError) as caught:
+            load_pipeline(reference, tmp_path)
+    finally:
+        sys.path[:] = before
+        for name in set(sys.modules) - loaded:
+            del sys.modules[name]
+    assert words in str(caught.value)
+
+
+def test_the_digest_changes_with_any_file_of_the_package_and_with_nothing_else(
+    tmp_path: Path,
+) -> None:
+    made = package(tmp_path, "dug")
+    first = digest(tmp_path, "dug.good:Copies")
+    (tmp_path / "beside.py").write_text("")
+    (made / "notes.txt").write_text("")
+    assert digest(tmp_path, "dug.good:Copies") == first
+    (made / "helper.py").write_text("def wanted(number: int) -> bool:\n    return number > 1\n")
+    second = digest(tmp_path, "dug.good:Copies")
+    (made / "empty.py").rename(made / "renamed.py")
+    assert len({first, second, digest(tmp_path, "dug.good:Copies")}) == 3
+
+
+def test_a_module_outside_a_package_is_its_own_code(tmp_path: Path) -> None:
+    (tmp_path / "helper_alone.py").write_text("def wanted(number: int) -> bool:\n    return True\n")
+    source = GOOD.format(package="x").replace("x.helper", "helper_alone")
+    (tmp_path / "alone.py").write_text(source)
+    first = digest(tmp_path, "alone:Copies")
+    (tmp_path / "alone.py").write_text(source + "\n")
+    assert digest(tmp_path, "alone:Copies") != first

@@ -1,0 +1,125 @@
+"""Which subtask owns a key, at any parallelism; and who takes over what when it changes.
+
+Goal: nothing is lost, nothing is doubled, and the choice never changes. Method: golden groups, the
+hash against its definition written out, and properties over all parallelisms.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.errors import InternalError
+from tidegate.graph.key_groups import key_group, key_group_range, subtask_of
+from tidegate.graph.redistribute import keyed_shares, redistribute_list
+from tidegate.ids import KeyGroup, SubtaskIndex
+
+WORD = 0xFFFFFFFF
+
+
+def murmur3_x86_32(data: bytes, seed: int = 0) -> int:
+    """The hash as its author defines it, slowly."""
+
+    def rotated(word: int, by: int) -> int:
+        return (word << by | word >> (32 - by)) & WORD
+
+    def mixed(block: int) -> int:
+        return rotated(block * 0xCC9E2D51 & WORD, 15) * 0x1B873593 & WORD
+
+    state, whole = seed, len(data) // 4 * 4
+    for start in range(0, whole, 4):
+        state ^= mixed(int.from_bytes(data[start : start + 4], "little"))
+        state = (rotated(state, 13) * 5 + 0xE6546B64) & WORD
+    state ^= mixed(int.from_bytes(data[whole:], "little")) ^ len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = (state ^ state >> shift) * factor & WORD
+    return state ^ state >> 16
+
+
+GOLDEN = {b"": 0, b"ann": 118, b"bob": 114, b"customer-1": 36}
+
+
+@pytest.mark.parametrize("key", GOLDEN)
+def test_golden_groups(key: bytes) -> None:
+    assert key_group(key, 128) == GOLDEN[key] == murmur3_x86_32(key) % 128
+
+
+@given(st.binary(max_size=40), st.integers(1, 32_768))
+def test_a_group_is_the_hash_of_the_bytes(key: bytes, max_parallelism: int) -> None:
+    assert key_group(key, max_parallelism) == murmur3_x86_32(key) % max_parallelism
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Parallelism, another parallelism, and a maximum for both."""
+    max_parallelism = draw(st.integers(1, 300))
+    one = draw(st.integers(1, max_parallelism))
+    return one, draw(st.integers(1, max_parallelism)), max_parallelism
+
+
+@given(layouts())
+def test_ranges_are_contiguous_and_cover_every_group_once(layout: tuple[int, int, int]) -> None:
+    parallelism, _, max_parallelism = layout
+    ranges = [
+        key_group_range(SubtaskIndex(i), parallelism, max_parallelism) for i in range(parallelism)
+    ]
+    assert [group for owned in ranges for group in owned] == list(range(max_parallelism))
+    for index, owned in enumerate(ranges):
+        assert owned
+        owners = {subtask_of(KeyGroup(group), parallelism, max_parallelism) for group in owned}
+        assert owners == {index}
+
+
+@given(layouts())
+def test_restoring_at_another_parallelism_moves_every_group_once(
+    layout: tuple[int, int, int],
+) -> None:
+    parallelism, old_parallelism, max_parallelism = layout
+    taken = [
+        (share.old_subtask, group)
+        for index in range(parallelism)
+        for share in keyed_shares(
+            SubtaskIndex(index),
+            parallelism=parallelism,
+            old_parallelism=old_parallelism,
+            max_parallelism=max_parallelism,
+        )
+        for group in share.key_groups
+    ]
+    owned = [
+        (index, group)
+        for index in range(old_parallelism)
+        for group in key_group_range(SubtaskIndex(index), old_parallelism, max_parallelism)
+    ]
+    assert taken == owned
+
+
+def test_an_unchanged_subtask_takes_over_its_own_state_only() -> None:
+    shares = keyed_shares(SubtaskIndex(2), parallelism=4, old_parallelism=4, max_parallelism=128)
+    assert [(share.old_subtask, share.key_groups) for share in shares] == [(2, range(64, 96))]
+
+
+def test_a_subtask_that_is_not_there_owns_nothing() -> None:
+    with pytest.raises(InternalError):
+        key_group_range(SubtaskIndex(4), 4, 128)
+
+
+lists = st.lists(st.lists(st.integers(), max_size=6), min_size=1, max_size=8)
+
+
+@given(lists, st.integers(1, 9), st.integers(0, 9))
+def test_list_items_are_dealt_out_in_order_without_loss(
+    old: list[list[int]], parallelism: int, first: int
+) -> None:
+    new = redistribute_list(old, parallelism, first=first)
+    if parallelism == len(old):
+        assert [list(items) for items in new] == old
+        return
+    rotated = [new[(first + i) % parallelism] for i in range(parallelism)]
+    assert [item for items in rotated for item in items] == [
+        item for items in old for item in items
+    ]
+    lengths = [len(items) for items in rotated]
+    assert lengths == sorted(lengths, reverse=True)
+    assert max(lengths) - min(lengths) <= 1
