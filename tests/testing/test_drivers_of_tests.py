@@ -1,0 +1,180 @@
+"""The drivers that users test with: they run the real operators, and fail where a job would fail.
+
+Method: small functions and pipelines with one mistake each, and those features that the example
+pipelines do not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from pipelines.order_totals import Order, OrderTotals
+from tidegate import (
+    Context,
+    Json,
+    KafkaRecord,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcess,
+    MapState,
+    OutgoingRecord,
+    Pipeline,
+    PipelineError,
+    Process,
+    RecordContext,
+    SideOutput,
+    Utf8,
+    ValueState,
+)
+from tidegate.errors import UserCodeError
+from tidegate.testing import FunctionHarness, PipelineTest
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+    number: int
+
+
+class Count(KeyedProcess[str, Word, Word]):
+    """Counts numbers per word; has a mistake for some of them."""
+
+    counts = MapState(int, int)
+    last = ValueState(int, default=0)
+    odd = SideOutput(Word)
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def open(self) -> None:
+        self.log.append("open")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+    def process(self, word: Word, ctx: Context[str]) -> Iterable[Word]:
+        if word.number == 13:
+            raise ValueError("unlucky")
+        if word.number == 14:
+            untyped: Any = self
+            untyped.last = 14
+        if word.number % 2:
+            ctx.output(self.odd, word)
+        self.counts[word.number] = self.counts.get(word.number, 0) + 1
+        self.last.value = word.number
+        return (Word(ctx.key, self.counts[word.number]),)
+
+
+def test_state_of_every_kind_is_read_by_key() -> None:
+    with FunctionHarness(Count()) as harness:
+        for number in (1, 2, 1):
+            harness.push("a", Word("a", number))
+        assert harness.entries(Count.counts, "a") == {1: 2, 2: 1}
+        assert harness.value(Count.last, "a") == 1
+        assert harness.entries(Count.counts, "b") == {}
+        assert harness.side_output(Count.odd) == [Word("a", 1), Word("a", 1)]
+        assert harness.side_output(Count.odd) == []
+
+
+def test_the_function_is_opened_and_closed_also_after_a_failure() -> None:
+    function = Count()
+    with pytest.raises(UserCodeError, match="unlucky"), FunctionHarness(function) as harness:
+        harness.push("a", Word("a", 13))
+    assert function.log == ["open", "close"]
+
+
+def test_what_user_code_raises_is_the_cause() -> None:
+    with FunctionHarness(Count()) as harness, pytest.raises(UserCodeError) as caught:
+        harness.push("a", Word("a", 13))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_assigning_over_a_state_is_noticed() -> None:
+    with FunctionHarness(Count()) as harness, pytest.raises(UserCodeError) as caught:
+        harness.push("a", Word("a", 14))
+    assert "last" in str(caught.value)
+
+
+def test_a_value_that_could_not_be_stored_fails_the_test() -> None:
+    with FunctionHarness(Count()) as harness, pytest.raises(OverflowError):
+        harness.push("a", Word("a", 2**70))
+
+
+def test_a_key_of_another_type_is_refused() -> None:
+    harness: Any = FunctionHarness(Count())
+    with pytest.raises(PipelineError, match="key_by gave 5"):
+        harness.push(5, Word("a", 1))
+
+
+def test_a_function_without_types_cannot_be_driven() -> None:
+    class Untyped(KeyedProcess):  # type: ignore[type-arg]
+        pass
+
+    with pytest.raises(PipelineError, match=r"derive it from KeyedProcess\[K, In, Out\]"):
+        FunctionHarness(Untyped())
+
+
+class Split(Process[KafkaRecord[str, Word], Word]):
+    """Even numbers to one side, with the topic they came from."""
+
+    even = SideOutput(Word)
+
+    def process(self, record: KafkaRecord[str, Word], ctx: RecordContext) -> Iterable[Word]:
+        named = Word(f"{record.topic}-{record.key}", record.value.number)
+        if named.number % 2:
+            yield named
+        else:
+            ctx.output(self.even, named)
+
+
+def outgoing(word: Word) -> OutgoingRecord[str, Word]:
+    return OutgoingRecord(word.text, word if word.number else None)
+
+
+class Words(Pipeline, name="words"):
+    words = KafkaSource.records("words", key=Utf8(), value=Json(Word))
+    more = KafkaSource.records("more", key=Utf8(), value=Json(Word))
+    odd = KafkaSink("odd", value=Json(Word), key_by=lambda word: word.text)
+    even = KafkaSink.records("even", key=Utf8(), value=Json(Word))
+    twice = KafkaSink("twice", value=Json(Word))
+
+    def define(self) -> None:
+        split = self.words.union(self.more).process(Split())
+        split.to(self.odd)
+        split.side_output(Split.even).map(outgoing).to(self.even)
+        split.flat_map(lambda word: [word, word]).to(self.twice)
+
+
+def record(text: str, number: int) -> KafkaRecord[str, Word]:
+    return KafkaRecord(
+        text, Word(text, number), topic="words", partition=0, offset=0, timestamp_ms=0
+    )
+
+
+def test_unions_side_outputs_and_whole_records_run() -> None:
+    with PipelineTest(Words) as test:
+        test.source(Words.words).push(record("a", 1), record("b", 2))
+        test.source(Words.more).push(record("c", 0))
+        assert test.sink(Words.odd).read() == [Word("words-a", 1)]
+        assert test.sink(Words.even).read() == [
+            OutgoingRecord("words-b", Word("words-b", 2)),
+            OutgoingRecord("words-c", None),
+        ]
+        assert test.sink(Words.twice).read() == [Word("words-a", 1)] * 2
+        assert test.sink(Words.twice).read() == []
+
+
+def test_a_record_that_the_format_cannot_carry_fails_the_test() -> None:
+    wrong: Any = Order("o", "c", Decimal(1), "not a number")  # type: ignore[arg-type]
+    with PipelineTest(OrderTotals) as test, pytest.raises(Exception, match="Expected `int`"):
+        test.source(OrderTotals.orders).push(wrong)
+
+
+def test_a_source_of_another_pipeline_is_refused() -> None:
+    with PipelineTest(OrderTotals) as test, pytest.raises(PipelineError, match="is not of Order"):
+        test.source(Words.words)
