@@ -297,8 +297,9 @@ class KafkaSink(Connector, Generic[T]):
     """A topic that is written.
 
     `key_by` takes the record's key from the value: text or bytes, or anything else with its format
-    in `key`. `linger` is how long a batch may wait for more records; `kafka` are librdkafka
-    settings of its producers.
+    in `key`. Without it a record keeps the key that it was read with where only map, filter and
+    flat_map stand between source and sink, and has none behind other steps. `linger` is how long a
+    batch may wait for more records; `kafka` are librdkafka settings of its producers.
     """
 
     @overload

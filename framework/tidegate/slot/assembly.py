@@ -23,13 +23,14 @@ from tidegate.config import Config
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.operators.chain import Chain, Leaves
 from tidegate.dataplane.operators.keyed import KeyedStateLike
+from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.runtime import Action, Counters, Runtime
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.task import Coordination, InputTask, SourceTask, Task
 from tidegate.errors import ExchangeError
-from tidegate.graph.logical import Node
+from tidegate.graph.logical import Graph, Node
 from tidegate.graph.plan import Vertex, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
 from tidegate.ports.blobs import BlobStore
@@ -121,7 +122,8 @@ class Assembly:
 
     def _source_task(self, head: Node, runtime: Runtime, chain: Chain) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
-        reader = KafkaSourceReader(source, Uid(head.id), runtime)
+        keep_keys = source_keys_wanted(self._graph, head.id)
+        reader = KafkaSourceReader(source, Uid(head.id), runtime, keep_keys=keep_keys)
         splits = [split for split in self._deploy.splits if split.source == head.id]
         return SourceTask(runtime, chain, self._around.coordination, reader, splits)
 
@@ -163,3 +165,15 @@ class Assembly:
             fail=around.fail,
             counters=around.counters,
         )
+
+
+def source_keys_wanted(graph: Graph, node_id: str) -> bool:
+    """Whether records of this step reach, through stateless steps only, a sink without `key_by`:
+    they are written with the key that they were read with.
+    """
+    for consumer, _ in graph.consumers(node_id):
+        if consumer.kind == "sink" and consumer.function is None:
+            return True
+        if consumer.kind in STATELESS and source_keys_wanted(graph, consumer.id):
+            return True
+    return False

@@ -202,6 +202,8 @@ class JobMachine:
         return self._move(JobState.DEPLOYING, DeploySlots(attempt=attempt))
 
     def _slot_ready(self, event: SlotReady) -> list[Instruction]:
+        if event.ordinal not in self._slots:
+            return []  # it was lost meanwhile
         self._ready.add(event.ordinal)
         if self.state is not JobState.DEPLOYING or len(self._ready) < self._slots_needed:
             return []
@@ -216,6 +218,7 @@ class JobMachine:
         }:
             # Nothing is deployed yet: the ResourceManager brings another one.
             del self._slots[ordinal]
+            self._ready.discard(ordinal)
             return []
         if self.state in {JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING}:
             return self._failed(ExternalError(f"Slot {event.slot} was lost: {event.reason}."))
