@@ -210,6 +210,10 @@ def state_without_key() -> None:
     type("Function", (Process,), {"total": ValueState(int, default=0)})
 
 
+def no_default() -> None:
+    ValueState(int)  # type: ignore[call-overload]
+
+
 def source(**options: Any) -> Callable[[], object]:
     return lambda: KafkaSource("orders", value=Json(Order), **options)
 
@@ -262,7 +266,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ValueState(int, default="0"),
         "default='0' is not of type int",
     ),
-    "no default": (lambda: ValueState(int), "needs default= or factory="),  # type: ignore[call-overload]
+    "no default": (no_default, "needs default= or factory="),
     "shared default": (lambda: ValueState(list[int], default=[]), "write factory=list"),
     "shared record": (
         lambda: ValueState(Changeable, default=Changeable("a")),

@@ -19,7 +19,7 @@ import msgspec
 
 from tidegate.api.fields import MISSING, name_of
 from tidegate.api.kafka import Connector
-from tidegate.api.place import user_place
+from tidegate.api.place import NOT_THE_USERS, user_place
 from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
@@ -28,7 +28,6 @@ from tidegate.graph.logical import Graph
 V = TypeVar("V")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Param(Generic[V]):
@@ -185,7 +184,7 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
 def _raised_at(error: Exception) -> str:
     """File and line of the user's innermost frame of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    users = [frame for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
     return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "define()"
 
 

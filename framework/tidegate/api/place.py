@@ -6,21 +6,21 @@ Every error about a declaration or a step names the file and line of the user, n
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Never
 
 from tidegate.errors import PipelineError
 
-_PACKAGE = str(Path(__file__).parents[1])
-_BETWEEN = (_PACKAGE, "<frozen", functools.__file__)
-"""Files of frames that are not the user's: ours, and the interpreter's between two of ours."""
+NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen", functools.__file__)
+"""How files of frames begin that are not the user's: ours, and the interpreter's between them."""
 
 
 def user_place() -> str:
     """File and line of the nearest caller outside this package: where the user wrote the step."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the documented way to look at callers, and a cheap one
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    frame = sys._getframe(1)  # noqa: SLF001 - cheap, where `inspect.stack` is not
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         frame = frame.f_back
     file, folder = Path(frame.f_code.co_filename), Path.cwd()
     shown = file.relative_to(folder) if file.is_relative_to(folder) else file.name

@@ -161,7 +161,8 @@ class Shapes:
         """Compile `def name(argument): return result`; the function, and its source."""
         source = f"def {name}({argument}):\n    return {result}\n"
         scope = dict(self.names)
-        exec(compile(source, f"<generated {name}>", "exec"), scope)  # noqa: S102 - made of field names
+        code = compile(source, f"<generated {name}>", "exec")
+        exec(code, scope)  # noqa: S102 - our template, filled with names of fields
         return scope[name], source
 
 
