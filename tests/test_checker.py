@@ -1,0 +1,89 @@
+"""The checker that judges the demo must see every kind of mistake, and none where there is none.
+
+Its comparison is a function of records, so each control is a short list: what must fail does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+
+import pytest
+
+from integration.checker import Record, Verdict, judge
+
+ORDERS = [("ann", "1.50"), ("bob", "2"), ("ann", "0"), ("ann", "3.25"), ("bob", "0.01")]
+TOTALS = [("ann", "1.50"), ("bob", "2"), ("ann", "4.75"), ("bob", "2.01")]
+
+Rows = list[tuple[str, str]]
+
+
+def records(rows: Rows, field: str, *, partition: int = 0) -> list[Record]:
+    return [
+        Record(
+            partition,
+            offset,
+            customer.encode(),
+            json.dumps({"customer_id": customer, field: text}).encode(),
+        )
+        for offset, (customer, text) in enumerate(rows)
+    ]
+
+
+def verdict_on(totals: Rows, minimum: str = "0") -> Verdict:
+    return judge(records(ORDERS, "amount"), records(totals, "total"), Decimal(minimum))
+
+
+def test_exact_output_is_called_exact() -> None:
+    assert verdict_on(TOTALS) == Verdict(records_in=5, records_expected=4, records_out=4)
+
+
+def test_customers_may_be_interleaved_in_any_way() -> None:
+    assert verdict_on([TOTALS[1], TOTALS[0], TOTALS[3], TOTALS[2]]).exact
+
+
+def test_the_minimum_filters_and_is_exclusive() -> None:
+    assert verdict_on([("ann", "1.50"), ("bob", "2"), ("ann", "4.75")], minimum="0.01").exact
+
+
+@pytest.mark.parametrize(
+    ("spoil", "count"),
+    [
+        pytest.param(lambda rows: rows[:-1], "missing", id="the last is missing"),
+        pytest.param(lambda rows: rows[1:], "missing", id="the first is missing"),
+        pytest.param(lambda rows: [*rows, rows[2]], "doubled", id="one stands twice at the end"),
+        pytest.param(lambda rows: [rows[0], *rows], "doubled", id="one stands twice in place"),
+        pytest.param(
+            lambda rows: [rows[2], rows[1], rows[0], rows[3]], "wrong_order", id="two are swapped"
+        ),
+        pytest.param(lambda rows: [*rows[:3], ("bob", "2.02")], "never_due", id="a value is wrong"),
+        pytest.param(lambda rows: [*rows, ("eve", "1")], "never_due", id="a customer is made up"),
+        pytest.param(lambda rows: [*rows, ("ann", "x")], "never_due", id="it is no number"),
+    ],
+)
+def test_a_mistake_is_seen_and_counted(spoil: Callable[[Rows], Rows], count: str) -> None:
+    verdict = verdict_on(spoil(TOTALS))
+    assert not verdict.exact
+    assert getattr(verdict, count) > 0
+    assert verdict.first_problems
+
+
+def test_no_output_at_all_is_missing() -> None:
+    verdict = verdict_on([])
+    assert (verdict.exact, verdict.missing) == (False, 4)
+
+
+def test_a_total_under_the_wrong_key_is_seen() -> None:
+    totals = records(TOTALS, "total")
+    totals[1] = totals[1]._replace(key=b"ann")
+    assert not judge(records(ORDERS, "amount"), totals, Decimal(0)).exact
+
+
+def test_a_customer_in_two_partitions_has_no_order() -> None:
+    totals = records(TOTALS, "total")
+    totals[2] = totals[2]._replace(partition=1)
+    assert not judge(records(ORDERS, "amount"), totals, Decimal(0)).exact
+    orders = [*records(ORDERS, "amount"), *records([("ann", "1")], "amount", partition=1)]
+    with pytest.raises(ValueError, match="not defined"):
+        judge(orders, records(TOTALS, "total"), Decimal(0))
