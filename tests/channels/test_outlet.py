@@ -22,6 +22,7 @@ from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
+from tidegate.ports.exchange import MAX_FRAME_BYTES
 
 BARRIER = Barrier(CheckpointId(Attempt(1), 1))
 
@@ -214,6 +215,14 @@ def test_large_records_make_frames_of_bytes_not_of_records() -> None:
     wire.channel.flush()
     assert [n for frame in wire.offsets() for n in frame] == list(range(400))
     assert max(len(payload) for payload in wire.payloads[4:]) < 150_000
+
+
+def test_gathered_segments_and_a_huge_one_do_not_share_a_frame() -> None:
+    wire = Wire()
+    wire.channel.put(batch(0, 100))
+    wire.channel.put(RecordBatch(["x" * (MAX_FRAME_BYTES - 200)], [100], ORIGIN))
+    assert wire.offsets() == [list(range(100)), [100]]
+    assert all(len(payload) <= MAX_FRAME_BYTES for payload in wire.payloads)
 
 
 def test_without_credit_frames_wait_and_the_task_stops() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -206,3 +208,49 @@ def test_credit_without_an_expense_is_an_error() -> None:
     number = next(e.index for e, _ in slot.outlets(ORDERS) if e.exchange == "key")
     with pytest.raises(InternalError, match="credits"):
         slot.on_frames(1, [(number, credit_frame(1))])
+
+
+@dataclass(frozen=True)
+class Order:
+    customer: str
+    amount: Decimal
+
+
+def test_records_of_a_declared_type_travel_as_that_type() -> None:
+    network = Network()
+    logical = Graph("typed")
+    logical.add("source", (), place="x:1", uid=ORDERS, record_type=Order)
+    edge = Edge(
+        node=ORDERS,
+        exchange="key",
+        key=lambda order: order.customer,
+        key_type=str,
+        record_type=Order,
+    )
+    logical.add("keyed_process", (edge,), place="x:2", uid=TOTALS)
+    slots = [
+        SlotChannels(
+            plan(logical, 2, MAX_PARALLELISM),
+            logical,
+            ordinal=ordinal,
+            channel_credits=2,
+            exchange=network.exchange(ordinal),
+        )
+        for ordinal in range(2)
+    ]
+    for slot in slots:
+        slot.connect(["memory:0", "memory:1"], post=lambda action: action(), on_lost=no_loss)
+    sent = [Order(f"customer-{n}", Decimal(n) / 7) for n in range(50)]
+    ((_, outlet),) = slots[0].outlets(ORDERS)
+    outlet.emit(RecordBatch(list(sent), list(range(50)), Origin("orders", 0)))
+    outlet.flush()
+    network.deliver()
+    got = [
+        value
+        for slot in slots
+        for _, element in _drain(slot)
+        if isinstance(element, RecordBatch)
+        for value in element.values
+    ]
+    assert sorted(got, key=lambda order: order.amount) == sent
+    assert {type(value) for value in got} == {Order}

@@ -1,0 +1,1 @@
+"""Tests of the exchange between slot processes: `drivers/exchange`, on real sockets."""

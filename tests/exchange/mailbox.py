@@ -43,6 +43,11 @@ class Slot:
             except queue.Empty:
                 continue
 
+    def run_rest(self) -> None:
+        """Run what was posted."""
+        while not self.mailbox.empty():
+            self.mailbox.get()()
+
     def _on_frames(self, peer: int, frames: list[Frame]) -> None:
         self.posts += 1
         self.frames[peer].extend(frames)
