@@ -1,0 +1,93 @@
+"""Security settings reach both clients, or the one that is missing is named; secrets never show."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tidegate.drivers.kafka.settings import kafka_python, librdkafka
+from tidegate.errors import ConfigError
+
+BROKERS = {"bootstrap.servers": "a:1,b:2"}
+
+
+def test_credentials_go_to_both_clients() -> None:
+    given = {
+        **BROKERS,
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "u",
+        "sasl.password": "secret",
+        "linger.ms": "7",
+    }
+    assert kafka_python(given) == {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "u",
+        "sasl_plain_password": "secret",
+    }
+    assert librdkafka(given, {"linger.ms": 5})["linger.ms"] == 5
+    assert librdkafka(given, {})["linger.ms"] == "7"
+
+
+@pytest.mark.parametrize(
+    "name", ["sasl.oauthbearer.config", "ssl.keystore.location", "sasl.kerberos.keytab"]
+)
+def test_a_setting_that_only_one_client_has_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        kafka_python({**BROKERS, name: "hidden-value"})
+    assert name in str(raised.value)
+    assert "sasl.password" in str(raised.value)
+    assert "hidden-value" not in str(raised.value)
+
+
+def test_no_brokers_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.bootstrap"):
+        kafka_python({})
+
+
+class TestTls:
+    def test_verifies_by_default(self) -> None:
+        given = kafka_python({**BROKERS, "security.protocol": "ssl"})
+        context = given["ssl_context"]
+        assert isinstance(context, ssl.SSLContext)
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert given["ssl_check_hostname"] is True
+
+    def test_is_loosened_only_when_asked(self) -> None:
+        asked = {"ssl.endpoint.identification.algorithm": "none"}
+        given = kafka_python({**BROKERS, "security.protocol": "SASL_SSL", **asked})
+        assert given["ssl_context"].verify_mode is ssl.CERT_REQUIRED
+        assert given["ssl_check_hostname"] is False
+        asked = {"enable.ssl.certificate.verification": "false"}
+        given = kafka_python({**BROKERS, "security.protocol": "SSL", **asked})
+        assert given["ssl_context"].verify_mode is ssl.CERT_NONE
+
+    def test_files_that_cannot_be_read_are_named_and_passwords_are_not(
+        self, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ConfigError) as raised:
+            kafka_python(
+                {
+                    **BROKERS,
+                    "security.protocol": "ssl",
+                    "ssl.certificate.location": str(tmp_path / "absent.pem"),
+                    "ssl.key.password": "secret",
+                }
+            )
+        assert "ssl.certificate.location" in str(raised.value)
+        assert "secret" not in str(raised.value)
+
+    def test_trusts_only_the_given_authorities(self, tmp_path: Path) -> None:
+        (tmp_path / "empty.pem").write_text("")
+        with pytest.raises(ConfigError, match=r"ssl\.ca\.location"):
+            kafka_python(
+                {
+                    **BROKERS,
+                    "security.protocol": "ssl",
+                    "ssl.ca.location": str(tmp_path / "empty.pem"),
+                }
+            )

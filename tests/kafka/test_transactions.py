@@ -1,0 +1,231 @@
+"""Transaction control without a broker: what is retried, when the coordinator is looked up again.
+
+The client's manager is replaced by a script of answers; the real exchange is in
+integration/test_kafka_drivers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import kafka.errors as theirs
+import pytest
+from kafka.protocol.metadata import CoordinatorType
+
+from tidegate.drivers.kafka import transactions
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.errors import KafkaError, KafkaNotAuthorisedError, KafkaUnavailableError
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import EndOutcome, TransactionState
+
+NAME = TransactionalId("tidegate.j.n.s.1.0.0")
+KEY = (CoordinatorType.TRANSACTION, NAME)
+
+
+class Script:
+    """Stands for the client and its manager. Answers are taken in order: objects, or errors."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.requests: list[Any] = []
+        self.nodes: list[int] = []
+        self.lookups = 0
+        self.cluster = SimpleNamespace(_coordinators={}, cluster_id="c")
+        self._manager = self
+
+    async def _find_coordinator_ids(self, names: list[str], key_type: Any) -> dict[str, int]:
+        known = self.cluster._coordinators
+        if KEY not in known:
+            self.lookups += 1
+            known[KEY] = 100 + self.lookups
+        return {names[0]: known[KEY]}
+
+    async def send(self, request: Any, node_id: int | None = None) -> Any:
+        self.requests.append(request)
+        self.nodes.append(-1 if node_id is None else node_id)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def run(self, action: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        return asyncio.run(action(*args))
+
+    def close(self) -> None:
+        pass
+
+
+def code(error: type[theirs.BrokerResponseError] | None) -> SimpleNamespace:
+    return SimpleNamespace(error_code=0 if error is None else error.errno)
+
+
+def described(error: Any = None, state: str = "Ongoing") -> SimpleNamespace:
+    row = SimpleNamespace(
+        error_code=0 if error is None else error.errno,
+        transaction_state=state,
+        producer_id=7,
+        producer_epoch=2,
+        transaction_start_time_ms=99,
+    )
+    return SimpleNamespace(transaction_states=[row])
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "RETRY_PAUSE_S", (0.0, 0.0))
+
+
+def log_of(script: Script, deadline_s: float = 5.0) -> KafkaTransactionLog:
+    log = KafkaTransactionLog({"bootstrap.servers": "broker:1"}, deadline_s=deadline_s)
+    log._admin = cast("Any", script)
+    return log
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        described(theirs.NotCoordinatorError),
+        described(theirs.CoordinatorNotAvailableError),
+        described(theirs.CoordinatorLoadInProgressError),
+        theirs.KafkaConnectionError(),
+        theirs.NodeNotReadyError(),
+        theirs.KafkaTimeoutError(),
+        theirs.RequestTimedOutError(),
+        theirs.UnknownBrokerIdError(),
+    ],
+)
+def test_a_coordinator_that_moved_is_looked_up_again(moved: Any) -> None:
+    script = Script(moved, moved, described())
+    facts = log_of(script).describe(NAME)
+    assert facts is not None
+    assert facts.state is TransactionState.ONGOING
+    assert (facts.producer_id, facts.epoch, facts.start_ms) == (7, 2, 99)
+    assert script.nodes == [101, 102, 103]
+
+
+def test_a_busy_coordinator_is_still_the_right_one() -> None:
+    script = Script(code(theirs.ConcurrentTransactionsError), code(None))
+    log_of(script).fence(NAME)
+    assert script.nodes == [101, 101]
+
+
+def test_an_unknown_id_is_none() -> None:
+    assert log_of(Script(described(theirs.TransactionalIdNotFoundError))).describe(NAME) is None
+
+
+def test_versions_are_those_of_the_client_that_writes() -> None:
+    script = Script(code(None), code(None))
+    log = log_of(script)
+    log.end(NAME, 7, 2, commit=True)
+    log.fence(NAME)
+    end, fence = script.requests
+    assert (end._min_version, end._max_version) == (3, 3)
+    assert (end.producer_id, end.producer_epoch, end.committed) == (7, 2, True)
+    assert (fence._min_version, fence._max_version) == (4, 4)
+    assert (fence.producer_id, fence.producer_epoch) == (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (code(None), EndOutcome.ACCEPTED),
+        (code(theirs.ConcurrentTransactionsError), EndOutcome.RETRY),
+        (code(theirs.NotCoordinatorError), EndOutcome.RETRY),
+        (theirs.KafkaConnectionError(), EndOutcome.RETRY),
+        (theirs.KafkaTimeoutError(), EndOutcome.RETRY),
+        (code(theirs.UnknownError), EndOutcome.RETRY),
+        (code(theirs.InvalidTxnStateError), EndOutcome.REFUSED),
+        (code(theirs.ProducerFencedError), EndOutcome.REFUSED),
+        (code(theirs.InvalidProducerEpochError), EndOutcome.REFUSED),
+        (code(theirs.InvalidProducerIdMappingError), EndOutcome.REFUSED),
+        (code(theirs.TransactionalIdAuthorizationFailedError), EndOutcome.NOT_AUTHORISED),
+    ],
+)
+def test_end_is_sent_once_and_its_answer_is_told(answer: Any, outcome: EndOutcome) -> None:
+    script = Script(answer)
+    assert log_of(script).end(NAME, 7, 2, commit=True) is outcome
+    assert len(script.requests) == 1
+    forgotten = KEY not in script.cluster._coordinators
+    busy = isinstance(answer, SimpleNamespace) and answer.error_code == 51
+    assert forgotten == (outcome is EndOutcome.RETRY and not busy)
+
+
+def test_a_retry_has_a_deadline_and_the_error_names_brokers_and_cause() -> None:
+    script = Script(*[theirs.KafkaConnectionError("refused")] * 10_000)
+    with pytest.raises(KafkaUnavailableError) as raised:
+        log_of(script, deadline_s=0.02).describe(NAME)
+    assert "broker:1" in str(raised.value)
+    assert "refused" in str(raised.value)
+    assert NAME in str(raised.value)
+
+
+def test_a_missing_right_is_told_at_once() -> None:
+    script = Script(described(theirs.TransactionalIdAuthorizationFailedError))
+    with pytest.raises(KafkaNotAuthorisedError, match="WRITE"):
+        log_of(script).describe(NAME)
+    assert len(script.requests) == 1
+
+
+def test_an_answer_that_nobody_expects_is_an_error_with_its_text() -> None:
+    with pytest.raises(KafkaError, match="InvalidTransactionTimeoutError"):
+        log_of(Script(code(theirs.InvalidTransactionTimeoutError))).fence(NAME)
+    with pytest.raises(KafkaError, match="Napping"):
+        log_of(Script(described(state="Napping"))).describe(NAME)
+
+
+def test_the_cache_of_coordinators_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "COORDINATORS_MAX", 2)
+    script = Script(theirs.KafkaConnectionError(), described())
+    script.cluster._coordinators.update({number: number for number in range(5)})
+    log_of(script).describe(NAME)
+    assert len(script.cluster._coordinators) == 1
+
+
+class TestListing:
+    BROKERS = (SimpleNamespace(node_id=1), SimpleNamespace(node_id=2))
+
+    def leaders(self, *leaders: int, error: Any = None) -> SimpleNamespace:
+        parts = [
+            SimpleNamespace(partition_index=index, leader_id=leader, leader_epoch=leader)
+            for index, leader in enumerate(leaders)
+        ]
+        row = SimpleNamespace(error_code=0 if error is None else error.errno, partitions=parts)
+        return SimpleNamespace(brokers=self.BROKERS, topics=[row])
+
+    def found(self, *names: str, error: Any = None) -> SimpleNamespace:
+        rows = [
+            SimpleNamespace(transactional_id=name, transaction_state="Ongoing") for name in names
+        ]
+        code = 0 if error is None else error.errno
+        return SimpleNamespace(error_code=code, transaction_states=rows)
+
+    def test_asks_every_broker_and_filters_by_prefix(self) -> None:
+        script = Script(
+            self.leaders(1, 2), self.found("a.1", "b.1"), self.found("a.2"), self.leaders(1, 2)
+        )
+        assert set(log_of(script).list("a.")) == {"a.1", "a.2"}
+        assert script.nodes == [-1, 1, 2, -1]
+
+    @pytest.mark.parametrize("first", ["loading", "leaderless", "moved", "gone"])
+    def test_is_repeated_rather_than_incomplete(self, first: str) -> None:
+        good = [self.leaders(1, 2), self.found("a.1"), self.found(), self.leaders(1, 2)]
+        bad: dict[str, list[Any]] = {
+            "loading": [
+                self.leaders(1, 2),
+                self.found(error=theirs.CoordinatorLoadInProgressError),
+            ],
+            "leaderless": [self.leaders(1, -1)],
+            "moved": [self.leaders(1, 2), self.found(), self.found(), self.leaders(2, 1)],
+            "gone": [self.leaders(1, 2), self.found(), theirs.KafkaConnectionError()],
+        }
+        script = Script(*bad[first], *good)
+        assert set(log_of(script).list("a.")) == {"a.1"}
+        assert script.answers == []
+
+    def test_of_a_cluster_without_transactions_is_empty(self) -> None:
+        absent = self.leaders(error=theirs.UnknownTopicOrPartitionError)
+        script = Script(absent, self.found(), self.found(), absent)
+        assert log_of(script).list("a.") == {}
