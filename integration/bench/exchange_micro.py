@@ -10,6 +10,7 @@ for each kind of record and each kind of socket. Not a test: machines are noisy.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import queue
@@ -113,6 +114,12 @@ class Mailbox:
         self._actions.get()()
 
 
+def settle() -> None:
+    """Collect garbage as rarely as a slot process does (`slot/main.py`)."""
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 50)
+
+
 def lost(peer: int, error: Exception) -> None:
     raise error
 
@@ -151,6 +158,7 @@ def receive(kind: str, host: str | None, pipe: Any) -> None:
     mailbox = Mailbox()
     exchange.connect({0: pipe.recv()}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
     pipe.recv()
+    settle()
     cpu = time.process_time()
     records = taken = ended = 0
     while ended < CHANNELS:
@@ -192,6 +200,7 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     ours.send(exchange.address)
     exchange.connect({1: address}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
     ours.send("go")
+    settle()
     cpu, began = time.process_time(), time.perf_counter()
     for number in range(records // BATCH):
         mailbox.run_waiting()

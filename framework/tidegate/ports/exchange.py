@@ -63,16 +63,3 @@ class Exchange(Protocol):
     def close(self) -> None:
         """Send what waits (for two seconds at most), say goodbye, free everything. Idempotent."""
         ...
-
-
-class ExchangeDriver(Protocol):
-    """Opens a slot's exchange."""
-
-    def __call__(
-        self, *, job: str, attempt: int, ordinal: int, host: str | None = None
-    ) -> Exchange:
-        """Listen: on a Unix socket where `host` is None, else on a free TCP port of that address.
-
-        Connections of another job or attempt are refused. ExchangeError if nothing can be opened.
-        """
-        ...

@@ -70,7 +70,9 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class SocketExchange:
-    """Implements `ports.exchange.Exchange`; the class itself is the `ExchangeDriver`."""
+    """Implements `ports.exchange.Exchange`: listens from the start, on a Unix socket of its own
+    folder, or on a free TCP port of `host`. ExchangeError if it cannot.
+    """
 
     def __init__(self, *, job: str, attempt: int, ordinal: int, host: str | None = None) -> None:
         self._job = job
