@@ -1,0 +1,144 @@
+"""The same workloads as loops written by hand over confluent-kafka: what tidegate is held against.
+
+One transactional producer, offsets sent with the transaction, a commit every second. It is what a
+good engineer writes in an afternoon: it does not recover its totals (a dict that a crash loses),
+has one process, and no more.
+
+    python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from integration.bench.data import PARTITIONS, THRESHOLD, Click
+
+COMMIT_S = 1.0
+
+Columns = tuple[list[bytes | None], list[bytes | None]]
+
+
+class Fee(Click, frozen=True, gc=False):
+    """A click that paid."""
+
+    fee: float
+
+
+class UserTotal(msgspec.Struct, frozen=True, gc=False):
+    """How often and how much a user paid so far."""
+
+    user: str
+    count: int
+    total: float
+
+
+def passthrough() -> Callable[[list[Any]], Columns]:
+    """Key and value as they came."""
+    return lambda messages: ([m.value() for m in messages], [m.key() for m in messages])
+
+
+def transform() -> Callable[[list[Any]], Columns]:
+    """Decode, filter, add a field, encode."""
+    decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
+
+    def step(messages: list[Any]) -> Columns:
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        for m in messages:
+            c = decode(m.value())
+            if c.amount > THRESHOLD:
+                fee = round(c.amount * 0.02, 2)
+                out = Fee(c.seq, c.user, c.amount, c.ts, c.sku, c.qty, c.country, c.note, fee)
+                values.append(encode(out))
+                keys.append(m.key())
+        return values, keys
+
+    return step
+
+
+def total() -> Callable[[list[Any]], Columns]:
+    """Count and sum per user in a dict."""
+    decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
+    totals: dict[str, tuple[int, float]] = {}
+
+    def step(messages: list[Any]) -> Columns:
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        for m in messages:
+            c = decode(m.value())
+            count, paid = totals.get(c.user, (0, 0.0))
+            now = totals[c.user] = (count + 1, paid + c.amount)
+            values.append(encode(UserTotal(c.user, *now)))
+            keys.append(c.user.encode())
+        return values, keys
+
+    return step
+
+
+WORKLOADS = {"passthrough": passthrough, "transform": transform, "total": total}
+
+
+def run(workload: str, bootstrap: str, source: str, sink: str, count: int) -> None:
+    """Process `count` records and commit the last transaction."""
+    step = WORKLOADS[workload]()
+    name = f"loop-{uuid.uuid4().hex[:8]}"
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": 5,
+            "queued.min.messages": 100_000,
+        }
+    )
+    consumer.assign([TopicPartition(source, p, 0) for p in range(PARTITIONS)])
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": name,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+            "partitioner": "murmur2_random",
+        }
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    done, positions, commit_at = 0, dict[int, int](), time.monotonic() + COMMIT_S
+    while done < count:
+        messages = consumer.consume(1000, 0.05)
+        values, keys = step(messages)
+        for value, key in zip(values, keys, strict=True):
+            while True:
+                try:
+                    producer.produce(sink, value, key)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        producer.poll(0)
+        for message in messages:
+            partition, offset = message.partition(), message.offset()
+            if partition is not None and offset is not None:
+                positions[partition] = offset + 1
+        done += len(messages)
+        if time.monotonic() >= commit_at or done >= count:
+            _commit(producer, consumer, source, positions)
+            commit_at = time.monotonic() + COMMIT_S
+
+
+def _commit(producer: Producer, consumer: Consumer, source: str, positions: dict[int, int]) -> None:
+    offsets = [TopicPartition(source, p, offset) for p, offset in positions.items()]
+    producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
+    producer.commit_transaction()
+    producer.begin_transaction()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))

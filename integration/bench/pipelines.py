@@ -1,0 +1,92 @@
+"""The workloads of the benchmark as pipelines: pass-through, JSON transform, running total."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from integration.bench.data import THRESHOLD, Click
+from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Raw, ValueState
+
+
+class ClickWithFee(Click, frozen=True, gc=False):
+    """A click that paid."""
+
+    fee: float
+
+
+class UserTotal(msgspec.Struct, frozen=True, gc=False):
+    """How often and how much a user paid so far."""
+
+    user: str
+    count: int
+    total: float
+
+
+class Total(msgspec.Struct, gc=False):
+    """The state behind it; changes in place."""
+
+    count: int = 0
+    total: float = 0.0
+
+
+def with_fee(click: Click) -> ClickWithFee:
+    """One constructor call: what a user writes who counts nanoseconds."""
+    return ClickWithFee(
+        click.seq,
+        click.user,
+        click.amount,
+        click.ts,
+        click.sku,
+        click.qty,
+        click.country,
+        click.note,
+        round(click.amount * 0.02, 2),
+    )
+
+
+class RunningTotal(KeyedProcess[str, Click, UserTotal]):
+    """Count and sum of each user."""
+
+    paid = ValueState(Total, factory=Total)
+
+    def process(self, click: Click, ctx: Context[str]) -> Iterable[UserTotal]:
+        paid = self.paid.value
+        paid.count += 1
+        paid.total += click.amount
+        return (UserTotal(ctx.key, paid.count, paid.total),)
+
+
+class Passthrough(Pipeline, name="bench-passthrough"):
+    """Bytes in, the same bytes out."""
+
+    clicks = KafkaSource("bench-in", value=Raw())
+    copies = KafkaSink("bench-passthrough", value=Raw())
+
+    def define(self) -> None:
+        self.clicks.to(self.copies)
+
+
+class Transform(Pipeline, name="bench-transform"):
+    """Decode, filter half of it away, add a field, encode."""
+
+    clicks = KafkaSource("bench-in", value=Json(Click))
+    paying = KafkaSink("bench-transform", value=Json(ClickWithFee))
+
+    def define(self) -> None:
+        self.clicks.filter(lambda click: click.amount > THRESHOLD).map(with_fee).to(self.paying)
+
+
+class Totals(Pipeline, name="bench-total"):
+    """Running total per user, with durable state, one update out per record."""
+
+    clicks = KafkaSource("bench-in", value=Json(Click))
+    totals = KafkaSink("bench-total", value=Json(UserTotal), key_by=lambda total: total.user)
+
+    def define(self) -> None:
+        (
+            self.clicks.key_by(lambda click: click.user)
+            .process(RunningTotal(), uid="running-total")
+            .to(self.totals)
+        )
