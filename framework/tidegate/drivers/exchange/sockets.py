@@ -70,9 +70,7 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class SocketExchange:
-    """Implements `ports.exchange.Exchange`: listens from the start, on a Unix socket of its own
-    folder, or on a free TCP port of `host`. ExchangeError if it cannot.
-    """
+    """Implements `ports.exchange.Exchange`: listens at once, on a Unix socket or a port of `host`."""
 
     def __init__(self, *, job: str, attempt: int, ordinal: int, host: str | None = None) -> None:
         self._job = job
