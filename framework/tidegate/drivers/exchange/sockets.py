@@ -70,7 +70,7 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class SocketExchange:
-    """Implements `ports.exchange.Exchange`: listens at once, on a Unix socket or a port of `host`."""
+    """Implements `ports.exchange.Exchange`; listens at once: a Unix socket, or a port of `host`."""
 
     def __init__(self, *, job: str, attempt: int, ordinal: int, host: str | None = None) -> None:
         self._job = job
