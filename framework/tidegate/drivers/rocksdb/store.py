@@ -26,7 +26,6 @@ from rocksdict import (
     MemtableFactory,
     Options,
     Rdict,
-    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -88,12 +87,10 @@ class RocksDBStore:
             self._unsettled = True
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        options = ReadOptions()
-        options.set_iterate_upper_bound(end)
         with self._translated("scan"):
             self._settle()
-            pairs: Iterator[Any] = self._db.items(from_key=first, read_opt=options)
-        return self._read(pairs)
+            pairs: Iterator[Any] = self._db.items(from_key=first)
+        return self._read(pairs, end)
 
     def checkpoint(self, directory: Path) -> list[Path]:
         with self._translated("checkpoint"):
@@ -124,12 +121,18 @@ class RocksDBStore:
             self._db.flush()
             self._unsettled = False
 
-    def _read(self, pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    def _read(
+        self, pairs: Iterator[tuple[bytes, bytes]], end: bytes
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Apart from `scan`, so that what is read is the content at its call and not at first
         use.
         """
         with self._translated("scan"):
-            yield from pairs
+            # Not by RocksDB's upper bound: rocksdict frees its bytes while the iterator uses them.
+            for pair in pairs:
+                if pair[0] >= end:
+                    return
+                yield pair
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:

@@ -1,0 +1,147 @@
+"""`StepState` as a task drives it: restored from a runtime, frozen now, stored in background."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.state.blobs import MemoryBlobs
+from tests.state.job import JOB, UID, declare, open_store
+from tidegate.api.state import ValueState
+from tidegate.config import Config
+from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.state.step import StepState, open_step_state
+from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
+from tidegate.ports.drivers import Drivers
+from tidegate.protocol.snapshots import KeyedSnapshot
+
+
+class Surroundings:
+    """A runtime whose I/O and mailbox are queues that the test runs."""
+
+    def __init__(self, folder: Path, blobs: MemoryBlobs) -> None:
+        self.io: deque[Callable[[], None]] = deque()
+        self.mailbox: deque[Callable[[], None]] = deque()
+        self.done: list[KeyedSnapshot] = []
+        self.failed: list[str] = []
+        self.folder, self.blobs = folder, blobs
+
+    def open(self, snapshots: Any = (), attempt: int = 1, **subtask: int) -> StepState:
+        class OnlyStores:
+            kv_store = staticmethod(open_store)
+
+        runtime = Runtime(
+            job=JOB,
+            journal="j",
+            attempt=Attempt(attempt),
+            subtask=SubtaskId(VertexId("v"), SubtaskIndex(subtask.get("index", 0))),
+            parallelism=subtask.get("parallelism", 1),
+            max_parallelism=8,
+            config=Config(),
+            drivers=cast("Drivers", OnlyStores()),
+            blobs=self.blobs,
+            local=self.folder / str(attempt),
+            transactions=cast("Any", None),
+            transaction_timeout_ms=1,
+            warm_producers=1,
+            transaction_slots=1,
+            post=self.mailbox.append,
+            run_io=self.io.append,
+            fail=lambda error: None,
+        )
+        states = declare(total=ValueState(int, default=0))
+        return open_step_state(runtime, UID, states, str, snapshots)
+
+    def add(self, state: StepState, amount: int) -> int:
+        ((cell,),) = cast("Any", state.entries(["ann"]))
+        cell.value += amount
+        return int(cell.value)
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Surroundings:
+    return Surroundings(tmp_path, MemoryBlobs())
+
+
+def test_a_snapshot_is_frozen_at_once_and_stored_later(around: Surroundings) -> None:
+    state = around.open()
+    around.add(state, 1)
+    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    around.add(state, 10)
+    assert not around.blobs.objects
+    around.io.popleft()()
+    assert not around.done  # the mailbox thread has not run
+    around.mailbox.popleft()()
+    state.completed(CheckpointId(Attempt(1), 1))
+    state.close()
+    again = around.open(around.done, attempt=2)
+    assert around.add(again, 0) == 1
+    again.close()
+
+
+def test_uploads_keep_the_order_of_their_barriers(around: Surroundings) -> None:
+    """I/O threads may run the two calls in any order."""
+    state = around.open()
+    for counter in (1, 2):
+        around.add(state, 1)
+        state.snapshot(CheckpointId(Attempt(1), counter), around.done.append, around.failed.append)
+    for action in reversed(around.io):
+        action()
+    for action in around.mailbox:
+        action()
+    currents = [
+        next(file for file in snapshot.files if file.name == "CURRENT") for snapshot in around.done
+    ]
+    ids = [file.path.rsplit(".", 1)[-1] for file in currents]
+    assert ids == ["1-1", "1-2"]
+    for snapshot, expected in zip(around.done, (1, 2), strict=True):
+        again = around.open([snapshot], attempt=10 + expected)
+        assert around.add(again, 0) == expected
+        again.close()
+    state.close()
+
+
+def test_a_failed_upload_is_reported_leaves_no_folder_and_harms_no_later_one(
+    around: Surroundings,
+) -> None:
+    state = around.open()
+    around.add(state, 3)
+    around.blobs.failing = "CURRENT.1-1"
+    for counter in (1, 2):
+        state.snapshot(CheckpointId(Attempt(1), counter), around.done.append, around.failed.append)
+        around.io.popleft()()
+        assert not list((around.folder / "1" / UID / "checkpoints").iterdir())
+        around.mailbox.popleft()()
+    assert len(around.done) == 1
+    assert "refused by the test" in around.failed[0]
+    state.close()
+    again = around.open(around.done, attempt=2)
+    assert around.add(again, 0) == 3
+    again.close()
+
+
+def test_closing_drops_uploads_that_have_not_begun(around: Surroundings) -> None:
+    state = around.open()
+    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    state.close()
+    around.io.popleft()()
+    assert not around.blobs.objects
+    assert not around.mailbox
+
+
+def test_a_subtask_takes_its_share_of_other_subtasks_and_steps(around: Surroundings) -> None:
+    state = around.open()
+    around.add(state, 7)
+    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    around.io.popleft()()
+    around.mailbox.popleft()()
+    state.close()
+    owner = around.open(around.done, attempt=2, index=1, parallelism=2)  # "ann" is of group 6
+    assert around.add(owner, 0) == 7
+    owner.prefetch(["ann"])
+    assert owner.entry("ann")[0].value == 7  # type: ignore[attr-defined]
+    owner.close()
