@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.click_dedup import ClickDedup
 from pipelines.order_totals import Order, OrderTotals
 from tidegate import (
     Context,
@@ -31,7 +32,7 @@ from tidegate import (
     Utf8,
     ValueState,
 )
-from tidegate.errors import UserCodeError
+from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.testing import FunctionHarness, PipelineTest
 
 
@@ -171,8 +172,46 @@ def test_unions_side_outputs_and_whole_records_run() -> None:
 
 def test_a_record_that_the_format_cannot_carry_fails_the_test() -> None:
     wrong: Any = Order("o", "c", Decimal(1), "not a number")  # type: ignore[arg-type]
-    with PipelineTest(OrderTotals) as test, pytest.raises(Exception, match="Expected `int`"):
+    with PipelineTest(OrderTotals) as test, pytest.raises(BadRecordError, match="Expected `int`"):
         test.source(OrderTotals.orders).push(wrong)
+
+
+def test_a_bad_record_meets_the_policy_of_its_source() -> None:
+    with PipelineTest(ClickDedup) as test:
+        source = test.source(ClickDedup.clicks)
+        source.push_bytes(b"{", key=b"k", headers=(("h", b"1"),))
+        assert test.sink(ClickDedup.unique).read() == []
+        (letter,) = test.dead_letters(ClickDedup.clicks)
+        assert (letter.key, letter.value, letter.headers[0]) == (b"k", b"{", ("h", b"1"))
+        assert ("tidegate.source.topic", b"clicks") in letter.headers
+        assert test.dead_letters(ClickDedup.clicks) == []
+    with PipelineTest(OrderTotals) as test, pytest.raises(BadRecordError, match="offset 0"):
+        test.source(OrderTotals.orders).push_bytes(b"{")
+    with PipelineTest(OrderTotals) as test, pytest.raises(BadRecordError, match="no value"):
+        test.source(OrderTotals.orders).push_bytes(None)
+
+
+def test_provenance_is_kept() -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    class Seen(Pipeline, name="seen"):
+        words = KafkaSource.records("words", value=Json(Word), tombstones=True)
+        out = KafkaSink("out", value=Json(int))
+
+        def define(self) -> None:
+            def origin(record: KafkaRecord[bytes | None, Word | None]) -> int:
+                seen.append((record.topic, record.partition, record.offset))
+                return record.timestamp_ms
+
+            self.words.map(origin).to(self.out)
+
+    with PipelineTest(Seen) as test:
+        for value, partition in ((Word("a", 1), 3), (None, 3), (None, 1)):
+            test.source(Seen.words).push(
+                KafkaRecord(None, value, topic="t", partition=partition, offset=7, timestamp_ms=9)
+            )
+        assert test.sink(Seen.out).read() == [9, 9, 9]
+    assert seen == [("t", 3, 7), ("t", 3, 7), ("t", 1, 7)]
 
 
 def test_a_source_of_another_pipeline_is_refused() -> None:

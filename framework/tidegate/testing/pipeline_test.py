@@ -11,23 +11,32 @@ carries the type.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
+from tidegate.api.formats import Raw
 from tidegate.api.functions import KeyedProcess
-from tidegate.api.kafka import Connector, KafkaRecord, KafkaSink, KafkaSource
+from tidegate.api.kafka import Connector, Headers, KafkaSink, KafkaSource, OutgoingRecord
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.runtime import Counters
+from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.errors import InternalError, PipelineError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM
-from tidegate.graph.logical import Node
+from tidegate.graph.logical import DEAD_LETTERS, Node
 from tidegate.graph.plan import PlanEdge, plan
-from tidegate.ids import CheckpointId, TransactionalId, VertexId
+from tidegate.ids import CheckpointId, TransactionalId, Uid, VertexId
+from tidegate.ports.kafka import Message
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.cells import CellsByKey
 
 T = TypeVar("T")
+
+_CREATE_TIME: Final = 1
+"""The client library's word for a timestamp that the producer gave."""
 
 
 class PipelineTest:
@@ -42,6 +51,7 @@ class PipelineTest:
         self._states: list[CellsByKey] = []
         self._chains: dict[VertexId, Chain] = {}
         self._offsets: dict[str, int] = {}
+        self._decoders: dict[str, BatchDecoder] = {}
         layout = plan(self._graph, 1, DEFAULT_MAX_PARALLELISM)
         for vertex in layout.vertices:
             leaves = Leaves(
@@ -75,15 +85,35 @@ class PipelineTest:
         self._check_ours(sink)
         return TestSink(self._written[sink.name])
 
-    def deliver(self, source: KafkaSource[Any], records: Sequence[Any]) -> None:
-        """Run records of a source through the pipeline, as one batch; for `TestSource`."""
-        first = self._offsets.get(source.name, 0)
-        self._offsets[source.name] = first + len(records)
-        offsets = list(range(first, first + len(records)))
-        batch = RecordBatch(list(records), offsets, Origin(source.topic, 0))
-        self._chains[VertexId(source.name)].from_source()(batch)
+    def dead_letters(self, source: KafkaSource[Any]) -> list[OutgoingRecord[bytes, bytes]]:
+        """What a source sent to its dead letters since they were last read."""
+        self._check_ours(source)
+        written = self._written.get(f"{source.name}-dead-letters", [])
+        read, written[:] = list(written), []
+        return read
+
+    def deliver(self, source: KafkaSource[Any], origin: Origin, messages: list[Message]) -> None:
+        """Run messages of one partition through the pipeline, as one batch; for `TestSource`."""
+        decoder = self._decoders.get(source.name)
+        if decoder is None:
+            uid, counters = Uid(source.name), Counters()
+            decoder = BatchDecoder(source, uid, counters, keep_keys=False)
+            self._decoders[source.name] = decoder
+        chain = self._chains[VertexId(source.name)]
+        batch = decoder.decode(origin, messages)
+        if batch.values:
+            chain.from_source()(batch)
+        for letters in decoder.dead_letters:
+            chain.from_source(DEAD_LETTERS)(letters)
+        decoder.dead_letters.clear()
         for state in self._states:
             state.encode_touched()
+
+    def next_offset(self, source: KafkaSource[Any]) -> int:
+        """Offsets of pushed records that name none: 0, 1, and so on."""
+        offset = self._offsets.get(source.name, 0)
+        self._offsets[source.name] = offset + 1
+        return offset
 
     def pass_on(self, edge: PlanEdge, batch: RecordBatch) -> None:
         """Hand a batch to the vertex that an edge leads to; outlets call it."""
@@ -113,26 +143,79 @@ class TestSource(Generic[T]):
     def __init__(self, test: PipelineTest, source: KafkaSource[T]) -> None:
         self._test, self._source = test, source
         value: Any = source.value
-        self._read_value = _both_ways(value)
-        self._read_key = _both_ways(source.key) if source.key is not None else None
+        self._encode_value: Callable[[Any], bytes] = value.encoder()
+        self._encode_key: Callable[[Any], bytes] = (
+            Raw() if source.key is None else source.key
+        ).encoder()
 
     def push(self, *records: T) -> Self:
-        """Records arrive, as one batch, having passed the source's format."""
-        self._test.deliver(self._source, [self._through(record) for record in records])
+        """Records arrive, written and read by the source's formats; those of one partition as a
+        batch.
+
+        A KafkaRecord keeps its provenance; others come from partition 0 of the source's topic.
+        """
+        for origin, run in groupby(map(self._message, records), key=lambda message: message.origin):
+            self._test.deliver(self._source, origin, list(run))
         return self
 
-    def _through(self, record: Any) -> Any:
-        if not isinstance(record, KafkaRecord) or not self._source.whole:
-            return self._read_value(record)
-        return KafkaRecord(
-            key=record.key if self._read_key is None else self._read_key(record.key),
-            value=None if record.value is None else self._read_value(record.value),
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
+    def push_bytes(
+        self, value: bytes | None, *, key: bytes | None = None, headers: Headers = ()
+    ) -> Self:
+        """One record arrives as it lies in Kafka; a bad one meets the source's policy."""
+        message = self._plain(value, key=key, headers=headers)
+        self._test.deliver(self._source, message.origin, [message])
+        return self
+
+    def _message(self, record: Any) -> _Message:
+        if not self._source.whole:
+            return self._plain(self._encode_value(record))
+        return _Message(
+            origin=Origin(record.topic, record.partition),
+            of_value=None if record.value is None else self._encode_value(record.value),
+            of_key=None if record.key is None else self._encode_key(record.key),
+            of_headers=record.headers,
+            at_offset=record.offset,
             timestamp_ms=record.timestamp_ms,
-            headers=record.headers,
         )
+
+    def _plain(
+        self, value: bytes | None, *, key: bytes | None = None, headers: Headers = ()
+    ) -> _Message:
+        return _Message(
+            origin=Origin(self._source.topic, 0),
+            of_value=value,
+            of_key=key,
+            of_headers=headers,
+            at_offset=self._test.next_offset(self._source),
+            timestamp_ms=0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """A record as the client library hands it over."""
+
+    origin: Origin
+    of_value: bytes | None
+    of_key: bytes | None
+    of_headers: Headers
+    at_offset: int
+    timestamp_ms: int
+
+    def value(self) -> bytes | None:
+        return self.of_value
+
+    def key(self) -> bytes | None:
+        return self.of_key
+
+    def offset(self) -> int:
+        return self.at_offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return _CREATE_TIME, self.timestamp_ms
+
+    def headers(self) -> Any:
+        return list(self.of_headers) or None
 
 
 class TestSink(Generic[T]):
@@ -198,11 +281,6 @@ class _Sink:
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:
         """No transaction is ever prepared."""
-
-
-def _both_ways(form: Any) -> Callable[[Any], Any]:
-    encode, decode = form.encoder(), form.decoder()
-    return lambda value: decode(encode(value))
 
 
 def _encoder(sink: KafkaSink[Any]) -> Callable[[Any], None]:
