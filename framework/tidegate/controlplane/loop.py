@@ -51,7 +51,7 @@ class Timer:
 
 
 @dataclass(slots=True, eq=False)
-class Question(Generic[E]):
+class Question:
     """A message that came by RPC and waits for its reply; `answer` or `fail` it exactly once."""
 
     message: Message
@@ -122,9 +122,9 @@ class EventLoop(Generic[E]):
         if not self._stopped.is_set():
             self._pool.submit(self._work, work, done, failed)
 
-    def ask(self, make: Callable[[Question[E]], E], message: Message) -> Message:
+    def ask(self, make: Callable[[Question], E], message: Message) -> Message:
         """Post `make(question)` and wait for the answer: the body of an RPC handler."""
-        question: Question[E] = Question(message)
+        question = Question(message)
         self.post(make(question))
         return question.wait(REPLY_TIMEOUT_S)
 

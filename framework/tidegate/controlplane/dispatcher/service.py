@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -30,11 +31,13 @@ from tidegate.controlplane.loop import EventLoop, Question
 from tidegate.errors import ExternalError, TidegateError, check
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.processes import Child, Processes
+from tidegate.ports.processes import Child, ExitStatus, Processes
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
     JobList,
+    JobReport,
     Message,
+    ProcessExit,
     Refused,
     RegisterTaskManager,
     ReleaseSlots,
@@ -47,6 +50,9 @@ from tidegate.protocol.messages import (
 
 WORKERS = 32
 """Threads for calls to other processes: a process that hangs holds one for up to ten seconds."""
+
+EXITS_SHOWN = 50
+"""Ends of processes that are still told of."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +67,7 @@ class _Told:
     """A message that needs no decision was delivered, or not."""
 
 
-_Event = jobs.Event | slots.Event | Question["_Event"] | _TaskManagerDue | _Told
+_Event = jobs.Event | slots.Event | Question | _TaskManagerDue | _Told
 
 _OF_RESOURCES = (
     RegisterTaskManager,
@@ -131,8 +137,9 @@ class JobManager:
     connections: Connections
     _children: dict[str, Child] = field(default_factory=dict)
     """JobMasters by `job/<name>`, TaskManagers by id."""
-    _asks: dict[int, Question[_Event]] = field(default_factory=dict)
+    _asks: dict[int, Question] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
 
     def start(self) -> None:
         """Start TaskManagers, recover jobs, begin to tick."""
@@ -166,6 +173,9 @@ class JobManager:
                 | slots.Asked()
             ):
                 self._to_resources(event)
+            case jobs.JobMasterExited(job=job, status=status):
+                self._ended("jobmaster", self._children.get(f"job/{job}"), status)
+                self._to_dispatcher(event)
             case _:
                 self._to_dispatcher(event)
 
@@ -179,7 +189,7 @@ class JobManager:
         self._to_dispatcher(jobs.Tick())
         self._to_resources(slots.Tick())
 
-    def _asked(self, question: Question[_Event]) -> None:
+    def _asked(self, question: Question) -> None:
         ask = next(self._numbers)
         self._asks[ask] = question
         message = question.message
@@ -191,6 +201,7 @@ class JobManager:
         elif isinstance(message, _OF_RESOURCES):
             if isinstance(message, SlotExited):
                 _log.warning("%s", message)
+                self._note_exit("slot", message.pid, message.status)
             self._to_resources(slots.Asked(ask=ask, message=message))
         else:
             self._to_dispatcher(jobs.Asked(ask=ask, message=message))
@@ -279,7 +290,7 @@ class JobManager:
 
     def _to_resources(self, event: slots.Event) -> None:
         if isinstance(event, slots.TaskManagerExited):
-            self._children.pop(event.id, None)
+            self._ended("taskmanager", self._children.pop(event.id, None), event.status)
             _log.warning("%s", event)
         for instruction in self.resources.handle(event, self._now_ms()):
             self._of_resources(instruction)
@@ -380,7 +391,19 @@ class JobManager:
                 message = msgspec.structs.replace(
                     message, task_managers=self.resources.task_managers()
                 )
+            elif isinstance(message, JobReport):
+                message = msgspec.structs.replace(message, exits=tuple(self._exits))
             question.answer(message)
+
+    def _ended(self, kind: str, child: Child | None, status: ExitStatus | None) -> None:
+        if child is not None and status is not None:
+            self._note_exit(kind, child.pid, status)
+
+    def _note_exit(self, kind: str, pid: int, status: ExitStatus) -> None:
+        """For display only; a report that comes twice is told once."""
+        if all(known.pid != pid for known in self._exits):
+            ended_ms = self.drivers.clock.now_ms()
+            self._exits.append(ProcessExit(kind=kind, pid=pid, status=status, ended_ms=ended_ms))
 
     def _kill(self, key: str) -> None:
         child = self._children.get(key)

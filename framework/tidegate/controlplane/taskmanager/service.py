@@ -46,7 +46,7 @@ class _ZygoteIsReady:
     pid: int
 
 
-_Event = m.Event | Question["_Event"] | _SendDue | _ZygoteIsReady
+_Event = m.Event | Question | _SendDue | _ZygoteIsReady
 
 
 def run_taskmanager(
@@ -114,7 +114,7 @@ class _Service:
     heartbeat_s: float
     machine: m.TaskManagerMachine
     drivers: Drivers
-    _asks: dict[int, Question[_Event]] = field(default_factory=dict)
+    _asks: dict[int, Question] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def handle(self, event: _Event) -> None:

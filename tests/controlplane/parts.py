@@ -1,0 +1,241 @@
+"""A small cluster in one thread: a ResourceManager and TaskManagers, joined by a careless network.
+
+A call may arrive late, after its caller has given up; be lost before or after it is obeyed; or
+arrive twice. Slot processes are entries of a table. What happens next is drawn by the test.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tidegate.controlplane.dispatcher import resource_events as r
+from tidegate.controlplane.dispatcher.resources import ResourceManager
+from tidegate.controlplane.taskmanager import machine as t
+from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
+from tidegate.protocol.messages import (
+    Message,
+    Refused,
+    RegisterTaskManager,
+    RequestSlots,
+    SlotExited,
+    StartSlot,
+    StopSlot,
+)
+
+EPOCH = LeaderEpoch(7)
+Fate = str
+"""`good`, `twice`, `late`, `lost` (before it arrives), `unheard` (its reply is lost)."""
+FATES = ("good", "twice", "late", "lost", "unheard")
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    fate: Callable[[], Fate]
+    now_ms: int = 0
+    rm: ResourceManager = field(default_factory=lambda: ResourceManager(EPOCH, 0, 10**12))
+    tms: dict[str, t.TaskManagerMachine] = field(default_factory=dict)
+    processes: dict[tuple[str, int], tuple[int, StartSlot]] = field(default_factory=dict)
+    """By TaskManager and slot: pid and what it was started for."""
+    under_way: list[Callable[[], None]] = field(default_factory=list)
+    attempts: dict[str, int] = field(default_factory=dict)
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    """Job and attempt of each SlotLost that was told."""
+    occupied: list[str] = field(default_factory=list)
+    """Refusals because a slot that was taken for free runs something: there must be none."""
+    _pids: int = 100
+    _asks: int = 0
+    _waiting: dict[tuple[str, int], Callable[[Message], None]] = field(default_factory=dict)
+
+    def add_task_manager(self, name: str, slots: int) -> None:
+        self.tms[name] = t.TaskManagerMachine(
+            id_=TaskManagerId(name),
+            epoch=EPOCH,
+            slots=slots,
+            silence_ms_max=10**12,
+            now_ms=self.now_ms,
+        )
+        self.to_rm(
+            RegisterTaskManager(
+                id=TaskManagerId(name), epoch=EPOCH, address=name, slots=slots, pid=1
+            )
+        )
+
+    def request(self, job: str, count: int) -> None:
+        self.attempts[job] = self.attempts.get(job, 0) + 1
+        self.request_again(job, count)
+
+    def request_again(self, job: str, count: int) -> None:
+        self.to_rm(
+            RequestSlots(
+                job=JobName(job),
+                epoch=EPOCH,
+                attempt=Attempt(self.attempts[job]),
+                count=count,
+                jobmaster_address=f"master of {job}",
+            )
+        )
+
+    def kill(self, tm: str, index: int) -> None:
+        """Something kills a slot process; the zygote notices at once."""
+        pid, _ = self.processes.pop((tm, index))
+        self.under_way.append(lambda: self.to_tm(tm, t.Ended(index=index, pid=pid, status=-9)))
+
+    def kill_task_manager(self, name: str) -> None:
+        del self.tms[name]
+        for tm, index in list(self.processes):
+            if tm == name:
+                del self.processes[tm, index]
+        self.of_rm(r.TaskManagerExited(id=TaskManagerId(name), status=-9))
+
+    def to_rm(self, message: Message) -> Message | None:
+        self._asks += 1
+        ask = self._asks
+        replies = [
+            instruction.message
+            for instruction in self.of_rm(r.Asked(ask=ask, message=message))
+            if isinstance(instruction, r.Reply) and instruction.ask == ask
+        ]
+        return replies[0] if replies else None
+
+    def of_rm(self, event: r.Event) -> list[r.Instruction]:
+        instructions = self.rm.handle(event, self.now_ms)
+        self.rm.validate()
+        for instruction in instructions:
+            match instruction:
+                case r.StartSlotAt():
+                    self._start(instruction)
+                case r.StopSlotAt():
+                    self._stop(instruction)
+                case r.TellJobMaster(message=lost):
+                    self.lost.append((lost.job, lost.attempt))
+                case _:
+                    pass
+        return instructions
+
+    def to_tm(self, name: str, event: t.Event) -> None:
+        tm = self.tms.get(name)
+        if tm is None:
+            return
+        instructions = tm.handle(event, self.now_ms)
+        tm.validate()
+        for instruction in instructions:
+            match instruction:
+                case t.Reply(ask=ask, message=message):
+                    if isinstance(message, Refused) and " runs " in message.reason:
+                        self.occupied.append(message.reason)
+                    self._waiting.pop((name, ask))(message)
+                case t.ForkSlot(start=start):
+                    self.under_way.append(lambda start=start: self._fork(name, start))  # type: ignore[misc]
+                case t.KillSlot(pid=pid):
+                    self.under_way.append(lambda pid=pid: self._kill_pid(name, pid))  # type: ignore[misc]
+                case t.Send(message=SlotExited() as exited):
+                    self._report(exited)
+                case _:
+                    pass
+
+    def settle(self) -> None:
+        """Let everything arrive, and time pass, until nothing happens any more."""
+        self.fate = lambda: "good"
+        for _ in range(10):
+            self.of_rm(r.Tick())
+            while self.under_way:
+                self.under_way.pop(0)()
+
+    def running(self, job: str) -> list[tuple[int, int]]:
+        """Attempt and ordinal of each process of a job."""
+        return sorted(
+            (start.attempt, start.ordinal)
+            for _, start in self.processes.values()
+            if start.job == job
+        )
+
+    def _start(self, start: r.StartSlotAt) -> None:
+        message = StartSlot(
+            epoch=EPOCH,
+            index=start.slot.index,
+            ordinal=start.ordinal,
+            job=start.job,
+            attempt=start.attempt,
+            jobmaster_address=start.jobmaster_address,
+            working_folder="",
+            settings={},
+            serial=start.serial,
+        )
+
+        def answered(reply: Message | None) -> None:
+            if reply is None or isinstance(reply, Refused):
+                reason = "no reply" if reply is None else reply.reason
+                event: r.Event = r.SlotNotStarted(
+                    slot=start.slot, serial=start.serial, reason=reason
+                )
+            else:
+                event = r.SlotStarted(slot=start.slot, serial=start.serial)
+            self.of_rm(event)
+
+        self._call(start.address, message, answered)
+
+    def _stop(self, stop: r.StopSlotAt) -> None:
+        message = StopSlot(
+            epoch=EPOCH,
+            index=stop.slot.index,
+            job=stop.job,
+            attempt=stop.attempt,
+            serial=stop.serial,
+        )
+
+        def answered(reply: Message | None) -> None:
+            if reply is None or isinstance(reply, Refused):
+                self.of_rm(r.SlotNotStopped(slot=stop.slot, serial=stop.serial))
+            else:
+                self.of_rm(r.SlotStopped(slot=stop.slot, serial=stop.serial))
+
+        self._call(stop.address, message, answered)
+
+    def _call(self, name: str, message: Message, then: Callable[[Message | None], None]) -> None:
+        answers: list[Message] = []
+
+        def deliver() -> None:
+            if name not in self.tms:
+                return
+            self._asks += 1
+            self._waiting[name, self._asks] = lambda reply: self.under_way.append(
+                lambda: answer(reply)
+            )
+            self.to_tm(name, t.Asked(ask=self._asks, message=message))
+
+        def answer(reply: Message | None) -> None:
+            if not answers:
+                answers.append(reply or Refused(reason=""))
+                then(reply)
+
+        match self.fate():
+            case "good":
+                self.under_way.append(deliver)
+            case "twice":
+                self.under_way += [deliver, deliver]
+            case "late":
+                self.under_way += [lambda: answer(None), deliver]
+            case "lost":
+                self.under_way.append(lambda: answer(None))
+            case _:  # its reply is lost
+                self.under_way += [deliver, lambda: answer(None)]
+
+    def _report(self, exited: SlotExited) -> None:
+        fate = self.fate()
+        if fate == "lost":  # the TaskManager repeats it until it is answered
+            self.under_way.append(lambda: self._report(exited))
+        else:
+            times = 1 if fate == "good" else 2
+            self.under_way += [lambda: (self.to_rm(exited), None)[1]] * times
+
+    def _fork(self, name: str, start: StartSlot) -> None:
+        if name not in self.tms:
+            return
+        self._pids += 1
+        assert (name, start.index) not in self.processes, "two processes in one slot"
+        self.processes[name, start.index] = (self._pids, start)
+        self.to_tm(name, t.Forked(index=start.index, pid=self._pids))
+
+    def _kill_pid(self, name: str, pid: int) -> None:
+        for (tm, index), (running, _) in list(self.processes.items()):
+            if tm == name and running == pid:
+                self.kill(tm, index)

@@ -1,0 +1,439 @@
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.controlplane.dispatcher import job_events as j
+from tidegate.controlplane.dispatcher.machine import (
+    ENDED_MAX,
+    LINGER_MS_MAX,
+    REGISTRATION_MS_MAX,
+    STILLBORN_MAX,
+    Dispatcher,
+    Phase,
+)
+from tidegate.errors import StorageError
+from tidegate.ids import JobName, LeaderEpoch
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import (
+    Done,
+    Failed,
+    GetJob,
+    JobList,
+    JobMasterAccepted,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    RegisterJobMaster,
+    ReportJob,
+    StopJob,
+    Submission,
+    SubmitJob,
+)
+
+EPOCH = LeaderEpoch(3)
+SILENCE_MS = 1_000
+A = JobName("a")
+
+
+class Shell:
+    """Hands events to a Dispatcher and keeps what it instructs."""
+
+    def __init__(self) -> None:
+        self.machine = Dispatcher("here", EPOCH, SILENCE_MS)
+        self.now_ms = 0
+        self.asks = 0
+        self.instructions: list[j.Instruction] = []
+        self.replies: dict[int, Message] = {}
+
+    def event(self, event: j.Event) -> list[j.Instruction]:
+        done = self.machine.handle(event, self.now_ms, 1_000_000 + self.now_ms)
+        self.machine.validate()
+        for instruction in done:
+            if isinstance(instruction, j.Reply):
+                assert instruction.ask not in self.replies, "answered twice"
+                self.replies[instruction.ask] = instruction.message
+        self.instructions += done
+        return done
+
+    def ask(self, message: Message) -> Message | None:
+        self.asks += 1
+        self.event(j.Asked(ask=self.asks, message=message))
+        return self.replies.get(self.asks)
+
+    def last(self, kind: type[j.Instruction]) -> j.Instruction:
+        return next(i for i in reversed(self.instructions) if isinstance(i, kind))
+
+    def start_number(self) -> int:
+        start = self.last(j.StartJobMaster)
+        assert isinstance(start, j.StartJobMaster)
+        return start.start
+
+    def started(self, pid: int) -> None:
+        """The JobMaster's process exists, and registers."""
+        self.event(j.JobMasterStarted(job=A, start=self.start_number(), pid=pid))
+        assert isinstance(self.register(pid), JobMasterAccepted)
+
+    def register(self, pid: int, epoch: LeaderEpoch = EPOCH) -> Message | None:
+        address = f"master {pid}"
+        return self.ask(RegisterJobMaster(job=A, epoch=epoch, address=address, pid=pid))
+
+    def report(self, pid: int, state: str = "RUNNING", attempt: int = 1) -> Message | None:
+        report = JobReport(job=A, state=state, attempt=attempt, jobmaster_pid=pid)
+        return self.ask(ReportJob(epoch=EPOCH, report=report))
+
+    def exits(self, status: int = -9) -> list[j.Instruction]:
+        return self.event(j.JobMasterExited(job=A, start=self.start_number(), status=status))
+
+    def shown(self) -> JobReport:
+        report = self.ask(GetJob(job=A))
+        assert isinstance(report, JobReport)
+        return report
+
+
+@pytest.fixture
+def shell() -> Shell:
+    return Shell()
+
+
+@pytest.fixture
+def running(shell: Shell) -> Shell:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    shell.started(100)
+    return shell
+
+
+def submission(name: JobName = A, cluster: str = "") -> Submission:
+    return Submission(
+        job=name,
+        reference="m:C",
+        working_folder="/work",
+        params={},
+        parallelism=1,
+        max_parallelism=128,
+        settings={},
+        fingerprint="",
+        code_digest="",
+        python_version="",
+        tidegate_version="",
+        cluster=cluster,
+    )
+
+
+class TestSubmit:
+    def test_is_answered_when_it_is_stored_with_the_cluster_that_runs_it(
+        self, shell: Shell
+    ) -> None:
+        assert shell.ask(SubmitJob(submission=submission())) is None
+        assert shell.instructions == [j.StoreSubmission(submission=submission(cluster="here"))]
+        shell.event(j.SubmissionStored(job=A))
+        assert shell.replies == {1: Done()}
+        assert shell.start_number() == 1
+
+    def test_of_a_live_name_is_refused_whatever_the_job_does(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        for move in (
+            lambda: shell.event(j.SubmissionStored(job=A)),
+            lambda: shell.started(100),
+            shell.exits,
+        ):
+            assert isinstance(shell.ask(SubmitJob(submission=submission())), Refused)
+            move()
+        refused = shell.ask(SubmitJob(submission=submission()))
+        assert isinstance(refused, Refused)
+        assert "tidegate stop a" in refused.reason
+
+    def test_that_cannot_be_stored_leaves_nothing(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        error = ErrorReport.of(StorageError("full"))
+        shell.event(j.SubmissionNotStored(job=A, error=error))
+        assert shell.replies[1] == Failed(error=error)
+        assert isinstance(shell.ask(GetJob(job=A)), Refused)
+        shell.ask(SubmitJob(submission=submission()))
+        assert shell.machine.phase(A) is Phase.STORING
+
+    def test_after_the_end_starts_anew_and_ends_a_lingering_jobmaster(self, running: Shell) -> None:
+        running.report(100, "FINISHED")
+        running.event(j.ResultStored(job=A))
+        done = running.event(j.Asked(ask=99, message=SubmitJob(submission=submission())))
+        assert [type(i) for i in done] == [j.KillJobMaster, j.FreeSlots, j.StoreSubmission]
+        running.event(j.JobMasterExited(job=A, start=1, status=-9))  # of the earlier run
+        running.event(j.SubmissionStored(job=A))
+        running.started(101)
+        assert running.machine.phase(A) is Phase.RUNNING
+
+
+class TestJobMaster:
+    def test_that_dies_is_started_again_and_its_slots_are_freed(self, running: Shell) -> None:
+        running.report(100, attempt=4)
+        done = running.exits()
+        assert done == [j.FreeSlots(job=A), j.AwaitStart(job=A, start=1, after_ms=0)]
+        running.event(j.StartDue(job=A, start=1))
+        running.started(101)
+        running.report(101, attempt=5)
+        shown = running.shown()
+        assert (shown.restarts, shown.attempt, shown.jobmaster_pid) == (1, 5, 101)
+        assert "status -9" in shown.history[0].error.message
+        assert shown.history[0].attempt == 4
+
+    def test_that_dies_again_and_again_is_awaited_longer_and_longer(self, running: Shell) -> None:
+        pauses = []
+        for pid in range(101, 106):
+            awaits = running.exits()[-1]
+            assert isinstance(awaits, j.AwaitStart)
+            pauses.append(awaits.after_ms)
+            running.event(j.StartDue(job=A, start=awaits.start))
+            running.started(pid)
+        assert pauses == [0, 1_000, 2_000, 4_000, 8_000]
+        running.now_ms += 60_000
+        running.report(105)
+        awaits = running.exits()[-1]
+        assert isinstance(awaits, j.AwaitStart)
+        assert awaits.after_ms == 0
+
+    def test_that_was_replaced_is_refused(self, running: Shell) -> None:
+        running.exits()
+        running.event(j.StartDue(job=A, start=1))
+        assert isinstance(running.register(100), Refused)
+        running.started(101)
+        assert isinstance(running.report(100, "FAILED"), Refused)
+        assert running.machine.phase(A) is Phase.RUNNING
+        assert running.event(j.JobMasterExited(job=A, start=1, status=0)) == []
+
+    def test_of_another_epoch_is_refused(self, running: Shell) -> None:
+        assert isinstance(running.register(100, LeaderEpoch(EPOCH - 1)), Refused)
+
+    def test_may_register_twice(self, running: Shell) -> None:
+        assert isinstance(running.register(100), JobMasterAccepted)
+
+    def test_that_is_silent_is_killed(self, running: Shell) -> None:
+        running.now_ms = SILENCE_MS
+        assert running.event(j.Tick()) == []
+        running.now_ms += 1
+        (kill,) = running.event(j.Tick())
+        assert isinstance(kill, j.KillJobMaster)
+        assert kill.pid == 100
+
+    def test_that_does_not_register_is_killed(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        shell.event(j.SubmissionStored(job=A))
+        shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
+        shell.now_ms = REGISTRATION_MS_MAX + 1
+        assert isinstance(shell.event(j.Tick())[0], j.KillJobMaster)
+
+    def test_that_never_comes_up_fails_the_job(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        shell.event(j.SubmissionStored(job=A))
+        for _ in range(STILLBORN_MAX):
+            shell.event(j.StartDue(job=A, start=shell.start_number()))
+            shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=9))
+            shell.exits(1)
+        stored = shell.last(j.StoreResult)
+        assert isinstance(stored, j.StoreResult)
+        assert stored.report.state == "FAILED"
+        assert stored.report.error is not None
+        assert "its log says more" in stored.report.error.message
+
+
+class TestEnd:
+    @pytest.mark.parametrize("state", ["FINISHED", "FAILED", "CANCELED"])
+    def test_is_answered_when_it_is_stored_and_nothing_is_started_again(
+        self, running: Shell, state: str
+    ) -> None:
+        assert running.report(100, state) is None
+        assert running.report(100, state) is None  # repeated by an impatient JobMaster
+        stored = running.last(j.StoreResult)
+        assert isinstance(stored, j.StoreResult)
+        assert (stored.report.state, stored.deposed) == (state, False)
+        running.event(j.ResultStored(job=A))
+        assert list(running.replies.values())[-2:] == [Done(), Done()]
+        assert running.exits(0) == [j.FreeSlots(job=A)]
+        assert running.shown().state == state
+
+    def test_of_a_deposed_job_is_no_result(self, running: Shell) -> None:
+        running.report(100, "DEPOSED")
+        stored = running.last(j.StoreResult)
+        assert isinstance(stored, j.StoreResult)
+        assert stored.deposed
+
+    def test_is_stored_again_until_the_storage_takes_it(self, running: Shell) -> None:
+        running.report(100, "FINISHED")
+        running.exits(0)
+        assert running.event(j.Tick()) == []  # still under way
+        running.event(j.ResultNotStored(job=A))
+        (again,) = running.event(j.Tick())
+        assert isinstance(again, j.StoreResult)
+
+    def test_kills_a_jobmaster_that_stays(self, running: Shell) -> None:
+        running.report(100, "FINISHED")
+        running.event(j.ResultStored(job=A))
+        running.now_ms = LINGER_MS_MAX + 1
+        assert isinstance(running.event(j.Tick())[0], j.KillJobMaster)
+
+    def test_is_shown_of_so_many_jobs(self, shell: Shell) -> None:
+        ended = [
+            (submission(JobName(f"j{n}"), "here"), JobReport(job=JobName(f"j{n}"), state="FAILED"))
+            for n in range(ENDED_MAX)
+        ]
+        shell.machine.recover(ended, 0)
+        shell.ask(SubmitJob(submission=submission()))
+        shell.event(j.SubmissionStored(job=A))
+        shell.started(100)
+        shell.report(100, "FINISHED")
+        shell.event(j.ResultStored(job=A))
+        listed = shell.ask(ListJobs())
+        assert isinstance(listed, JobList)
+        assert len(listed.jobs) == ENDED_MAX
+        assert listed.jobs[-1].job == A
+
+
+class TestStop:
+    def test_reaches_the_jobmaster(self, running: Shell) -> None:
+        assert running.ask(StopJob(job=A)) == Done()
+        assert running.last(j.ForwardStop) == forward(1, 100)
+
+    def test_reaches_every_jobmaster_until_the_end(self, running: Shell) -> None:
+        running.ask(StopJob(job=A))
+        running.exits()
+        running.event(j.StartDue(job=A, start=1))
+        running.started(101)
+        assert running.event(j.Tick()) == [forward(2, 101)]
+        assert running.event(j.Tick()) == []
+        running.event(j.StopNotTaken(job=A, start=2))  # it was only starting
+        assert running.event(j.Tick()) == [forward(2, 101)]
+
+    def test_waits_for_a_jobmaster(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        assert shell.ask(StopJob(job=A)) == Done()
+        shell.event(j.SubmissionStored(job=A))
+        shell.started(100)
+        assert shell.event(j.Tick()) == [forward(1, 100)]
+
+    def test_does_not_take_back_a_cancel(self, running: Shell) -> None:
+        running.ask(StopJob(job=A, final_checkpoint=False))
+        running.ask(StopJob(job=A))
+        assert running.last(j.ForwardStop) == forward(1, 100, final_checkpoint=False)
+
+    def test_of_an_unknown_or_ended_job_is_refused(self, running: Shell) -> None:
+        assert isinstance(running.ask(StopJob(job=JobName("other"))), Refused)
+        running.report(100, "FINISHED")
+        assert isinstance(running.ask(StopJob(job=A)), Refused)
+
+
+class TestRecovery:
+    def test_starts_what_has_not_ended_and_shows_what_has(self) -> None:
+        shell = Shell()
+        b = JobName("b")
+        ended = JobReport(job=b, state="FINISHED", attempt=9)
+        jobs = [(submission(cluster="here"), None), (submission(b, "here"), ended)]
+        (start,) = shell.machine.recover(jobs, 0)
+        shell.machine.validate()
+        assert start == j.StartJobMaster(job=A, start=1, working_folder="/work")
+        assert shell.ask(GetJob(job=b)) == ended
+        assert isinstance(shell.ask(SubmitJob(submission=submission())), Refused)
+        assert shell.ask(SubmitJob(submission=submission(b))) is None
+
+
+def forward(start: int, pid: int, *, final_checkpoint: bool = True) -> j.ForwardStop:
+    message = StopJob(job=A, final_checkpoint=final_checkpoint)
+    return j.ForwardStop(job=A, start=start, address=f"master {pid}", message=message)
+
+
+class Adversary:
+    """Carries instructions out well, badly or late, and lets anything happen in between."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.shell = Shell()
+        self.pids: dict[int, int] = {}
+        self.alive: set[int] = set()
+
+    def act(self) -> None:
+        shell, chance = self.shell, self.chance
+        shell.now_ms += chance.randrange(400)
+        start = chance.choice([*self.pids, 0])
+        pid = self.pids.get(start, 5)
+        ends = ["FINISHED", "FAILED", "CANCELED", "DEPOSED"]
+        acts: list[Callable[[], object]] = [
+            lambda: shell.ask(SubmitJob(submission=submission())),
+            lambda: shell.register(pid),
+            lambda: shell.report(pid),
+            lambda: shell.report(pid, chance.choice(ends)),
+            lambda: self.exit(start),
+            lambda: shell.ask(StopJob(job=A, final_checkpoint=chance.random() < 0.5)),
+            lambda: shell.event(j.Tick()),
+            self.follow_next,
+        ]
+        chance.choice(acts)()
+
+    def follow_next(self) -> None:
+        if self.shell.instructions:
+            self.follow(self.shell.instructions.pop(0), 0.7)
+
+    def drain(self) -> None:
+        """All that was instructed is done, and goes well."""
+        waiting = self.shell.instructions
+        while waiting:
+            self.follow(waiting.pop(self.chance.randrange(len(waiting))), 1.0)
+
+    def follow(self, instruction: j.Instruction, well: float) -> None:
+        shell, good = self.shell, self.chance.random() < well
+        match instruction:
+            case j.StoreSubmission() if good:
+                shell.event(j.SubmissionStored(job=A))
+            case j.StoreSubmission():
+                error = ErrorReport.of(StorageError(""))
+                shell.event(j.SubmissionNotStored(job=A, error=error))
+            case j.StoreResult():
+                shell.event(j.ResultStored(job=A) if good else j.ResultNotStored(job=A))
+            case j.StartJobMaster(start=start):
+                self.start(start, good=good)
+            case j.AwaitStart(start=start):
+                shell.event(j.StartDue(job=A, start=start))
+            case j.KillJobMaster(pid=pid):
+                self.exit(pid - 1000)
+            case j.ForwardStop(start=start) if not good:
+                shell.event(j.StopNotTaken(job=A, start=start))
+            case _:
+                pass
+
+    def start(self, start: int, *, good: bool) -> None:
+        if good:
+            self.pids[start] = 1000 + start
+            self.alive.add(start)
+            self.shell.event(j.JobMasterStarted(job=A, start=start, pid=self.pids[start]))
+        else:
+            self.shell.event(j.JobMasterExited(job=A, start=start, status=None, reason="x"))
+
+    def exit(self, start: int) -> None:
+        if start in self.alive:
+            self.alive.remove(start)
+            self.shell.event(j.JobMasterExited(job=A, start=start, status=-9))
+
+
+@settings(max_examples=100)
+@given(st.integers(min_value=0))
+def test_no_order_of_events_breaks_an_invariant(seed: int) -> None:
+    adversary = Adversary(seed)
+    shell = adversary.shell
+    for _ in range(60):
+        adversary.act()
+    adversary.drain()
+    for _ in range(3):
+        shell.event(j.Tick())
+        adversary.drain()
+    assert set(shell.replies) == set(range(1, shell.asks + 1)), "somebody waits for ever"
+    if shell.machine.live():
+        assert adversary.alive, "a live job without a process"
+        shell.register(max(adversary.pids.values()))
+        assert shell.machine.phase(A) is Phase.RUNNING
+
+
+def test_reports_survive_the_codec() -> None:
+    report = JobReport(job=A, state="RUNNING")
+    assert msgspec.json.decode(msgspec.json.encode(report), type=JobReport) == report

@@ -1,0 +1,178 @@
+import threading
+import time
+
+import pytest
+
+from tidegate.controlplane.loop import EventLoop, Question
+from tidegate.drivers.clock import SystemClock
+from tidegate.errors import InternalError, RpcError, StorageError
+from tidegate.protocol.messages import Done, ListJobs
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def now_ms(self) -> int:
+        return int(self.now * 1000)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def loop(clock: VirtualClock) -> EventLoop[str]:
+    return EventLoop(clock)
+
+
+def handled(loop: EventLoop[str]) -> list[str]:
+    events: list[str] = []
+    loop.run_pending(events.append)
+    return events
+
+
+def test_events_come_in_order(loop: EventLoop[str]) -> None:
+    for event in "abc":
+        loop.post(event)
+    assert handled(loop) == ["a", "b", "c"]
+    assert handled(loop) == []
+
+
+def test_timers_come_when_due_in_the_order_of_their_times(
+    loop: EventLoop[str], clock: VirtualClock
+) -> None:
+    loop.call_later(2, "late")
+    loop.call_later(1, "early")
+    loop.call_later(1, "early too")
+    loop.call_later(1, "never").cancel()
+    assert handled(loop) == []
+    clock.now = 1
+    assert handled(loop) == ["early", "early too"]
+    clock.now = 2
+    assert handled(loop) == ["late"]
+
+
+def test_a_handler_may_post_and_set_timers(loop: EventLoop[str], clock: VirtualClock) -> None:
+    seen: list[str] = []
+
+    def handle(event: str) -> None:
+        seen.append(event)
+        if event == "first":
+            loop.post("second")
+            loop.call_later(0, "third")
+
+    loop.post("first")
+    loop.run_pending(handle)
+    assert sorted(seen) == ["first", "second", "third"]
+
+
+def test_work_comes_back_as_an_event() -> None:
+    loop: EventLoop[str] = EventLoop(SystemClock())
+    seen: list[str] = []
+
+    def handle(event: str) -> None:
+        seen.append(event)
+        if len(seen) == 2:
+            loop.stop()
+
+    def fails() -> str:
+        raise StorageError("full")
+
+    loop.submit(lambda: threading.current_thread().name, lambda name: f"done in {name}", str)
+    loop.submit(fails, str, lambda error: f"failed: {error}")
+    loop.run(handle)
+    assert any(event.startswith("done in work") for event in seen)
+    assert "failed: full" in seen
+
+
+def test_a_bug_in_work_ends_the_loop() -> None:
+    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop.submit(lambda: 1 // 0, str, str)
+    with pytest.raises(ZeroDivisionError):
+        loop.run(lambda _: None)
+
+
+def test_a_bug_in_a_handler_ends_the_loop() -> None:
+    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop.post("x")
+
+    def handle(_: str) -> None:
+        raise InternalError("a transition that is none")
+
+    with pytest.raises(InternalError):
+        loop.run(handle)
+
+
+def test_a_loop_that_is_far_behind_says_so(clock: VirtualClock) -> None:
+    loop: EventLoop[str] = EventLoop(clock, capacity=2)
+    loop.post("a")
+    loop.post("b")
+    with pytest.raises(InternalError, match="behind"):
+        loop.post("c")
+
+
+def test_stop_wakes_a_loop_that_waits() -> None:
+    loop: EventLoop[str] = EventLoop(SystemClock())
+    threading.Timer(0.05, loop.stop).start()
+    began = time.monotonic()
+    loop.run(lambda _: None)
+    assert time.monotonic() - began < 5
+
+
+def test_a_timer_wakes_a_loop_that_waits() -> None:
+    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop.call_later(0.02, "due")
+    seen: list[str] = []
+
+    def handle(event: str) -> None:
+        seen.append(event)
+        loop.stop()
+
+    loop.run(handle)
+    assert seen == ["due"]
+
+
+class TestQuestion:
+    def test_is_answered_by_the_loop(self) -> None:
+        loop: EventLoop[Question] = EventLoop(SystemClock())
+        replies: list[object] = []
+
+        def rpc_thread() -> None:
+            replies.append(loop.ask(lambda question: question, ListJobs()))
+            loop.stop()
+
+        thread = threading.Thread(target=rpc_thread)
+        thread.start()
+        loop.run(lambda question: question.answer(Done()))
+        thread.join()
+        assert replies == [Done()]
+
+    def test_may_fail(self) -> None:
+        question = Question(ListJobs())
+        question.fail(StorageError("full"))
+        with pytest.raises(StorageError, match="full"):
+            question.wait(1)
+
+    def test_that_nobody_answers_ends(self) -> None:
+        question = Question(ListJobs())
+        with pytest.raises(RpcError, match="ListJobs was not answered"):
+            question.wait(0.01)
+
+
+def test_threads_end_with_the_loop() -> None:
+    before = set(threading.enumerate())
+    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop.submit(lambda: "x", lambda _: "done", str)
+    loop.run(lambda _: loop.stop())
+    deadline = time.monotonic() + 5
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(threading.enumerate()) - before == set()

@@ -1,0 +1,177 @@
+import pytest
+
+from tests.controlplane.parts import EPOCH, Cluster
+from tidegate.controlplane.dispatcher import resource_events as r
+from tidegate.controlplane.dispatcher.resources import REGISTRATION_MS_MAX, ResourceManager
+from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
+from tidegate.protocol.messages import (
+    Done,
+    Refused,
+    RegisterTaskManager,
+    ReleaseSlots,
+    RequestSlots,
+    TaskManagerHeartbeat,
+)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster(fate=lambda: "good")
+    cluster.add_task_manager("x", 2)
+    cluster.add_task_manager("y", 2)
+    return cluster
+
+
+def spread(cluster: Cluster, job: str) -> dict[str, int]:
+    names = [slot.task_manager for slot in cluster.rm.uses(JobName(job)).values()]
+    return {name: names.count(TaskManagerId(name)) for name in cluster.tms}
+
+
+def test_a_request_is_spread_over_task_managers(cluster: Cluster) -> None:
+    cluster.request("a", 2)
+    cluster.settle()
+    assert spread(cluster, "a") == {"x": 1, "y": 1}
+    assert cluster.running("a") == [(1, 0), (1, 1)]
+
+
+def test_a_request_that_does_not_fit_waits_whole_and_lets_a_smaller_one_pass(
+    cluster: Cluster,
+) -> None:
+    cluster.request("a", 5)
+    cluster.request("b", 3)
+    cluster.settle()
+    assert cluster.running("a") == []
+    assert cluster.running("b") == [(1, 0), (1, 1), (1, 2)]
+    cluster.add_task_manager("z", 4)
+    cluster.settle()
+    assert len(cluster.running("a")) == 5
+
+
+def test_a_new_attempt_replaces_the_processes_of_the_old_one(cluster: Cluster) -> None:
+    cluster.request("a", 4)
+    cluster.settle()
+    cluster.request("a", 4)
+    cluster.settle()
+    assert cluster.running("a") == [(2, ordinal) for ordinal in range(4)]
+    assert cluster.lost == []  # what was stopped on purpose is not told as lost
+
+
+def test_an_older_attempt_is_refused(cluster: Cluster) -> None:
+    cluster.request("a", 1)
+    cluster.request("a", 1)
+    cluster.attempts["a"] = 1
+    reply = cluster.to_rm(request("a", 1))
+    assert isinstance(reply, Refused)
+    assert "older" in reply.reason
+
+
+def test_a_lost_slot_is_told_and_replaced_only_when_asked(cluster: Cluster) -> None:
+    cluster.request("a", 2)
+    cluster.settle()
+    cluster.kill(*min(cluster.processes))
+    cluster.settle()
+    assert cluster.lost == [("a", 1)]
+    assert len(cluster.running("a")) == 1
+    cluster.request_again("a", 2)
+    cluster.settle()
+    assert cluster.running("a") == [(1, 0), (1, 1)]
+
+
+def test_all_slots_of_a_lost_task_manager_are_told(cluster: Cluster) -> None:
+    cluster.request("a", 4)
+    cluster.settle()
+    cluster.kill_task_manager("x")
+    assert cluster.lost == [("a", 1), ("a", 1)]
+
+
+def test_slots_of_a_job_without_jobmaster_are_stopped(cluster: Cluster) -> None:
+    cluster.request("a", 4)
+    cluster.settle()
+    cluster.of_rm(r.JobGone(job=JobName("a")))
+    cluster.settle()
+    assert cluster.running("a") == []
+    assert cluster.rm.free_slots() == 4
+
+
+def test_released_slots_are_stopped_up_to_their_attempt(cluster: Cluster) -> None:
+    cluster.request("a", 2)
+    cluster.settle()
+    release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
+    cluster.request("a", 2)  # attempt 2 begins before the release of attempt 1 arrives
+    assert cluster.to_rm(release) == Done()
+    cluster.settle()
+    assert cluster.running("a") == [(2, 0), (2, 1)]
+
+
+def test_messages_of_another_epoch_are_refused(cluster: Cluster) -> None:
+    for epoch in (EPOCH - 1, EPOCH + 1):
+        reply = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=LeaderEpoch(epoch)))
+        assert isinstance(reply, Refused)
+    assert cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)) == Done()
+
+
+class TestLocal:
+    """TaskManagers that are started here."""
+
+    def test_missing_ones_are_started_and_lost_ones_replaced_at_once(self) -> None:
+        rm = ResourceManager(EPOCH, 2, 1000)
+        assert rm.start(0) == [starts("tm-7-1"), starts("tm-7-2")]
+        register(rm, "tm-7-1")
+        exited = r.TaskManagerExited(id=TaskManagerId("tm-7-1"), status=-9)
+        assert starts("tm-7-3") in rm.handle(exited, 10)
+        assert rm.handle(exited, 10) == []
+
+    def test_those_that_die_young_are_replaced_more_and_more_slowly(self) -> None:
+        rm = ResourceManager(EPOCH, 1, 1000)
+        rm.start(0)
+        pauses = []
+        for number in range(1, 9):
+            exited = r.TaskManagerExited(id=TaskManagerId(f"tm-7-{number}"), status=1)
+            (start,) = rm.handle(exited, 0)
+            assert isinstance(start, r.StartTaskManager)
+            pauses.append(start.after_ms)
+        assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+
+    def test_a_silent_one_is_dropped_and_refused_from_then_on(self) -> None:
+        rm = ResourceManager(EPOCH, 1, 1000)
+        rm.start(0)
+        register(rm, "tm-7-1")
+        assert rm.handle(r.Tick(), 1000) == []
+        dropped = rm.handle(r.Tick(), 1001)
+        assert [type(instruction) for instruction in dropped] == [
+            r.DropTaskManager,
+            r.StartTaskManager,
+        ]
+        heartbeat = TaskManagerHeartbeat(id=TaskManagerId("tm-7-1"), epoch=EPOCH)
+        (reply,) = rm.handle(r.Asked(ask=1, message=heartbeat), 1002)
+        assert isinstance(reply, r.Reply)
+        assert isinstance(reply.message, Refused)
+        assert isinstance(register(rm, "tm-7-1"), Refused)
+
+    def test_one_that_does_not_register_is_killed(self) -> None:
+        rm = ResourceManager(EPOCH, 1, 1000)
+        rm.start(0)
+        assert rm.handle(r.Tick(), REGISTRATION_MS_MAX) == []
+        (drop,) = rm.handle(r.Tick(), REGISTRATION_MS_MAX + 1)
+        assert isinstance(drop, r.DropTaskManager)
+
+
+def starts(name: str, after_ms: int = 0) -> r.StartTaskManager:
+    return r.StartTaskManager(id=TaskManagerId(name), after_ms=after_ms)
+
+
+def request(job: str, count: int, attempt: int = 1) -> RequestSlots:
+    return RequestSlots(
+        job=JobName(job),
+        epoch=EPOCH,
+        attempt=Attempt(attempt),
+        count=count,
+        jobmaster_address="",
+    )
+
+
+def register(rm: ResourceManager, name: str) -> object:
+    message = RegisterTaskManager(id=TaskManagerId(name), epoch=EPOCH, address=name, slots=1, pid=1)
+    (reply,) = rm.handle(r.Asked(ask=1, message=message), 0)
+    assert isinstance(reply, r.Reply)
+    return reply.message

@@ -1,0 +1,106 @@
+"""ResourceManager and TaskManagers together, under any order, loss and repetition of messages."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.controlplane.parts import FATES, Cluster
+from tidegate.controlplane.dispatcher import resource_events as r
+from tidegate.controlplane.taskmanager import machine as t
+from tidegate.controlplane.taskmanager.machine import TaskManagerMachine
+from tidegate.errors import InternalError
+from tidegate.ids import JobName
+from tidegate.protocol.messages import Done, StopSlot
+
+JOBS = {"a": 3, "b": 2}
+SLOTS = 2
+TASK_MANAGERS = ("x", "y", "z")
+
+
+def act(cluster: Cluster, draw: Callable[[int], int]) -> None:
+    """One step: mostly something under way happens, sometimes the world intervenes."""
+    choice = draw(12)
+    job = ("a", "b")[draw(2)]
+    if choice == 0:
+        cluster.request(job, JOBS[job])
+    elif choice == 1 and job in cluster.attempts:
+        cluster.request_again(job, JOBS[job])
+    elif choice == 2 and cluster.processes:
+        cluster.kill(*sorted(cluster.processes)[draw(len(cluster.processes))])
+    elif choice == 3:
+        cluster.of_rm(r.Tick())
+    elif choice == 4 and draw(4) == 0:
+        cluster.of_rm(r.JobGone(job=JobName(job)))
+        cluster.attempts.setdefault(job, 0)
+    elif choice == 5 and draw(6) == 0 and len(cluster.tms) > 1:
+        cluster.kill_task_manager(min(cluster.tms))
+    elif cluster.under_way:
+        cluster.under_way.pop(draw(len(cluster.under_way)))()
+
+
+def live(seed: int) -> None:
+    """A life of the cluster; fails where attempts meet in a slot, or the newest lacks one."""
+    randrange = random.Random(seed).randrange
+    cluster = Cluster(fate=lambda: (FATES + ("good",) * 6)[randrange(11)])
+    for name in TASK_MANAGERS:
+        cluster.add_task_manager(name, SLOTS)
+    for _ in range(120):
+        act(cluster, randrange)
+        assert cluster.occupied == []
+    cluster.settle()
+    while len(cluster.tms) < len(TASK_MANAGERS):
+        cluster.add_task_manager(f"more-{len(cluster.tms)}", SLOTS)
+    for job, count in JOBS.items():
+        cluster.request(job, count)
+    cluster.settle()
+    assert cluster.occupied == []
+    for job, count in JOBS.items():
+        newest = cluster.attempts[job]
+        assert cluster.running(job) == [(newest, ordinal) for ordinal in range(count)]
+
+
+@settings(max_examples=150)
+@given(st.integers(min_value=0))
+def test_slots_hold_one_attempt_and_the_newest_gets_what_it_asks(seed: int) -> None:
+    live(seed)
+
+
+def test_a_task_manager_that_forgets_what_it_stopped_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = TaskManagerMachine._stop
+
+    def forgetful(machine: TaskManagerMachine, ask: int, stop: StopSlot) -> list[t.Instruction]:
+        slot = machine._slots[stop.index]
+        before = slot.serial
+        instructions = original(machine, ask, stop)
+        slot.serial = before
+        return instructions
+
+    monkeypatch.setattr(TaskManagerMachine, "_stop", forgetful)
+    assert fails_at_some_seed()
+
+
+def test_a_task_manager_that_calls_a_slot_free_before_it_is_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hasty(machine: TaskManagerMachine, ask: int, stop: StopSlot) -> list[t.Instruction]:
+        slot = machine._slots[stop.index]
+        slot.serial = max(slot.serial, stop.serial)
+        kill: list[t.Instruction] = [t.KillSlot(pid=slot.pid)] if slot.pid else []
+        return [t.Reply(ask=ask, message=Done()), *kill]
+
+    monkeypatch.setattr(TaskManagerMachine, "_stop", hasty)
+    assert fails_at_some_seed()
+
+
+def fails_at_some_seed() -> bool:
+    for seed in range(200):
+        try:
+            live(seed)
+        except (AssertionError, InternalError):
+            return True
+    return False

@@ -1,0 +1,148 @@
+import contextlib
+
+import msgspec
+import pytest
+
+from tests.controlplane.test_dispatcher import A, submission
+from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.errors import CorruptCheckpointError, StorageError
+from tidegate.ids import JobName
+from tidegate.ports.blobs import BlobStore, Created
+from tidegate.protocol.messages import JobReport
+
+HERE = msgspec.structs.replace(submission(), cluster="here")
+FINISHED = JobReport(job=A, state="FINISHED")
+
+
+class Blobs:
+    """Objects in a dict; creates may be answered with UNKNOWN, having happened or not."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.unknown: list[bool] = []
+
+    def create(self, path: str, data: bytes) -> Created:
+        if self.unknown:
+            if self.unknown.pop(0):
+                self.objects.setdefault(path, data)
+            return Created.UNKNOWN
+        if path in self.objects:
+            return Created.EXISTS
+        self.objects[path] = data
+        return Created.CREATED
+
+    def put(self, path: str, data: bytes) -> None:
+        self.objects[path] = data
+
+    def get(self, path: str) -> bytes | None:
+        return self.objects.get(path)
+
+    def list(self, prefix: str) -> list[str]:
+        return sorted(path for path in self.objects if path.startswith(f"{prefix}/"))
+
+    def delete(self, path: str) -> None:
+        self.objects.pop(path, None)
+
+
+@pytest.fixture
+def blobs() -> Blobs:
+    return Blobs()
+
+
+def store_of(blobs: Blobs, cluster: str = "here") -> JobStore:
+    store: BlobStore = blobs  # type: ignore[assignment]  # files are not asked for
+    return JobStore(store, cluster)
+
+
+def test_epochs_grow_per_cluster(blobs: Blobs) -> None:
+    assert [store_of(blobs).claim_epoch(f"n{i}") for i in range(12)] == list(range(1, 13))
+    assert store_of(blobs, "other").claim_epoch("n") == 1
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_claim_of_unknown_outcome_is_repeated_and_recognised(
+    blobs: Blobs, *, happened: bool
+) -> None:
+    blobs.unknown = [happened]
+    assert store_of(blobs).claim_epoch("ours") == 1
+    assert store_of(blobs).claim_epoch("theirs") == 2
+
+
+def test_a_store_that_never_says_is_given_up(blobs: Blobs) -> None:
+    blobs.unknown = [False] * 1000
+    with pytest.raises(StorageError, match="epoch"):
+        store_of(blobs).claim_epoch("n")
+
+
+def test_a_job_is_found_until_it_has_ended_and_again_when_submitted_anew(blobs: Blobs) -> None:
+    store = store_of(blobs)
+    store.put_submission(HERE)
+    assert store.jobs() == [(HERE, None)]
+    store.put_result(FINISHED)
+    assert store.jobs() == [(HERE, FINISHED)]
+    store.put_submission(HERE)
+    assert store.jobs() == [(HERE, None)]
+
+
+def test_jobs_of_other_clusters_are_left_alone(blobs: Blobs) -> None:
+    store_of(blobs).put_submission(HERE)
+    other = msgspec.structs.replace(HERE, cluster="other")
+    store_of(blobs, "other").put_submission(other)
+    assert store_of(blobs).jobs() == []
+    assert store_of(blobs, "other").jobs() == [(other, None)]
+
+
+def test_a_deposed_job_is_forgotten_without_a_trace_in_its_folder(blobs: Blobs) -> None:
+    store = store_of(blobs)
+    store.put_submission(HERE)
+    store.forget(A)
+    assert store.jobs() == []
+    assert "a/result.json" not in blobs.objects
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
+    blobs: Blobs, writes: int
+) -> None:
+    store = store_of(blobs)
+    store.put_submission(HERE)
+    store.put_result(FINISHED)
+    anew = msgspec.structs.replace(HERE, id="second")
+    left = writes
+
+    def counted(method: object) -> object:
+        def call(*arguments: object) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            method(*arguments)  # type: ignore[operator]
+
+        return call
+
+    blobs.put, blobs.delete = counted(blobs.put), counted(blobs.delete)  # type: ignore[method-assign,assignment]
+    with contextlib.suppress(KeyboardInterrupt):
+        store.put_submission(anew)
+    ((found, result),) = store.jobs()
+    assert result == FINISHED or found == anew, "the first run would be run again"
+
+
+def test_a_torn_submission_is_named(blobs: Blobs) -> None:
+    store_of(blobs).put_submission(HERE)
+    blobs.objects["a/submission.json"] = b"{"
+    with pytest.raises(CorruptCheckpointError, match=r"a/submission\.json"):
+        store_of(blobs).jobs()
+
+
+def test_names_are_paths_of_the_storage(blobs: Blobs) -> None:
+    store = store_of(blobs)
+    store.claim_epoch("n")
+    store.put_submission(HERE)
+    store.put_result(FINISHED)
+    assert sorted(blobs.objects) == [
+        "_cluster/here/jobs/a",
+        "_cluster/here/leaders/00000000000000000001",
+        "a/result.json",
+        "a/submission.json",
+    ]
+    assert JobName("a") == A
