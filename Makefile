@@ -14,8 +14,8 @@ check: .venv/installed  ## lint, types, walls and unit tests (under a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
 test: check     ## everything: check, then the tests on real brokers
 	$(bin)/pytest integration
-bench: .venv/installed  ## side by side with hand-written loops: CPU seconds per million records
-	$(bin)/python -m integration.bench
+bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
+	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
