@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from tidegate.config import Config
@@ -96,13 +96,14 @@ def local_cluster(
     *,
     cluster: str | None = None,
     on_restart: Callable[[int], None] | None = None,
+    mains: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalCluster:
     """Start a cluster on this machine, which ends with this process (or by `close`).
 
     `cluster` names it in the checkpoint storage; without it a new name is made, and jobs of earlier
-    clusters are left alone.
+    clusters are left alone. `mains` is for tests, see `Common`.
     """
-    common = Common(config=config, cluster=cluster or secrets.token_hex(6))
+    common = Common(config=config, cluster=cluster or secrets.token_hex(6), mains=mains)
     drivers = RealDrivers()
     return LocalCluster(processes(common), drivers.rpc, drivers.clock, on_restart=on_restart)
 

@@ -61,7 +61,11 @@ class RefusedError(UserError):
 
 
 class JobClosedError(RefusedError):
-    """The journal is closed for this submission: the job has finished or was cancelled."""
+    """The journal is closed for this submission: the job has ended, and `outcome` says how."""
+
+    def __init__(self, message: str, outcome: str = "failed") -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class CodeMismatchError(RefusedError):

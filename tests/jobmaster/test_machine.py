@@ -42,6 +42,7 @@ from tidegate.errors import (
     DeposedError,
     ExternalError,
     InternalError,
+    JobClosedError,
     KafkaUnavailableError,
     TidegateError,
     UserCodeError,
@@ -182,6 +183,18 @@ def test_a_deposed_jobmaster_leaves_and_never_claims_again() -> None:
     assert job.handle(AttemptFailed(attempt=ONE, error=DeposedError("newer claim"))) == [Leave()]
     assert job.state is JobState.DEPOSED
     assert job.handle(Begin()) == []
+
+
+@pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELED, JobState.FAILED])
+def test_a_journal_that_was_closed_before_the_end_was_told_says_how_it_ended(
+    state: JobState,
+) -> None:
+    job = machine(delay=None)
+    job.handle(Begin())
+    error = JobClosedError("job 'a' has ended", state.value)
+    assert job.handle(RecoveryFailed(error=error)) == [Leave()]
+    assert job.state is state
+    assert (job.error is error) == (state is JobState.FAILED)
 
 
 def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:

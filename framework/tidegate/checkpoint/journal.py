@@ -99,7 +99,7 @@ class Closed(Entry, frozen=True, kw_only=True):
 
     attempt: Attempt
     outcome: str
-    """`finished`, `cancelled` or `failed`."""
+    """`finished`, `canceled` or `failed`."""
 
 
 AnyEntry = Claim | Publication | Settled | Lost | Accepted | Closed

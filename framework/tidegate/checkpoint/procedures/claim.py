@@ -108,7 +108,7 @@ def _refuse(
             f"job {job!r} has ended ({state.closed.outcome}): its journal is closed, and only a "
             "new submit may begin it again"
         )
-        raise JobClosedError(message)
+        raise JobClosedError(message, state.closed.outcome)
     if state.lost is not None and not state.accepted and not (fresh and accept_loss):
         raise DataLossError(state.lost.statement)
     restore_point(state, submission, restore)
@@ -119,7 +119,7 @@ def _refuse_used_name(job: JobName) -> Procedure[None]:
     listed = yield from kafka_retried(lambda: list_transactions(job_prefix(job)), FENCING)
     parsed = [parse_transactional_id(tid) for tid in listed]
     others = sorted({parts.journal for parts in parsed if parts is not None and parts.job == job})
-    if others:
+    if others and (yield from _read(job, 1)) is None:  # else another process was just first
         message = (
             f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
             f"ids of that name, of journal {', '.join(others)}: the name is used by another job, "

@@ -56,7 +56,7 @@ def close(
 ) -> Procedure[None]:
     """End the job for good: settle, fence all ids, this attempt's too, and close the journal.
 
-    `outcome` is `finished`, `cancelled` or `failed`. To be called when no task of the attempt runs
+    `outcome` is `finished`, `canceled` or `failed`. To be called when no task of the attempt runs
     any more. What was prepared and never published is aborted by it. After a loss was stated it
     only fences and closes; the loss remains to be accepted.
     """

@@ -54,6 +54,7 @@ from tidegate.errors import (
     Domain,
     ExternalError,
     InternalError,
+    JobClosedError,
     Retry,
     TidegateError,
 )
@@ -255,6 +256,9 @@ class JobMachine:
         return self._close(JobState.FINISHED)  # nothing ran since the last publication
 
     def _failed(self, error: TidegateError) -> list[Instruction]:
+        if isinstance(error, JobClosedError) and error.outcome != JobState.FAILED.value:
+            # A JobMaster before this one closed the journal and died before it could say so.
+            return self._end(JobState(error.outcome))
         self.error = error
         if isinstance(error, DeposedError):
             return self._end(JobState.DEPOSED)
