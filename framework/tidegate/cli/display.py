@@ -28,6 +28,8 @@ class Display:
     def __init__(self, submission: Submission, config: Config) -> None:
         self.job, self.config = submission.job, config
         self._before: JobReport | None = None
+        self.jobmanager_pid: Callable[[], int] = lambda: 0
+        """Of the present JobManager, which `running` knows as soon as there is one."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,13 +107,21 @@ class JsonLines(Display):
     def stopping(self) -> None:
         """Scripts see the state change."""
 
+    def jobmanager_restarted(self, status: int) -> None:
+        self._say({"event": "jobmanager_exited", "pid": self.jobmanager_pid(), "status": status})
+
     def end(self, report: JobReport) -> None:
         self._print("end", report)
 
     def _print(self, event: str, report: JobReport) -> None:
         body: dict[str, Any] = msgspec.to_builtins(report)
         body.pop("type", None)
-        print(json.dumps({"event": event, **body}), flush=True)
+        self._say({"event": event, "jobmanager_pid": self.jobmanager_pid(), **body})
+
+    def _say(self, event: dict[str, Any]) -> None:
+        # One write: the thread that hears of a JobManager's end prints too.
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
 
 
 class Live(Display):

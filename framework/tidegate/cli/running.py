@@ -58,6 +58,7 @@ def execute(
         check_world(graph, config, folder, RealDrivers())
         display = open_display(submission, config, as_json=as_json)
         cluster = local_cluster(config, on_restart=display.jobmanager_restarted)
+        display.jobmanager_pid = lambda: cluster.pid
         try:
             with display, _interrupts(cluster.client(), submission.job, display):
                 client = cluster.client()

@@ -143,6 +143,17 @@ class SlotReport(msgspec.Struct, frozen=True, kw_only=True):
     task_manager_pid: int
 
 
+class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process of the cluster ended, as its parent was told by the operating system."""
+
+    kind: str
+    """`slot`, `taskmanager` or `jobmaster`."""
+    pid: int
+    status: int
+    """As subprocess gives it: negative is a signal's number."""
+    ended_ms: int
+
+
 class JobReport(Message, frozen=True, kw_only=True):
     """The state of a job as its JobMaster last told it."""
 
@@ -166,6 +177,8 @@ class JobReport(Message, frozen=True, kw_only=True):
     error: ErrorReport | None = None
     """Of a failed job; of a restarting one, why its last attempt ended."""
     history: tuple[AttemptReport, ...] = ()
+    exits: tuple[ProcessExit, ...] = ()
+    """The last processes of the cluster that ended, oldest first; added by the JobManager."""
     reported_ms: int = 0
 
 

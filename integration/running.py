@@ -1,0 +1,216 @@
+"""A `tidegate run` as scripts drive it: started, followed by its reports, stopped, cleared away.
+
+The demo, the soak and tests of kills use it. It knows the command line and its JSON lines, nothing
+of the runtime behind them. Everything that is started here dies with its owner, also when the owner
+is killed, and leaves nothing behind when the owner ends in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tidegate.drivers.kafka import with_owner
+
+ROOT = Path(__file__).parent.parent
+ENDED_TIMEOUT_S = 30.0
+POLL_S = 0.02
+PIPELINE = "pipelines.order_totals:OrderTotals"
+
+Report = dict[str, Any]
+"""One JSON line of `tidegate run --json`."""
+
+
+class GaveUpError(Exception):
+    """What was waited for did not happen, and why."""
+
+
+def owned(
+    command: Sequence[str], *, folder: Path, log: Path, pipe: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a process that dies with this one; its errors, and its output unless piped, go to
+    `log`.
+
+    To be called from the main thread: the kernel's promise is to the thread that starts it.
+    """
+    prefix = [sys.executable, "-I", "-S", with_owner.__file__, str(os.getpid())]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*(prefix if sys.platform == "linux" else []), *command],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'framework'}:{ROOT}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipe else output,
+            stderr=output,
+            start_new_session=True,  # a Ctrl-C in the terminal is the owner's to interpret
+        )
+
+
+class TidegateRun:
+    """A running `tidegate run --json` of the order totals in a working folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        *,
+        options: Sequence[str] = (),
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        words = [word for key, value in (config or {}).items() for word in ("-c", f"{key}={value}")]
+        command = [str(Path(sys.executable).with_name("tidegate")), "run", PIPELINE, "--json"]
+        self.log = folder / "run.log"
+        self._process = owned(
+            [*command, "--kafka", bootstrap, *options, *words],
+            folder=folder,
+            log=self.log,
+            pipe=True,
+        )
+        self._changed = threading.Condition()
+        self._newest: Report | None = None
+        self._pids: set[int] = set()
+        self.checkpoints: set[str] = set()
+        """Ids of the completed checkpoints that reports have named."""
+        self.exits: dict[int, int] = {}
+        """Exit statuses by pid, as parents were told them."""
+        self._reader = threading.Thread(target=self._read, name="reports", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    @property
+    def pid(self) -> int:
+        """Of the command itself."""
+        return self._process.pid
+
+    @property
+    def report(self) -> Report | None:
+        """The newest one."""
+        with self._changed:
+            return self._newest
+
+    def wait_for(
+        self, what: str, condition: Callable[[Report], bool], timeout_s: float = 60.0
+    ) -> Report:
+        """The first report, from now on or the newest, for which the condition holds.
+
+        GaveUpError when the time is over or the run has ended.
+        """
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                if self._newest is not None and condition(self._newest):
+                    return self._newest
+                if self._process.poll() is not None:
+                    raise GaveUpError(f"the run ended while it waited for {what}: {self.tail()}")
+                if time.monotonic() > end_s:
+                    raise GaveUpError(f"no {what} within {timeout_s:g} s: {self.tail()}")
+                self._changed.wait(0.2)
+
+    def await_exit(self, pid: int, timeout_s: float = ENDED_TIMEOUT_S) -> int:
+        """The status with which a process ended, once its parent has said so."""
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while pid not in self.exits:
+                if time.monotonic() > end_s:
+                    raise GaveUpError(f"nobody has told of the end of process {pid}")
+                self._changed.wait(0.2)
+            return self.exits[pid]
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """Ctrl-C, which takes a final checkpoint; the exit code."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            message = f"the run did not end within {timeout_s:g} s: {self.tail()}"
+            raise GaveUpError(message) from error
+
+    def clear(self) -> None:
+        """End what still runs, the hard way, and see that nothing is left."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join(ENDED_TIMEOUT_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        left = await_gone(self._pids)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        if left:
+            raise GaveUpError(f"processes {sorted(left)} outlived the run that started them")
+
+    def tail(self, lines: int = 5) -> str:
+        """The last lines that the command has written to its terminal."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return " | ".join(text.splitlines()[-lines:])
+
+    def _read(self) -> None:
+        """In a thread: take in the JSON lines."""
+        for line in self._process.stdout or ():
+            said: Report = json.loads(line)
+            with self._changed:
+                if said["event"] == "jobmanager_exited":
+                    self.exits[said["pid"]] = said["status"]
+                else:
+                    self._newest = said
+                    self._note(said)
+                self._changed.notify_all()
+
+    def _note(self, report: Report) -> None:
+        self._pids |= {report["jobmanager_pid"], report["jobmaster_pid"]} - {0}
+        for slot in report["slots"]:
+            self._pids |= {slot["pid"], slot["task_manager_pid"]}
+        for ended in report["exits"]:
+            self.exits[ended["pid"]] = ended["status"]
+            self._pids.discard(ended["pid"])
+        if report["last_checkpoint"] is not None:
+            self.checkpoints.add(report["last_checkpoint"]["id"])
+
+
+def runs_with_checkpoint(report: Report) -> bool:
+    """The job runs, all slots are there, and this very attempt has completed a checkpoint."""
+    last = report["last_checkpoint"]
+    return (
+        report["state"] == "RUNNING"
+        and not report["slots_missing"]
+        and last is not None
+        and last["id"].split("-")[0] == str(report["attempt"])
+    )
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def await_gone(pids: set[int], timeout_s: float = 10.0) -> set[int]:
+    """Wait until none of these runs; those that do after that time."""
+    end_s = time.monotonic() + timeout_s
+    left = {pid for pid in pids if alive(pid)}
+    while left and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+        left = {pid for pid in left if alive(pid)}
+    return left
