@@ -12,6 +12,7 @@ import sys
 import typer
 
 from tidegate.cli import kafka
+from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
 from tidegate.errors import Domain, TidegateError
 
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 app.add_typer(kafka.app, name="kafka")
 app.command()(run)
+app.command()(checkpoints)
+app.command()(config)
 
 
 @app.callback()

@@ -28,7 +28,7 @@ from tidegate.checkpoint.effects import (
     WallClock,
     WriteObject,
 )
-from tidegate.errors import ExternalError, RefusedError, TidegateError
+from tidegate.errors import ExternalError, InternalError, RefusedError, TidegateError
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionLog
@@ -123,3 +123,18 @@ class EffectRunner:
                 "the job wrote to, so that these can be committed"
             )
             raise RefusedError(message)
+
+
+def run_reading(store: BlobStore, procedure: Procedure[T]) -> T:
+    """Carry out a procedure that only reads the checkpoint storage; needs no Kafka."""
+    answer: bytes | None = None
+    while True:
+        try:
+            effect = procedure.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if not isinstance(effect, ReadObject):
+            message = f"a procedure that reads asked for {type(effect).__name__}"
+            raise InternalError(message)
+        answer = store.get(effect.path)

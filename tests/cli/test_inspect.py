@@ -1,0 +1,73 @@
+"""Looking at a job's journal and at the configuration, without Kafka."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.checkpoint.journal import Claim, Closed, encode_entry, entry_path
+from tidegate.cli.main import app
+from tidegate.drivers.storage import open_store
+from tidegate.errors import RefusedError
+from tidegate.ids import Attempt, JobName, JournalNumber
+
+JOB = JobName("orders")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_job_without_a_journal_is_refused_by_name(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["checkpoints", "orders"])
+    assert isinstance(result.exception, RefusedError)
+    assert "no job 'orders'" in str(result.exception)
+
+
+def test_checkpoints_tells_how_the_journal_stands(folder: Path) -> None:
+    store = open_store(str(folder / ".tidegate/checkpoints"))
+    claim = Claim(
+        number=JournalNumber(1),
+        nonce="a",
+        previous="",
+        journal="j",
+        created_ms=0,
+        submission="s",
+        restore="latest",
+    )
+    closed = Closed(
+        number=JournalNumber(2),
+        nonce="b",
+        previous="a",
+        journal="j",
+        created_ms=0,
+        attempt=Attempt(1),
+        outcome="finished",
+    )
+    for entry in (claim, closed):
+        store.create(entry_path(JOB, entry.number), encode_entry(entry))
+    result = CliRunner().invoke(app, ["checkpoints", "orders", "--json"])
+    assert json.loads(result.stdout) == {
+        "job": "orders",
+        "entries": 2,
+        "closed": "finished",
+        "checkpoints": [],
+    }
+    text = CliRunner().invoke(app, ["checkpoints", "orders"]).stdout
+    assert "no checkpoint was published yet" in text
+    assert "journal: finished" in text
+
+
+def test_config_masks_secrets(folder: Path) -> None:
+    (folder / "tidegate.toml").write_text(
+        '[kafka]\nbootstrap = "h:1"\n[kafka.properties]\n"sasl.password" = "hunter2"\n'
+    )
+    result = CliRunner().invoke(app, ["config"])
+    assert 'kafka.bootstrap = "h:1"' in result.stdout
+    assert "hunter2" not in result.stdout
+    assert json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)["kafka"]
