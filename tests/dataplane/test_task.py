@@ -1,0 +1,351 @@
+"""A subtask's turn: what it reads, where it cuts, and when it acknowledges.
+
+The chain, reader, gate and sinks here are small stand-ins with the real interfaces; the alignment
+machine is the real one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidegate.checkpoint.alignment import Alignment
+from tidegate.dataplane.channels.inbox import InputChannel, InputGate
+from tidegate.dataplane.operators.chain import Chain
+from tidegate.dataplane.runtime import Counters, Runtime
+from tidegate.dataplane.task import InputTask, SourceTask
+from tidegate.elements import Barrier, Element, EndOfInput, Origin, RecordBatch
+from tidegate.graph.plan import PlanEdge
+from tidegate.ids import (
+    Attempt,
+    CheckpointId,
+    SubtaskId,
+    SubtaskIndex,
+    TransactionalId,
+    Uid,
+    VertexId,
+)
+from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+
+ORIGIN = Origin("orders", 0)
+SUBTASK = SubtaskId(VertexId("v"), SubtaskIndex(0))
+C1, C2 = CheckpointId(Attempt(1), 1), CheckpointId(Attempt(1), 2)
+DoneCall = Callable[[tuple[PreparedTransaction, ...]], None]
+
+
+def batch(*offsets: int) -> RecordBatch:
+    return RecordBatch(list(offsets), list(offsets), ORIGIN)
+
+
+def transaction(name: str) -> PreparedTransaction:
+    return PreparedTransaction(
+        cluster_id="c",
+        transactional_id=TransactionalId(name),
+        producer_id=1,
+        epoch=0,
+        start_ms=1,
+    )
+
+
+class Sink:
+    """Records what it is asked; `answer` lets a checkpoint's preparation finish."""
+
+    def __init__(self) -> None:
+        self.story: list[object] = []
+        self.accepts = True
+        self.preparing: dict[CheckpointId, DoneCall] = {}
+
+    def write(self, batch: RecordBatch) -> None:
+        self.story.append(list(batch.values))
+
+    def writable(self) -> bool:
+        return self.accepts
+
+    def prepare(self, checkpoint: CheckpointId, done: DoneCall) -> None:
+        self.story.append(checkpoint)
+        self.preparing[checkpoint] = done
+
+    def answer(self, checkpoint: CheckpointId, *names: str) -> None:
+        self.preparing.pop(checkpoint)(tuple(transaction(name) for name in names))
+
+    def open(self) -> None: ...
+    def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
+        self.story.append(("ended", tuple(ids), checkpoint))
+
+    def freed(self, ids: Sequence[TransactionalId]) -> None:
+        self.story.append(("freed", tuple(ids)))
+
+
+class Outlet:
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def emit(self, batch: RecordBatch) -> None:
+        self.sent.append(list(batch.values))
+
+    def emit_control(self, element: Barrier | EndOfInput) -> None:
+        self.sent.append(element)
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None: ...
+
+
+class FakeChain:
+    def __init__(self, sink: Sink, outlet: Outlet) -> None:
+        self.sinks, self.outlets, self.keyed = {"out": sink}, [outlet], dict[str, Any]()
+        self._sink, self._outlet = sink, outlet
+
+    def _emit(self, batch: RecordBatch) -> None:
+        self._sink.write(batch)
+        self._outlet.emit(batch)
+
+    def entry(self) -> Callable[[RecordBatch], object]:
+        return self._emit
+
+    def from_source(self, port: str = "main") -> Callable[[RecordBatch], object]:
+        return self._emit
+
+    def writable(self) -> bool:
+        return self.sinks["out"].writable()
+
+    def close(self) -> None: ...
+
+
+class Reader:
+    def __init__(self, *polls: list[RecordBatch], bounded: bool = False) -> None:
+        self.polls, self.bounded, self.position = deque(polls), bounded, 0
+        self.committed: list[int] = []
+        self.opened = False
+
+    def open(self, splits: Sequence[SourceSplit]) -> None:
+        self.opened = True
+
+    def poll(self, timeout_s: float) -> list[RecordBatch]:
+        batches = self.polls.popleft() if self.polls else []
+        for each in batches:
+            self.position = each.offsets[-1] + 1
+        return batches
+
+    def take_dead_letters(self) -> list[RecordBatch]:
+        return []
+
+    def finished(self) -> bool:
+        return self.bounded and not self.polls
+
+    def snapshot(self) -> tuple[SourceSplit, ...]:
+        split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=self.position)
+        return (split,)
+
+    def commit(self, splits: Sequence[SourceSplit]) -> None:
+        self.committed += [split.offset for split in splits]
+
+    def lag(self) -> int | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+class JobMaster:
+    def __init__(self) -> None:
+        self.acknowledged: list[tuple[CheckpointId, SubtaskSnapshot]] = []
+        self.declined: list[CheckpointId] = []
+        self.ended: list[SubtaskId] = []
+
+    def acknowledge(
+        self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
+    ) -> None:
+        self.acknowledged.append((checkpoint, snapshot))
+
+    def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
+        self.declined.append(checkpoint)
+
+    def input_ended(self, subtask: SubtaskId) -> None:
+        self.ended.append(subtask)
+
+
+class World:
+    def __init__(self) -> None:
+        self.sink, self.outlet, self.master = Sink(), Outlet(), JobMaster()
+        self.chain = cast("Chain", FakeChain(self.sink, self.outlet))
+        clock = SimpleNamespace(monotonic=lambda: 0.0)
+        runtime = SimpleNamespace(
+            subtask=SUBTASK,
+            counters=Counters(),
+            drivers=SimpleNamespace(clock=clock),
+            local=Path(),
+        )
+        self.runtime = cast("Runtime", runtime)
+
+    def source(self, reader: Reader) -> SourceTask:
+        task = SourceTask(self.runtime, self.chain, self.master, reader, ())
+        task.start()
+        return task
+
+    def inputs(self, channels: int) -> tuple[InputTask, list[InputChannel]]:
+        edge = PlanEdge(
+            index=0,
+            source=VertexId("s"),
+            source_node="s",
+            port="main",
+            target=VertexId("v"),
+            target_node="v",
+            input=0,
+            exchange="key",
+        )
+        made = [InputChannel(edge, SubtaskIndex(i), 8) for i in range(channels)]
+        gate = InputGate(made)
+        return InputTask(self.runtime, self.chain, self.master, gate, Alignment(channels)), made
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def steps(task: SourceTask | InputTask, limit: int = 50) -> None:
+    for _ in range(limit):
+        if not task.step(0.0):
+            return
+
+
+def test_a_source_reads_nothing_before_it_is_started(world: World) -> None:
+    reader = Reader([batch(0)])
+    task = SourceTask(world.runtime, world.chain, world.master, reader, ())
+    task.trigger(Barrier(C1))
+    assert not task.step(0.0)
+    assert not reader.opened
+    assert world.sink.story == []
+
+
+def test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_there(
+    world: World,
+) -> None:
+    task = world.source(Reader([batch(0, 1), batch(2)], [batch(3)]))
+    assert task.step(0.0)  # reads offsets 0 to 2
+    task.trigger(Barrier(C1))
+    steps(task)
+    assert world.sink.story == [[0, 1], [2], C1, [3]]
+    assert world.outlet.sent == [[0, 1], [2], Barrier(C1), [3]]
+    world.sink.answer(C1, "t1")
+    [(checkpoint, snapshot)] = world.master.acknowledged
+    assert checkpoint == C1
+    assert [split.offset for split in snapshot.splits] == [3]
+    assert [each.transactional_id for each in snapshot.transactions] == ["t1"]
+
+
+def test_nothing_is_acknowledged_before_the_sink_has_prepared(world: World) -> None:
+    task = world.source(Reader([batch(0)]))
+    task.trigger(Barrier(C1))
+    steps(task)
+    assert world.master.acknowledged == []
+
+
+def test_a_source_does_not_read_while_a_sink_cannot_take_more_but_lets_barriers_through(
+    world: World,
+) -> None:
+    reader = Reader([batch(0)])
+    task = world.source(reader)
+    world.sink.accepts = False
+    task.trigger(Barrier(C1))
+    steps(task)
+    assert world.sink.story == [C1]
+    assert len(reader.polls) == 1
+    assert not task.reads()
+
+
+def test_after_a_final_barrier_a_source_reads_nothing_but_takes_another_final_one(
+    world: World,
+) -> None:
+    reader = Reader([batch(0)])
+    task = world.source(reader)
+    task.trigger(Barrier(C1, final=True))
+    steps(task)
+    task.trigger(Barrier(C2, final=True))
+    steps(task)
+    assert world.sink.story == [C1, C2]
+    assert len(reader.polls) == 1
+
+
+def test_positions_are_told_to_the_group_when_their_checkpoint_is_complete(world: World) -> None:
+    reader = Reader([batch(0, 1)], [batch(2)])
+    task = world.source(reader)
+    steps(task, 2)
+    task.trigger(Barrier(C1))
+    steps(task)
+    task.trigger(Barrier(C2))
+    steps(task)
+    task.checkpoint_aborted(C2)
+    task.checkpoint_completed(C1, [TransactionalId("t1")])
+    task.checkpoint_completed(C2, [])
+    assert reader.committed == [2]
+    assert ("ended", ("t1",), C1) in world.sink.story
+
+
+def test_a_bounded_source_ends_its_output_once_and_still_takes_barriers(world: World) -> None:
+    task = world.source(Reader([batch(0)], bounded=True))
+    steps(task)
+    task.trigger(Barrier(C1, final=True))
+    steps(task)
+    assert world.outlet.sent == [[0], EndOfInput(), Barrier(C1, final=True)]
+    assert world.master.ended == [SUBTASK]
+
+
+def offer(channel: InputChannel, *elements: Element) -> None:
+    for element in elements:
+        channel.offer(element)
+
+
+def test_records_behind_a_barrier_wait_until_all_channels_have_brought_theirs(
+    world: World,
+) -> None:
+    task, (first, second) = world.inputs(2)
+    offer(first, batch(1), Barrier(C1), batch(2))
+    steps(task)
+    assert world.sink.story == [[1]]
+    offer(second, batch(3), Barrier(C1), batch(4))
+    steps(task)
+    assert world.sink.story[:3] == [[1], [3], C1]
+    assert sorted(map(str, world.sink.story[3:])) == ["[2]", "[4]"]
+
+
+def test_an_aborted_alignment_lets_records_flow_and_its_late_barrier_starts_nothing(
+    world: World,
+) -> None:
+    task, (first, second) = world.inputs(2)
+    offer(first, Barrier(C1), batch(2))
+    steps(task)
+    task.checkpoint_aborted(C1)
+    offer(second, Barrier(C1), batch(3))
+    steps(task)
+    assert sorted(map(str, world.sink.story)) == ["[2]", "[3]"]
+    assert Barrier(C1) not in world.outlet.sent
+
+
+def test_a_waiting_sink_stops_records_and_lets_barriers_through(world: World) -> None:
+    task, (first, second) = world.inputs(2)
+    world.sink.accepts = False
+    offer(first, Barrier(C1), batch(1))
+    offer(second, Barrier(C1))
+    steps(task)
+    assert world.sink.story == [C1]
+    world.sink.accepts = True
+    steps(task)
+    assert world.sink.story == [C1, [1]]
+
+
+def test_input_ends_when_every_channel_has_ended(world: World) -> None:
+    task, (first, second) = world.inputs(2)
+    offer(first, EndOfInput())
+    steps(task)
+    assert world.master.ended == []
+    offer(second, batch(1), EndOfInput())
+    steps(task)
+    assert world.master.ended == [SUBTASK]
+    assert world.outlet.sent[-1] == EndOfInput()
