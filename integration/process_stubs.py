@@ -1,6 +1,6 @@
 """Mains of a JobMaster and of a slot that do only what their processes are judged by.
 
-Named in `Common.mains` by the tests of this room; imported inside the processes. The JobMaster claims
+Named in `Common.mains` by `stub_cluster`; imported inside the processes. The JobMaster claims
 attempts by counting, asks for slots, reports them, begins a new attempt when one is lost, and ends
 when it is stopped.
 """

@@ -1,0 +1,89 @@
+"""A local cluster whose JobMasters and slots are stubs, for tests that kill its processes.
+
+`python -m integration.stub_cluster FOLDER` owns one until it is killed: it prints `up` when a job
+has all of its slots.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from tidegate.bootstrap import Common, processes
+from tidegate.config_load import load
+from tidegate.controlplane.client.client import Client
+from tidegate.controlplane.client.local import LocalCluster
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.ids import JobName
+from tidegate.protocol.messages import JobReport, Submission
+
+ROOT = Path(__file__).parent.parent
+SOON_S = 60.0
+"""A bound for a machine that is busy with other things, not a figure."""
+
+
+class Running:
+    """A local cluster of two TaskManagers with two slots each, and a client of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config = load(
+            folder=folder,
+            command_line={
+                "checkpoint.storage": str(folder / "storage"),
+                "logs.directory": str(folder / "logs"),
+                "taskmanager.slots": 2,
+                "cluster.task_managers": 2,
+            },
+        )
+        common = Common(
+            config=config,
+            cluster="test",
+            mains={
+                "slot": "integration.process_stubs:slot",
+                "jobmaster": "integration.process_stubs:jobmaster",
+            },
+            path=(str(ROOT),),
+        )
+        drivers = RealDrivers()
+        self.cluster = LocalCluster(processes(common), drivers.rpc, drivers.clock)
+        self.client: Client = self.cluster.client()
+
+    def submit(self, name: str = "job", parallelism: int = 4, **settings: object) -> JobName:
+        job = JobName(name)
+        self.client.submit(
+            Submission(
+                job=job,
+                reference="no.module:NoClass",
+                working_folder=str(self.folder),
+                params={},
+                parallelism=parallelism,
+                max_parallelism=128,
+                settings=settings,
+                fingerprint="",
+                code_digest="",
+                python_version="",
+                tidegate_version="",
+            )
+        )
+        return job
+
+    def complete(self, job: JobName, after: int = 0) -> JobReport:
+        """The report in which an attempt newer than `after` has all of its slots."""
+
+        def is_complete(report: JobReport) -> bool:
+            return report.attempt > after and bool(report.slots) and not report.slots_missing
+
+        return self.client.wait(job, until=is_complete, timeout_s=SOON_S)
+
+    def log(self, name: str) -> str:
+        return (self.folder / "logs" / name).read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    owned = Running(Path(sys.argv[1]))
+    owned.complete(owned.submit())
+    print("up", flush=True)
+    while True:
+        time.sleep(SOON_S)

@@ -1,0 +1,174 @@
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.controlplane.test_dispatcher import submission
+from tests.controlplane.test_loop import VirtualClock
+from tidegate.controlplane.client.client import ENDED, Client
+from tidegate.controlplane.client.local import FAILED_STARTS_MAX, LocalCluster
+from tidegate.controlplane.jobmaster import events
+from tidegate.errors import ExternalError, RefusedError, RpcError
+from tidegate.ids import JobName
+from tidegate.protocol.messages import (
+    Done,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    StopJob,
+    SubmitJob,
+)
+
+A = JobName("a")
+
+
+class Lines:
+    """An Rpc whose calls are answered by a list: a message, or an error that is raised."""
+
+    def __init__(self, *answers: Message | Exception) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[str, Message]] = []
+
+    def connect(self, address: str) -> Any:
+        lines = self
+
+        class Line:
+            def call(self, message: Message, timeout_s: float = 10.0) -> Message:
+                lines.calls.append((address, message))
+                answer = lines.answers.pop(0)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+            def close(self) -> None:
+                pass
+
+        return Line()
+
+    def serve(self, handler: Any, host: str = "") -> Any:
+        raise NotImplementedError
+
+
+def state(name: str) -> JobReport:
+    return JobReport(job=A, state=name)
+
+
+def test_terminal_states_are_those_of_the_jobmaster() -> None:
+    assert {ended.name for ended in events.ENDED} == ENDED
+
+
+def test_a_submit_is_numbered_and_not_repeated() -> None:
+    lines = Lines(Done(), RpcError("gone"))
+    client = Client(lines, VirtualClock(), "here")
+    client.submit(submission())
+    with pytest.raises(RpcError):
+        client.submit(submission())
+    first, second = (message for _, message in lines.calls)
+    assert isinstance(first, SubmitJob)
+    assert isinstance(second, SubmitJob)
+    assert first.submission.id
+    assert first.submission.id != second.submission.id
+
+
+def test_what_is_refused_is_raised() -> None:
+    client = Client(Lines(Refused(reason="unknown")), VirtualClock(), "here")
+    with pytest.raises(RefusedError, match="unknown"):
+        client.stop(A)
+
+
+def test_waiting_ends_with_the_job_over_restarts_at_other_addresses() -> None:
+    addresses = iter(["one", "one", "two", "two"])
+    lines = Lines(state("RUNNING"), RpcError("gone"), state("RECOVERING"), state("FINISHED"))
+    seen: list[str] = []
+    client = Client(lines, VirtualClock(), lambda: next(addresses))
+    assert client.wait(A, lambda report: seen.append(report.state)).state == "FINISHED"
+    assert seen == ["RUNNING", "RECOVERING", "FINISHED"]
+    assert [address for address, _ in lines.calls] == ["one", "one", "two", "two"]
+
+
+def test_waiting_has_limits() -> None:
+    client = Client(Lines(*[state("RUNNING")] * 100), VirtualClock(), "here")
+    with pytest.raises(RpcError, match="has not come so far within 3 s"):
+        client.wait(A, timeout_s=3)
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here")
+    with pytest.raises(RpcError, match="gone"):
+        gone.wait(A, patience_s=3)
+
+
+def test_waiting_may_end_sooner() -> None:
+    client = Client(Lines(state("CREATED"), state("RUNNING")), VirtualClock(), "here")
+    assert client.wait(A, until=lambda report: report.state == "RUNNING").state == "RUNNING"
+
+
+def test_a_list_and_a_stop_are_asked_for() -> None:
+    lines = Lines(Done())
+    Client(lines, VirtualClock(), "here").stop(A, final_checkpoint=False)
+    assert lines.calls == [("here", StopJob(job=A, final_checkpoint=False))]
+    lines = Lines(RpcError("gone"))
+    with pytest.raises(RpcError):
+        Client(lines, VirtualClock(), "here").list()
+    assert lines.calls == [("here", ListJobs())]
+
+
+class Jobmanagers:
+    """Processes whose JobManagers do as each test says."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[Callable[[int], None], Callable[[dict[str, Any]], None]]] = []
+        self.refuses = False
+
+    def spawn(self, role: str, arguments: Any, **hooks: Any) -> Any:
+        if self.refuses:
+            raise ExternalError("no room")
+        self.started.append((hooks["on_exit"], hooks["on_ready"]))
+        number = len(self.started)
+
+        class Child:
+            pid = number
+
+            def terminate(self) -> None:
+                hooks["on_exit"](0)
+
+            kill = terminate
+
+        return Child()
+
+    def start_zygote(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+class TestLocalCluster:
+    def test_follows_the_jobmanager_over_its_deaths(self) -> None:
+        jobmanagers, restarts = Jobmanagers(), list[int]()
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), on_restart=restarts.append)
+        exited, ready = jobmanagers.started[0]
+        ready({"address": "one"})
+        assert (cluster.address(), cluster.pid, cluster.restarts) == ("one", 1, 0)
+        exited(-9)
+        threading.Timer(0.05, lambda: jobmanagers.started[1][1]({"address": "two"})).start()
+        assert (cluster.address(), cluster.pid, cluster.exits) == ("two", 2, (-9,))
+        assert restarts == [-9]
+        cluster.close()
+        assert cluster.restarts == 1
+        assert len(jobmanagers.started) == 2
+
+    def test_is_given_up_when_the_jobmanager_does_not_come_up(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock)
+        for number in range(FAILED_STARTS_MAX):
+            jobmanagers.started[number][0](1)
+        assert len(jobmanagers.started) == FAILED_STARTS_MAX
+        assert clock.now > 1
+        with pytest.raises(RpcError, match=r"ends at its start: its log jobmanager\.log"):
+            cluster.address()
+        cluster.close()
+
+    def test_says_when_nothing_can_be_started(self) -> None:
+        jobmanagers = Jobmanagers()
+        jobmanagers.refuses = True
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock())
+        with pytest.raises(RpcError):
+            cluster.address()
+        cluster.close()
