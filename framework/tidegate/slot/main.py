@@ -372,7 +372,16 @@ class Slot:
         folder = root / str(start.attempt) / str(start.ordinal)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        self._run_io(lambda: remove_older(root, start.attempt))
         return folder
+
+
+def remove_older(root: Path, attempt: int) -> None:
+    """Remove the local folders of older attempts: slots that were killed could not."""
+    for folder in root.iterdir():
+        if folder.name.isdecimal() and int(folder.name) < attempt:
+            # Another slot may be removing it too, and a zombie's files are nobody's any more.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _story(report: ErrorReport) -> dict[str, str]:
