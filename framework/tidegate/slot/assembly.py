@@ -30,7 +30,7 @@ from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.task import Coordination, InputTask, SourceTask, Task
 from tidegate.errors import ExchangeError
-from tidegate.graph.logical import Graph, Node
+from tidegate.graph.logical import MAIN, Graph, Node
 from tidegate.graph.plan import Vertex, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
 from tidegate.ports.blobs import BlobStore
@@ -171,7 +171,9 @@ def source_keys_wanted(graph: Graph, node_id: str) -> bool:
     """Whether records of this step reach, through stateless steps only, a sink without `key_by`:
     they are written with the key that they were read with.
     """
-    for consumer, _ in graph.consumers(node_id):
+    for consumer, edge in graph.consumers(node_id):
+        if edge.port != MAIN:
+            continue  # dead letters carry their own keys
         if consumer.kind == "sink" and consumer.function is None:
             return True
         if consumer.kind in STATELESS and source_keys_wanted(graph, consumer.id):
