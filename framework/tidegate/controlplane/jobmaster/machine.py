@@ -117,6 +117,12 @@ class JobMachine:
         """Slots of the live attempt that have not registered."""
         return self._slots_needed - len(self._slots)
 
+    @property
+    def waits_for_slots(self) -> bool:
+        """Whether the attempt cannot be deployed for want of slots, now or soon."""
+        before = {JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS}
+        return self.state in before and self.slots_missing > 0
+
     def handle(self, event: Event) -> list[Instruction]:  # noqa: C901 - one arm for each event
         """Take one event; what comes back is to be carried out in order."""
         if self.state in ENDED or self._is_stale(event):

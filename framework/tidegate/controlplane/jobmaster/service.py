@@ -136,7 +136,7 @@ class JobMaster:
         self._reporting = Reporting(self._job, drivers.clock)
         self._leaving = False
         self._departing: set[SlotId] = set()
-        self._watch_until: dict[str, float] = {}
+        self._asked_s = self._waiting_since_s = drivers.clock.monotonic()
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -241,16 +241,7 @@ class JobMaster:
         self.decide(e.Recovered(attempt=outcome.attempt, final=outcome.finished))
 
     def _ask_for_slots(self, attempt: Attempt) -> None:
-        """Now, and again until all have registered or the attempt is over."""
-        if self._machine.attempt != attempt or not self._machine.slots_missing:
-            return
-        waited_since = self._watch_until.setdefault(
-            f"slots-{attempt}", self._drivers.clock.monotonic()
-        )
-        limit_s = self._config.cluster.slot_request_timeout / 1000
-        if self._drivers.clock.monotonic() - waited_since > limit_s:
-            self.decide(e.SlotsOverdue(attempt=attempt))
-            return
+        self._asked_s = self._drivers.clock.monotonic()
         self._manager.send(
             RequestSlots(
                 job=self._job,
@@ -260,7 +251,19 @@ class JobMaster:
                 jobmaster_address=self._address,
             )
         )
-        self._loop.call_later(SLOT_REQUEST_INTERVAL_S, lambda: self._ask_for_slots(attempt))
+
+    def _ask_again(self) -> None:
+        """While slots are missing: a lost request, or a lost slot, is no reason to wait for
+        ever.
+        """
+        attempt, now_s = self._machine.attempt, self._drivers.clock.monotonic()
+        if attempt is None or not self._machine.waits_for_slots:
+            self._waiting_since_s = now_s
+            return
+        if now_s - self._waiting_since_s > self._config.cluster.slot_request_timeout / 1000:
+            self.decide(e.SlotsOverdue(attempt=attempt))
+        elif now_s - self._asked_s >= SLOT_REQUEST_INTERVAL_S:
+            self._ask_for_slots(attempt)
 
     def _register(self, live: LiveAttempt, message: RegisterSlot) -> None:
         if live.attach(message):
@@ -370,7 +373,8 @@ class JobMaster:
     # ---------------------------------------------------------------------
 
     def keep_watch(self) -> None:
-        """Twice a second: give up silent slots, report."""
+        """Twice a second: ask for missing slots, give up silent ones, report."""
+        self._ask_again()
         live = self._live
         if live is not None:
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
