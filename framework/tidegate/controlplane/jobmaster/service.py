@@ -216,6 +216,7 @@ class JobMaster:
     # --- attempts -------------------------------------------------------------------------------
 
     def _claimed(self, attempt: Attempt) -> None:
+        self._waiting_since_s = self._drivers.clock.monotonic()
         self._live = LiveAttempt(
             self._job,
             attempt,
