@@ -1,0 +1,510 @@
+"""The checkpoint coordinator: when it triggers, completes, gives up, and that it drops nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.checkpoint.examples import txn
+from tidegate.checkpoint.coordination import (
+    Abort,
+    Acknowledged,
+    Complete,
+    CoordinatorInstruction,
+    Declined,
+    FailAttempt,
+    Ignored,
+    Published,
+    PublishFailed,
+    Started,
+    StopRequested,
+    TaskEnded,
+    Tick,
+    TransactionsEnded,
+    Trigger,
+    WakeAt,
+)
+from tidegate.checkpoint.coordinator import (
+    MOVES,
+    CheckpointCoordinator,
+    CoordinatorSettings,
+    Phase,
+)
+from tidegate.checkpoint.pending import AcknowledgeResult
+from tidegate.config import CheckpointSettings
+from tidegate.errors import InternalError
+from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, Uid, VertexId
+from tidegate.protocol.snapshots import (
+    KeyedSnapshot,
+    PreparedTransaction,
+    StateFile,
+    SubtaskSnapshot,
+)
+
+ATTEMPT = Attempt(7)
+A = SubtaskId(VertexId("source"), SubtaskIndex(0))
+B = SubtaskId(VertexId("sink"), SubtaskIndex(0))
+SETTINGS = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=2)
+
+
+def cid(counter: int) -> CheckpointId:
+    return CheckpointId(ATTEMPT, counter)
+
+
+def part(subtask: SubtaskId, *transactions: PreparedTransaction, size: int = 0) -> SubtaskSnapshot:
+    file = StateFile(name="a", path="files/7/a", size=size, sha256="")
+    keyed = KeyedSnapshot(
+        uid=Uid("total"),
+        backend="memory",
+        first_key_group=0,
+        last_key_group=127,
+        files=(file,),
+        schemas={},
+    )
+    return SubtaskSnapshot(
+        vertex=subtask.vertex,
+        index=subtask.index,
+        keyed=(keyed,) if size else (),
+        transactions=transactions,
+    )
+
+
+def ack(
+    counter: int, subtask: SubtaskId, *transactions: PreparedTransaction, now_s: float = 0
+) -> Acknowledged:
+    return Acknowledged(checkpoint=cid(counter), snapshot=part(subtask, *transactions), now_s=now_s)
+
+
+def started(settings: CoordinatorSettings = SETTINGS) -> CheckpointCoordinator:
+    coordinator = CheckpointCoordinator(ATTEMPT, [A, B], settings)
+    assert coordinator.handle(Started(now_s=100)) == [WakeAt(time_s=100 + settings.interval_s)]
+    return coordinator
+
+
+def complete(coordinator: CheckpointCoordinator, counter: int) -> Complete:
+    assert coordinator.handle(ack(counter, A)) == []
+    found = coordinator.handle(ack(counter, B))[0]
+    assert isinstance(found, Complete)
+    return found
+
+
+# --- triggers -----------------------------------------------------------------------------------
+
+
+def test_the_first_checkpoint_begins_one_interval_after_the_start() -> None:
+    coordinator = started()
+    assert coordinator.handle(Tick(now_s=109.9)) == []
+    assert coordinator.handle(Tick(now_s=110)) == [
+        Trigger(checkpoint=cid(1), final=False),
+        WakeAt(time_s=170),
+    ]
+
+
+def test_the_next_begins_one_interval_after_the_last_trigger() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    complete(coordinator, 1)
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=120)]
+    assert coordinator.handle(Tick(now_s=120))[0] == Trigger(checkpoint=cid(2), final=False)
+
+
+def test_an_overdue_one_begins_with_the_end_of_the_last() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    complete(coordinator, 1)
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=125)) == [
+        Trigger(checkpoint=cid(2), final=False),
+        WakeAt(time_s=185),
+    ]
+
+
+def test_the_pause_is_measured_from_the_last_publication() -> None:
+    settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=30)
+    coordinator = started(settings)
+    coordinator.handle(Tick(now_s=110))
+    complete(coordinator, 1)
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=125)) == [WakeAt(time_s=155)]
+    assert coordinator.handle(Tick(now_s=154)) == []
+    assert coordinator.handle(Tick(now_s=155))[0] == Trigger(checkpoint=cid(2), final=False)
+
+
+def test_nothing_begins_while_one_is_under_way() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    assert coordinator.handle(Tick(now_s=160)) == []
+    complete(coordinator, 1)
+    assert coordinator.handle(Tick(now_s=1000)) == [], "no timeout once it may be in the journal"
+
+
+def test_settings_come_from_the_configuration() -> None:
+    assert CoordinatorSettings.of(CheckpointSettings()) == CoordinatorSettings(
+        interval_s=10, timeout_s=120, min_pause_s=0, tolerable_failures=2
+    )
+
+
+# --- acknowledgements ---------------------------------------------------------------------------
+
+
+def test_all_acknowledgements_complete_it_with_everything_prepared() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    assert coordinator.missing == {A, B}
+    assert coordinator.handle(ack(1, B, txn(1), txn(2))) == []
+    assert coordinator.handle(ack(1, A)) == [
+        Complete(
+            checkpoint=cid(1),
+            final=False,
+            snapshots=(part(B, txn(1), txn(2)), part(A)),
+            transactions=(txn(1), txn(2)),
+        )
+    ]
+    coordinator.validate()
+
+
+def ignored(counter: int, subtask: SubtaskId, result: AcknowledgeResult) -> Ignored:
+    return Ignored(checkpoint=cid(counter), subtask=subtask, result=result)
+
+
+def test_acknowledgements_that_change_nothing_say_so() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(ack(1, A))
+    stranger = SubtaskId(VertexId("other"), SubtaskIndex(0))
+    assert coordinator.handle(ack(1, A)) == [ignored(1, A, AcknowledgeResult.DUPLICATE)]
+    assert coordinator.handle(ack(1, stranger)) == [ignored(1, stranger, AcknowledgeResult.UNKNOWN)]
+    assert coordinator.handle(ack(2, A)) == [ignored(2, A, AcknowledgeResult.UNKNOWN)]
+    old = Acknowledged(checkpoint=CheckpointId(Attempt(6), 1), snapshot=part(A), now_s=0)
+    assert coordinator.handle(old) == [
+        Ignored(checkpoint=old.checkpoint, subtask=A, result=AcknowledgeResult.UNKNOWN)
+    ]
+    coordinator.handle(ack(1, B))
+    assert coordinator.handle(ack(1, B)) == [ignored(1, B, AcknowledgeResult.DUPLICATE)]
+
+
+def test_what_was_prepared_for_an_aborted_checkpoint_is_in_the_next() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(ack(1, B, txn(1)))
+    coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
+    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(ack(2, A))
+    found = coordinator.handle(ack(2, B, txn(1), txn(2)))[0]
+    assert isinstance(found, Complete)
+    assert found.transactions == (txn(1), txn(2))
+
+
+def test_a_late_acknowledgement_is_remembered_for_a_subtask_that_then_ends() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
+    late = coordinator.handle(ack(1, B, txn(1)))
+    assert late == [ignored(1, B, AcknowledgeResult.DISCARDED)]
+    coordinator.handle(TaskEnded(subtask=B, now_s=112))
+    coordinator.handle(Tick(now_s=120))
+    found = coordinator.handle(ack(2, A))[0]
+    assert isinstance(found, Complete)
+    assert found.transactions == (txn(1),)
+
+
+def test_an_older_acknowledgement_does_not_hide_a_newer_one() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
+    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(ack(2, B, txn(1), txn(2)))
+    coordinator.handle(ack(1, B, txn(1)))
+    found = coordinator.handle(ack(2, A))[0]
+    assert isinstance(found, Complete)
+    assert found.transactions == (txn(1), txn(2))
+
+
+def test_a_subtask_that_has_ended_is_carried_without_what_was_ended() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(ack(1, A))
+    coordinator.handle(ack(1, B, txn(1), txn(2)))
+    coordinator.handle(Published(checkpoint=cid(1), now_s=112))
+    coordinator.handle(TaskEnded(subtask=B, now_s=113))
+    coordinator.handle(TransactionsEnded(transactions=(txn(1),)))
+    coordinator.handle(Tick(now_s=120))
+    assert coordinator.missing == {A}
+    found = coordinator.handle(ack(2, A))[0]
+    assert isinstance(found, Complete)
+    assert found.snapshots == (part(B, txn(2)), part(A))
+    assert found.transactions == (txn(2),)
+
+
+def test_a_subtask_that_ends_instead_of_acknowledging_aborts_without_a_failure() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    assert coordinator.handle(TaskEnded(subtask=B, now_s=112))[:2] == [
+        Abort(checkpoint=cid(1), reason="subtask sink#0 has finished"),
+        Trigger(checkpoint=cid(2), final=False),
+    ]
+    assert coordinator.counts.failed == 0
+
+
+def test_a_subtask_that_ends_after_its_acknowledgement_is_in_it_once() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(ack(1, B, txn(1)))
+    coordinator.handle(TaskEnded(subtask=B, now_s=112))
+    found = coordinator.handle(ack(1, A))[0]
+    assert isinstance(found, Complete)
+    assert found.snapshots == (part(B, txn(1)), part(A))
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def test_one_decline_aborts_and_is_counted_once() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    declined = Declined(checkpoint=cid(1), subtask=B, reason="disk full", now_s=111)
+    assert coordinator.handle(declined) == [
+        Abort(checkpoint=cid(1), reason="declined by subtask sink#0: disk full"),
+        WakeAt(time_s=120),
+    ]
+    assert coordinator.handle(declined) == []
+    assert coordinator.counts.failed == 1
+    coordinator.handle(Tick(now_s=120))
+    assert coordinator.handle(declined) == [], "of an older checkpoint"
+    coordinator.validate()
+
+
+def test_the_timeout_aborts_and_names_who_is_missing() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(ack(1, A))
+    assert coordinator.handle(Tick(now_s=169.9)) == []
+    abort = coordinator.handle(Tick(now_s=170))[0]
+    assert isinstance(abort, Abort)
+    assert "expired after 60 s (checkpoint.timeout)" in abort.reason
+    assert "sink#0" in abort.reason
+    assert "source#0" not in abort.reason
+
+
+def test_more_failures_in_a_row_than_tolerable_fail_the_attempt() -> None:
+    coordinator = started()
+    now_s = 110.0
+    for counter in (1, 2):
+        coordinator.handle(Tick(now_s=now_s))
+        coordinator.handle(Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=now_s))
+        now_s += 10
+    coordinator.handle(Tick(now_s=now_s))
+    complete(coordinator, 3)
+    failed = coordinator.handle(PublishFailed(checkpoint=cid(3), reason="no disk", now_s=now_s))
+    assert isinstance(failed[1], FailAttempt)
+    assert "3 checkpoints in a row failed" in str(failed[1].error)
+    assert "could not be published: no disk" in str(failed[1].error)
+    assert coordinator.handle(Tick(now_s=10_000)) == []
+    coordinator.validate()
+
+
+def test_a_publication_resets_the_failures() -> None:
+    coordinator = started()
+    for counter in range(1, 12):
+        now_s = 110.0 + 10 * counter
+        coordinator.handle(Tick(now_s=now_s))
+        if counter % 3 == 0:
+            complete(coordinator, counter)
+            coordinator.handle(Published(checkpoint=cid(counter), now_s=now_s + 1))
+        else:
+            declined = Declined(checkpoint=cid(counter), subtask=None, reason="x", now_s=now_s + 1)
+            coordinator.handle(declined)
+    assert coordinator.phase is Phase.IDLE
+    assert (coordinator.counts.completed, coordinator.counts.failed) == (3, 8)
+
+
+# --- the final checkpoint -----------------------------------------------------------------------
+
+
+def test_a_stop_begins_the_final_checkpoint_at_once() -> None:
+    coordinator = started()
+    assert coordinator.handle(StopRequested(now_s=101))[0] == Trigger(checkpoint=cid(1), final=True)
+    assert complete(coordinator, 1).final
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=102)) == []
+    assert coordinator.phase is Phase.FINISHED
+    assert coordinator.handle(Tick(now_s=1000)) == []
+
+
+def test_a_stop_waits_for_the_one_under_way_and_for_nothing_else() -> None:
+    settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=100)
+    coordinator = started(settings)
+    coordinator.handle(Tick(now_s=110))
+    assert coordinator.handle(StopRequested(now_s=111)) == []
+    assert not complete(coordinator, 1).final
+    published = coordinator.handle(Published(checkpoint=cid(1), now_s=112))
+    assert published[0] == Trigger(checkpoint=cid(2), final=True)
+
+
+def test_a_stop_before_the_start_is_remembered() -> None:
+    coordinator = CheckpointCoordinator(ATTEMPT, [A, B], SETTINGS)
+    assert coordinator.handle(StopRequested(now_s=1)) == []
+    assert coordinator.handle(Started(now_s=2))[0] == Trigger(checkpoint=cid(1), final=True)
+
+
+def test_a_final_checkpoint_is_retried_at_once_until_too_many_fail() -> None:
+    coordinator = started()
+    coordinator.handle(StopRequested(now_s=101))
+    for counter in (1, 2):
+        declined = Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=102)
+        assert coordinator.handle(declined)[1] == Trigger(checkpoint=cid(counter + 1), final=True)
+    last = coordinator.handle(Declined(checkpoint=cid(3), subtask=A, reason="x", now_s=102))
+    assert isinstance(last[-1], FailAttempt)
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+def test_an_illegal_event_is_a_bug_that_tells_its_story() -> None:
+    coordinator = started()
+    with pytest.raises(InternalError, match=r"Started is illegal.*created: Started \| idle: Start"):
+        coordinator.handle(Started(now_s=1))
+    with pytest.raises(InternalError, match="Published is illegal"):
+        coordinator.handle(Published(checkpoint=cid(1), now_s=1))
+
+
+def test_a_publication_of_another_checkpoint_is_a_bug() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    complete(coordinator, 1)
+    with pytest.raises(InternalError, match="7-2 is not under way"):
+        coordinator.handle(Published(checkpoint=cid(2), now_s=1))
+
+
+def test_the_tables_are_whole() -> None:
+    assert set(MOVES) == set(Phase)
+    methods = set(CheckpointCoordinator.TRANSITIONS.values())
+    assert all(callable(getattr(CheckpointCoordinator, method)) for method in methods)
+    for phase in Phase:
+        assert (phase, Tick) in CheckpointCoordinator.TRANSITIONS
+        assert (phase, StopRequested) in CheckpointCoordinator.TRANSITIONS
+
+
+def test_counts_for_display() -> None:
+    coordinator = started()
+    coordinator.handle(Tick(now_s=110))
+    for subtask, alignment_ms in ((A, 0), (B, 40)):
+        coordinator.handle(
+            Acknowledged(
+                checkpoint=cid(1),
+                snapshot=part(subtask, txn(1), size=100),
+                now_s=111,
+                alignment_ms=alignment_ms,
+                sync_ms=7,
+            )
+        )
+    coordinator.handle(Published(checkpoint=cid(1), now_s=112.5))
+    last = coordinator.counts.last
+    assert last is not None
+    assert (last.id, last.duration_ms, last.size) == (cid(1), 2500, 200)
+    assert (last.alignment_ms, last.sync_ms) == (40, 7)
+
+
+class Slots:
+    """What the world does to a coordinator: subtasks prepare and decline, messages are lost."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.subtasks = [SubtaskId(VertexId("v"), SubtaskIndex(index)) for index in range(3)]
+        settings = CoordinatorSettings(
+            interval_s=1, timeout_s=3, min_pause_s=chance.choice([0, 2]), tolerable_failures=3
+        )
+        self.coordinator = CheckpointCoordinator(ATTEMPT, self.subtasks, settings)
+        self.now_s = 0.0
+        self.carried: dict[SubtaskId, tuple[PreparedTransaction, ...]] = dict.fromkeys(
+            self.subtasks, ()
+        )
+        self.next_transaction = 0
+        self.mail: list[Acknowledged] = []
+        self.seen: set[CheckpointId] = set()
+        self.live: CheckpointId | None = None
+        self.publishing: Complete | None = None
+        self.published: list[CheckpointId] = []
+        self.failed = False
+
+    def obey(self, instructions: list[CoordinatorInstruction]) -> None:
+        for instruction in instructions:
+            assert not self.failed
+            match instruction:
+                case Trigger(checkpoint=checkpoint):
+                    assert self.live is None, "one at a time"
+                    assert checkpoint not in self.seen, "no id twice"
+                    self.seen.add(checkpoint)
+                    self.live = checkpoint
+                    for subtask in self.subtasks:
+                        self.prepare(checkpoint, subtask)
+                case Complete():
+                    self.check_complete(instruction)
+                    self.publishing = instruction
+                case Abort(checkpoint=checkpoint):
+                    assert checkpoint == self.live
+                    self.live = self.publishing = None
+                case FailAttempt():
+                    self.failed = True
+                case Ignored() | WakeAt():
+                    pass
+
+    def prepare(self, checkpoint: CheckpointId, subtask: SubtaskId) -> None:
+        if self.chance.random() < 0.7:
+            self.next_transaction += 1
+            self.carried[subtask] += (txn(self.next_transaction),)
+        if self.chance.random() < 0.9:
+            snapshot = part(subtask, *self.carried[subtask])
+            event = Acknowledged(checkpoint=checkpoint, snapshot=snapshot, now_s=self.now_s)
+            self.mail.append(event)
+
+    def check_complete(self, found: Complete) -> None:
+        assert found.checkpoint == self.live
+        of_subtasks = [t for snapshot in found.snapshots for t in snapshot.transactions]
+        assert set(found.transactions) == set(of_subtasks)
+        assert len(found.transactions) == len(set(found.transactions))
+        assert len(found.snapshots) == len(self.subtasks)
+
+    def step(self) -> None:
+        self.now_s += self.chance.random()
+        handle = self.coordinator.handle
+        choice = self.chance.random()
+        if choice < 0.55 and self.mail:
+            # In order per subtask, any order between them; sometimes delivered twice.
+            event = next(
+                mail
+                for mail in self.mail
+                if mail.snapshot.index == self.chance.choice(self.mail).snapshot.index
+                or mail is self.mail[0]
+            )
+            if self.chance.random() < 0.8:
+                self.mail.remove(event)
+            self.obey(handle(event))
+        elif choice < 0.65 and self.publishing is not None:
+            checkpoint, self.publishing, self.live = self.publishing.checkpoint, None, None
+            self.published.append(checkpoint)
+            self.obey(handle(Published(checkpoint=checkpoint, now_s=self.now_s)))
+        elif choice < 0.7 and self.publishing is not None:
+            checkpoint = self.publishing.checkpoint
+            failed = PublishFailed(checkpoint=checkpoint, reason="x", now_s=self.now_s)
+            self.obey(handle(failed))
+        elif choice < 0.75 and self.live is not None:
+            declined = Declined(checkpoint=self.live, subtask=None, reason="", now_s=self.now_s)
+            self.obey(handle(declined))
+        else:
+            self.obey(handle(Tick(now_s=self.now_s)))
+        self.coordinator.validate()
+
+
+@given(st.randoms(use_true_random=False))
+def test_whatever_happens_one_is_under_way_and_nothing_prepared_is_dropped(
+    chance: random.Random,
+) -> None:
+    slots = Slots(chance)
+    slots.obey(slots.coordinator.handle(Started(now_s=0)))
+    for _ in range(120):
+        slots.step()
+        if slots.failed:
+            break
+    assert slots.published == sorted(set(slots.published))
+    assert slots.coordinator.counts.completed == len(slots.published)
