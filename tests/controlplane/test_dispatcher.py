@@ -278,9 +278,10 @@ class TestEnd:
     def test_is_shown_of_so_many_jobs(self, shell: Shell) -> None:
         ended = [
             (submission(JobName(f"j{n}"), "here"), JobReport(job=JobName(f"j{n}"), state="FAILED"))
-            for n in range(ENDED_MAX)
+            for n in range(ENDED_MAX + 20)
         ]
         shell.machine.recover(ended, 0)
+        shell.machine.validate()
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.started(100)

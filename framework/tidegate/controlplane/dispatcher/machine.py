@@ -158,6 +158,7 @@ class Dispatcher:
             else:
                 job = self._jobs[submission.job] = _Job(submission, Phase.STORING)
                 instructions += self._start(job, now_ms)
+        self._forget_oldest()
         return instructions
 
     def handle(self, event: Event, now_ms: int, wall_ms: int = 0) -> list[Instruction]:

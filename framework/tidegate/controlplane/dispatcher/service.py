@@ -200,7 +200,7 @@ class JobManager:
             self._reply(ask, Refused(reason=reason))
         elif isinstance(message, _OF_RESOURCES):
             if isinstance(message, SlotExited):
-                _log.warning("%s", message)
+                _log.info("%s", message)
                 self._note_exit("slot", message.pid, message.status)
             self._to_resources(slots.Asked(ask=ask, message=message))
         else:

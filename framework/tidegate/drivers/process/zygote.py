@@ -62,7 +62,7 @@ class _Zygote:
         self._waker.setblocking(False)
 
     def run(self) -> int:
-        check(threading.active_count() == 1, "A zygote with threads must not fork.")
+        check(_threads() == 1, "A zygote with threads must not fork: some import started one.")
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         gc.collect()
@@ -136,6 +136,12 @@ class _Zygote:
             os.write(2, f"the slot failed: {trace}".encode())
         finally:
             os._exit(status)
+
+
+def _threads() -> int:
+    """Threads of this process, native ones too where the system lists them."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
 def _redirect_output(path: Path) -> None:
