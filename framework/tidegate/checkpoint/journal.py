@@ -52,6 +52,8 @@ class Claim(Entry, frozen=True, kw_only=True):
     """`latest`, `none` or the id of a checkpoint, as submitted."""
     took_over: bool = False
     """The operator took the job's name over: ids of other journals may be fenced."""
+    claimant: str = ""
+    """A random name of the process that made it."""
 
 
 class Publication(Entry, frozen=True, kw_only=True):

@@ -53,6 +53,8 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     """The journal's random name."""
     attempt: Attempt = Attempt(0)
     """The newest claim."""
+    claimant: str = ""
+    """The process that made the newest claim."""
     submission: str = ""
     """Of the newest claim."""
     took_over: bool = False
@@ -128,6 +130,7 @@ def _claimed(state: JournalState, claim: Claim) -> JournalState:
         state,
         name=claim.journal,
         attempt=Attempt(claim.number),
+        claimant=claim.claimant,
         submission=claim.submission,
         took_over=state.took_over or claim.took_over,
         closed=None,

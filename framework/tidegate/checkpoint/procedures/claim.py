@@ -36,6 +36,7 @@ from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactiona
 from tidegate.errors import (
     CorruptCheckpointError,
     DataLossError,
+    DeposedError,
     JobClosedError,
     RefusedError,
     StorageError,
@@ -65,6 +66,8 @@ def claim(
     restore: str = "latest",
     accept_loss: bool = False,
     take_over: bool = False,
+    claimant: str = "",
+    again: bool = False,
     patience: Patience = STORING,
 ) -> Procedure[OwnJournal]:
     """Begin an attempt. `submission` is the id of the submit that it belongs to.
@@ -72,9 +75,17 @@ def claim(
     JobClosedError if the job has ended for this submission, DataLossError if a loss was stated and
     is not accepted (`accept_loss` counts for the first claim of a submission only: a later loss
     must be accepted anew), RefusedError if the name is used or `restore` unknown.
+
+    `again`: this process, `claimant`, has claimed before. Then DeposedError if the newest claim is
+    not its own: it was given up meanwhile, and must not push out the one that has taken its place.
     """
     state = yield from read_journal(job)
     for _ in range(COMPETITIONS_MAX):
+        if again and state.claimant != claimant:
+            raise DeposedError(
+                f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
+                "exits and claims nothing any more"
+            )
         _refuse(job, state, submission, restore, accept_loss=accept_loss)
         if not state.number and not take_over:
             yield from _refuse_used_name(job)
@@ -83,7 +94,9 @@ def claim(
             header = yield from header_after(state)
             entry = Accepted(**header, lost=state.lost.number, submission=submission)
         else:
-            entry = yield from _next_claim(state, submission, restore, take_over=take_over)
+            entry = yield from _next_claim(
+                state, submission, restore, take_over=take_over, claimant=claimant
+            )
         found = yield from place(job, entry, patience)
         if found.nonce == entry.nonce and isinstance(found, Claim):
             yield from _read_back(job, found)
@@ -131,13 +144,19 @@ def _refuse_used_name(job: JobName) -> Procedure[None]:
 
 
 def _next_claim(
-    state: JournalState, submission: str, restore: str, *, take_over: bool
+    state: JournalState, submission: str, restore: str, *, take_over: bool, claimant: str
 ) -> Procedure[Claim]:
     header = yield from header_after(state)
     if not state.number:
         header["journal"] = yield from nonce()
     took_over = take_over and not state.number
-    return Claim(**header, submission=submission, restore=restore, took_over=took_over)
+    return Claim(
+        **header,
+        submission=submission,
+        restore=restore,
+        took_over=took_over,
+        claimant=claimant,
+    )
 
 
 def _read_back(job: JobName, own: Claim) -> Procedure[None]:

@@ -9,6 +9,7 @@ of its own.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ class JournalWork:
         self._cleaning = Cleaning()
         #: Publications asked for before this many attempts had ended are not begun any more.
         self._generation = 0
+        #: Names this process in its claims: it may claim again only what is still its own.
+        self._claimant = secrets.token_hex(8)
+        self._has_claimed = False
 
     def recover(
         self,
@@ -214,15 +218,19 @@ class JournalWork:
 
     def _claim(self) -> OwnJournal:
         submission = self._submission
-        return self._runner().run(
+        journal = self._runner().run(
             claim(
                 submission.job,
                 submission=submission.id,
                 restore=submission.restore,
                 accept_loss=submission.accept_loss,
                 take_over=submission.take_over,
+                claimant=self._claimant,
+                again=self._has_claimed,
             )
         )
+        self._has_claimed = True
+        return journal
 
     def _resolve(self, manifest: Manifest | None) -> Restoration:
         admin = self._drivers.kafka_admin(self._plan.kafka)

@@ -2,13 +2,14 @@
 
 Requests are few and repeated by those who make them; reports come twice a second and only the
 newest counts. A JobManager that is gone takes this process with it (the lifeline), so nothing here
-gives up.
+gives up; one that refuses a report has another JobMaster for the job.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -37,8 +38,20 @@ _log = structlog.get_logger()
 class ManagerLine:
     """Sends to the JobManager from one thread; every method may be called from any thread."""
 
-    def __init__(self, client: RpcClient, clock: Clock, job: JobName, epoch: LeaderEpoch) -> None:
+    def __init__(
+        self,
+        client: RpcClient,
+        clock: Clock,
+        job: JobName,
+        epoch: LeaderEpoch,
+        *,
+        unwanted: Callable[[], None],
+    ) -> None:
+        """`unwanted` is called, in the sending thread, when another has taken this process's
+        place.
+        """
         self.epoch = epoch
+        self._unwanted = unwanted
         self._client, self._clock, self._job = client, clock, job
         self._waiting: deque[Message] = deque()
         self._report: JobReport | None = None
@@ -108,4 +121,6 @@ class ManagerLine:
                 _log.warning(
                     "the JobManager refused", kind=type(message).__name__, reason=reply.reason
                 )
+                if isinstance(message, ReportJob):
+                    self._unwanted()
             return

@@ -84,7 +84,8 @@ def run_jobmaster(
 ) -> int:
     """Run a job until it ends; the exit code of the process."""
     loop: EventLoop[Action] = EventLoop(drivers.clock)
-    manager = ManagerLine(drivers.rpc.connect(jobmanager_address), drivers.clock, job, epoch)
+    client = drivers.rpc.connect(jobmanager_address)
+    manager = ManagerLine(client, drivers.clock, job, epoch, unwanted=loop.stop)
     box: list[JobMaster] = []
     server = drivers.rpc.serve(lambda message: _taken(box, message))
     submission = manager.register(server.address, os.getpid())

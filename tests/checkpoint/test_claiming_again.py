@@ -1,0 +1,61 @@
+"""Claims of one process after another, and of two that take turns: who may, and who was deposed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tidegate.checkpoint.procedures import OwnJournal, claim
+from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.storage.local import LocalStore
+from tidegate.errors import DeposedError
+from tidegate.ids import JobName, TransactionalId
+from tidegate.ports.kafka import TransactionState
+
+if TYPE_CHECKING:
+    from tidegate.ports.kafka import TransactionLog
+
+
+class NothingListed:
+    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+        return {}
+
+
+class Process:
+    """Claims as one JobMaster process does."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        log = cast("TransactionLog", NothingListed())
+        self._runner = EffectRunner(LocalStore(folder), log, SystemClock())
+        self._name, self._has_claimed = name, False
+
+    def claim(self) -> OwnJournal:
+        journal = self._runner.run(
+            claim(JobName("a"), submission="s", claimant=self._name, again=self._has_claimed)
+        )
+        self._has_claimed = True
+        return journal
+
+
+def test_a_process_claims_again_after_its_own_claim(tmp_path: Path) -> None:
+    process = Process("one", tmp_path)
+    assert [process.claim().attempt for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_fresh_process_claims_after_another(tmp_path: Path) -> None:
+    Process("one", tmp_path).claim()
+    assert Process("two", tmp_path).claim().attempt == 2
+
+
+def test_a_process_that_was_replaced_never_claims_again(tmp_path: Path) -> None:
+    """Else the two would depose each other for ever."""
+    zombie, successor = Process("one", tmp_path), Process("two", tmp_path)
+    zombie.claim()
+    successor.claim()
+    for _ in range(2):
+        with pytest.raises(DeposedError):
+            zombie.claim()
+    assert successor.claim().attempt == 3
