@@ -2,10 +2,9 @@
 
 Theory of operation. A slot is FREE, or used by one attempt of one job: STARTING while its StartSlot
 is under way, OCCUPIED once the TaskManager has answered, STOPPING from the decision to stop it
-until the TaskManager says that its process is gone; only then is it free again. A slot that is to
-be stopped while it is STARTING is marked and stopped when the answer is in, so that the two
-messages cannot overtake each other. Every use has a serial number, and all later news of it carry
-that number: news of an earlier use change nothing.
+until the TaskManager says that its process is gone; only then is it free again. Every
+use has a serial number, and all news of it carry that number: news of an earlier use change
+nothing, and a StartSlot that a StopSlot has overtaken is refused by the TaskManager.
 
 A job has at most one request, of its newest attempt; a newer attempt replaces it and stops the
 slots of older ones. A request is served whole or not at all (two jobs that each hold half of what
@@ -68,7 +67,6 @@ class SlotPhase(enum.Enum):
 
     FREE = "free"
     STARTING = "starting"
-    STARTING_DOOMED = "starting, to be stopped"
     OCCUPIED = "occupied"
     STOPPING = "stopping"
 
@@ -77,11 +75,8 @@ TRANSITIONS = frozenset(
     {
         (SlotPhase.FREE, SlotPhase.STARTING),  # given to an attempt
         (SlotPhase.STARTING, SlotPhase.OCCUPIED),  # the TaskManager has forked it
-        (SlotPhase.STARTING, SlotPhase.STARTING_DOOMED),  # the attempt is over; await the answer
-        (SlotPhase.STARTING, SlotPhase.STOPPING),  # the answer is not known: make sure
+        (SlotPhase.STARTING, SlotPhase.STOPPING),  # the attempt is over, or the answer not known
         (SlotPhase.STARTING, SlotPhase.FREE),  # exited before the answer came
-        (SlotPhase.STARTING_DOOMED, SlotPhase.STOPPING),  # the answer is in, whatever it says
-        (SlotPhase.STARTING_DOOMED, SlotPhase.FREE),  # exited before the answer came
         (SlotPhase.OCCUPIED, SlotPhase.STOPPING),  # the attempt is over
         (SlotPhase.OCCUPIED, SlotPhase.FREE),  # exited
         (SlotPhase.STOPPING, SlotPhase.FREE),  # stopped or exited
@@ -204,7 +199,7 @@ class ResourceManager:
             case Asked(ask=ask, message=message):
                 yield from self._asked(ask, message, now_ms)
             case SlotStarted(slot=id_, serial=serial):
-                yield from self._slot_started(id_, serial)
+                self._slot_started(id_, serial)
             case SlotNotStarted(slot=id_, serial=serial, reason=reason):
                 yield from self._slot_not_started(id_, serial, reason)
             case SlotStopped(slot=id_, serial=serial):
@@ -298,13 +293,9 @@ class ResourceManager:
             del self._requests[job]
         yield from self._stop_slots(job, Attempt(attempt + 1))
 
-    def _slot_started(self, id_: SlotId, serial: int) -> Iterator[Instruction]:
+    def _slot_started(self, id_: SlotId, serial: int) -> None:
         slot = self._find(id_, serial)
-        if slot is None:
-            return
-        if slot.phase is SlotPhase.STARTING_DOOMED:
-            yield from self._stop(slot)
-        elif slot.phase is SlotPhase.STARTING:
+        if slot is not None and slot.phase is SlotPhase.STARTING:
             slot.become(SlotPhase.OCCUPIED)
 
     def _slot_not_started(self, id_: SlotId, serial: int, reason: str) -> Iterator[Instruction]:
@@ -362,10 +353,7 @@ class ResourceManager:
             if slot.use is None or slot.use.job != job:
                 continue
             if before is None or slot.use.attempt < before:
-                if slot.phase is SlotPhase.STARTING:
-                    slot.become(SlotPhase.STARTING_DOOMED)
-                elif slot.phase is SlotPhase.OCCUPIED:
-                    yield from self._stop(slot)
+                yield from self._stop(slot)
 
     def _stop(self, slot: _Slot) -> Iterator[Instruction]:
         if slot.phase is not SlotPhase.STOPPING:

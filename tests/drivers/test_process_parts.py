@@ -1,0 +1,97 @@
+"""Parts of processes that need none: frames, arguments, the form of a log line."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from tidegate.drivers import logs
+from tidegate.drivers.process import frames, lifeline
+from tidegate.errors import InternalError
+from tidegate.ids import Attempt, JobName, LeaderEpoch
+from tidegate.protocol.messages import StartSlot
+
+START = StartSlot(
+    epoch=LeaderEpoch(1),
+    index=0,
+    ordinal=0,
+    job=JobName("a"),
+    attempt=Attempt(1),
+    jobmaster_address="here",
+    working_folder="/work",
+    settings={"text": "x" * 300_000, "nested": {"number": 1}},
+)
+
+
+class TestFrames:
+    def test_come_as_they_went_however_the_socket_cuts_them(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            writer = threading.Thread(target=frames.send, args=(ours, frames.Fork(start=START)))
+            writer.start()  # larger than the socket's buffer: it must be read meanwhile
+            assert frames.receive_command(theirs) == frames.Fork(start=START)
+            writer.join()
+            notice = frames.Exited(index=3, pid=7, status=-9)
+            frames.send(theirs, notice)
+            assert frames.receive_notice(ours) == notice
+
+    def test_end_with_the_other_side(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            theirs.sendall(b"\0\0")  # killed in the middle of a frame
+            theirs.close()
+            assert frames.receive_command(ours) is None
+
+    def test_of_absurd_length_are_refused(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(b"\xff\xff\xff\xff")
+            with pytest.raises(InternalError, match="4294967295 bytes"):
+                frames.receive_command(ours)
+
+
+def test_arguments_are_the_first_line_of_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setattr(lifeline, "LIFELINE_FD", read)
+    given = {"text": "two\nlines, ä", "number": 1}
+    os.write(write, lifeline.encode_arguments(given))
+    assert lifeline.read_arguments() == given
+    os.close(write)
+    os.close(read)
+
+
+class TestLogs:
+    @pytest.fixture(autouse=True)
+    def restored(self) -> Iterator[None]:
+        root = logging.getLogger()
+        handlers, level = list(root.handlers), root.level
+        yield
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
+
+    def test_of_both_libraries_look_alike(self, capsys: pytest.CaptureFixture[str]) -> None:
+        logs.set_up_logging("info", role="slot", job="a")
+        logs.set_up_structlog("info", role="slot", job="a")
+        logging.getLogger("x").info("two words")
+        structlog.get_logger().info("two words", epoch=3)
+        structlog.get_logger().debug("not shown")
+        first, second = capsys.readouterr().err.splitlines()
+        assert first.split(" ", 1)[1] == 'level=info role=slot job=a from=x message="two words"'
+        assert second.split(" ", 1)[1] == 'level=info role=slot job=a epoch=3 message="two words"'
+
+    def test_say_where_an_error_came_from(self, capsys: pytest.CaptureFixture[str]) -> None:
+        logs.set_up_logging("warning", role="slot")
+        logs.set_up_structlog("warning", role="slot")
+        for log in (logging.getLogger("x").exception, structlog.get_logger().exception):
+            try:
+                raise ValueError('a "quoted" reason')  # noqa: TRY301  # it is the traceback's
+            except ValueError:
+                log("failed\nbadly")
+        text = capsys.readouterr().err
+        assert text.count('message="failed\\nbadly"') == 2
+        assert text.count('ValueError: a "quoted" reason') == 2
