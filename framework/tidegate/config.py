@@ -12,6 +12,7 @@ and bytes, and the name of what holds them says so.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -37,9 +38,18 @@ def _measure(units: dict[str, int], what: str) -> Any:
     return BeforeValidator(parse)
 
 
-DurationMs = Annotated[int, _measure(_DURATION_MS, "duration"), Field(ge=0)]
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units that a setting may be written with."""
+
+    names: tuple[str, ...]
+
+
+DurationMs = Annotated[
+    int, _measure(_DURATION_MS, "duration"), Field(ge=0), Units(tuple(_DURATION_MS))
+]
 """Milliseconds, written with a unit: "10 s"."""
-SizeBytes = Annotated[int, _measure(_SIZES, "size"), Field(ge=0)]
+SizeBytes = Annotated[int, _measure(_SIZES, "size"), Field(ge=0), Units(tuple(_SIZES))]
 """Bytes, written with a unit: "64 MiB"."""
 
 

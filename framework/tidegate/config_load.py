@@ -20,13 +20,15 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tidegate.config import Config
+from tidegate.config import Config, Units
 from tidegate.errors import ConfigError
 
 FILE_NAME = "tidegate.toml"
 PREFIX = "TIDEGATE_"
 NOT_SETTINGS = "TIDEGATE_TEST_"
 """Variables that begin so belong to tests of tidegate."""
+
+CLASS_STATEMENT = "the class statement"
 
 MASK = "********"
 _SECRET_ENDINGS = ("password", "secret", "key.pem", "token", "oauthbearer.config", "jaas.config")
@@ -54,7 +56,7 @@ def load(
     ConfigError names the key, where it stands and, for an unknown one, the nearest known one.
     """
     layers = [
-        _given(class_statement or {}, "the class statement"),
+        _given(class_statement or {}, CLASS_STATEMENT),
         _from_file(folder or Path.cwd()),
         _from_environment(environment or {}),
         _given(command_line or {}, "the command line"),
@@ -164,7 +166,8 @@ def _pattern(key: str) -> str:
 
 def _validated(values: Mapping[str, _Value]) -> Config:
     nested: dict[str, Any] = {}
-    for key, (value, _) in values.items():
+    measured = dict(_measured(Config, ""))
+    for key, (value, origin) in values.items():
         path = key.split(".")
         if _pattern(key).endswith(".properties.*"):
             cut = path.index("properties") + 1
@@ -172,6 +175,13 @@ def _validated(values: Mapping[str, _Value]) -> Config:
             value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
         elif value in {"none", "None"}:
             value = None  # noqa: PLW2901  # how a text says it
+        elif key in measured and isinstance(value, int | float) and origin != CLASS_STATEMENT:
+            # In code and on its way to other processes a number is in the smallest unit; a person
+            # who writes 10 means seconds as often as not.
+            raise ConfigError(
+                f"Setting {key} = {value!r} in {origin} has no unit: write it as text with one of "
+                f"{', '.join(measured[key])}."
+            )
         table = nested
         for name in path[:-1]:
             table = table.setdefault(name, {})
@@ -213,3 +223,14 @@ def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]
                 yield f"{prefix}{name}.*", None
         else:
             yield f"{prefix}{name}", info.default
+
+
+def _measured(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Keys whose values carry a unit, with the units there are."""
+    for name, info in section.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _measured(kind, f"{prefix}{name}.")
+        for units in info.metadata:
+            if isinstance(units, Units):
+                yield f"{prefix}{name}", units.names

@@ -60,6 +60,10 @@ class RefusedError(UserError):
     """The cluster refuses a submit: nothing was started, nothing was changed."""
 
 
+class NotAllowedError(RefusedError):
+    """The job's principal lacks a right, or its credentials are refused; found at submit."""
+
+
 class JobClosedError(RefusedError):
     """The journal is closed for this submission: the job has ended, and `outcome` says how."""
 

@@ -301,7 +301,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "base": (lambda: build(Base), "is a base (name=None)"),
     "no such parameter": (
         lambda: build(OrderTotals, {"minimun": 5}),
-        "no parameter minimun; it has ['minimum']",
+        "no parameter 'minimun': did you mean 'minimum'? it has minimum",
     ),
     "bad parameter": (
         lambda: build(OrderTotals, {"minimum": "five"}),

@@ -146,3 +146,23 @@ def test_names_are_paths_of_the_storage(blobs: Blobs) -> None:
         "a/submission.json",
     ]
     assert JobName("a") == A
+
+
+def test_a_password_of_the_cluster_is_not_written_down_and_is_there_after_recovery(
+    blobs: Blobs,
+) -> None:
+    def settings(password: str) -> dict[str, object]:
+        properties = {"sasl.username": "job", "sasl.password": password}
+        sources = {"orders": {"properties": {"sasl.password": password}}}
+        return {"kafka": {"bootstrap": "b", "properties": properties}, "sources": sources}
+
+    store: BlobStore = blobs  # type: ignore[assignment]  # files are not asked for
+    own = settings("s3cr3t")
+    submitted = msgspec.structs.replace(HERE, settings=settings("s3cr3t"))
+    JobStore(store, "here", own).put_submission(submitted)
+    assert not any(b"s3cr3t" in data for data in blobs.objects.values())
+    assert JobStore(store, "here", own).jobs() == [(submitted, None)]
+    # One that the cluster does not have must be kept, or the job could not be recovered.
+    other = msgspec.structs.replace(HERE, settings=settings("0ther"))
+    JobStore(store, "here", own).put_submission(other)
+    assert JobStore(store, "here", own).jobs() == [(other, None)]

@@ -8,6 +8,7 @@ but for reading schema files.
 
 from __future__ import annotations
 
+import difflib
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -133,10 +134,11 @@ class Pipeline:
             raise PipelineError(f"{type(self).__name__} is a base (name=None) and cannot be run")
         unknown = params.keys() - self.params.keys()
         if unknown:
-            raise PipelineError(
-                f"{type(self).__name__} has no parameter {', '.join(sorted(unknown))}; it has "
-                f"{sorted(self.params)}"
-            )
+            given = min(unknown)
+            near = difflib.get_close_matches(given, self.params, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            has = f"it has {', '.join(sorted(self.params))}" if self.params else "it has none"
+            raise PipelineError(f"{type(self).__name__} has no parameter {given!r}: {hint}{has}")
         self.graph = Graph(self.pipeline_name)
         for key, param in self.params.items():
             raw = params.get(key, param.default)
@@ -169,7 +171,7 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
     except Exception as error:
         raise PipelineError(
             f"{_raised_at(error)}: {pipeline.__name__}.define() raised {type(error).__name__}: "
-            f"{error}"
+            f"{error}{_remedy(error)}"
         ) from error
     for name, connector in pipeline.connectors.items():
         if name not in instance.graph.nodes:
@@ -186,6 +188,16 @@ def _raised_at(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
     return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "define()"
+
+
+def _remedy(error: Exception) -> str:
+    """For the one mistake that Python itself reports, in words that do not say what to do."""
+    if not (isinstance(error, TypeError) and str(error).endswith("argument: 'uid'")):
+        return ""
+    return (
+        ". A step with state needs a name of its own, as in process(..., uid='running-total'): "
+        "it names the state in checkpoints, so choose it once and keep it"
+    )
 
 
 def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None) -> None:

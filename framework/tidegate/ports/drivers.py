@@ -29,6 +29,12 @@ class KafkaAdmin(Protocol):
         """Number of partitions; RefusedError that names the topic where there is none."""
         ...
 
+    def rights(self, topic: str) -> frozenset[str] | None:
+        """What we may do with a topic, by Kafka's names (READ, WRITE); None where brokers do not
+        say.
+        """
+        ...
+
     def earliest(self, origins: list[Origin]) -> dict[Origin, int]: ...
 
     def latest(self, origins: list[Origin]) -> dict[Origin, int]:
@@ -41,8 +47,8 @@ class KafkaAdmin(Protocol):
 
     def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]: ...
 
-    def transaction_max_timeout_ms(self) -> int:
-        """The broker's `transaction.max.timeout.ms`."""
+    def transaction_max_timeout_ms(self) -> int | None:
+        """The brokers' `transaction.max.timeout.ms`; None where we may not read it."""
         ...
 
     def close(self) -> None: ...

@@ -91,7 +91,7 @@ def run_jobmanager(
     `announce` is given `address`, `epoch` and `pid`. StorageError where the storage does not serve.
     """
     blobs = drivers.blob_store(config.checkpoint.storage)
-    store = JobStore(blobs, cluster)
+    store = JobStore(blobs, cluster, config.to_dict())
     epoch = store.claim_epoch(secrets.token_hex(8))
     loop: EventLoop[_Event] = EventLoop(drivers.clock, workers=WORKERS)
     server = drivers.rpc.serve(lambda message: loop.ask(lambda question: question, message))

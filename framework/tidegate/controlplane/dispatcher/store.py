@@ -10,20 +10,28 @@ then removes the old result, then lists the job: killed in between, it leaves an
 and the client has no answer. An end writes the result. A job whose submission names another cluster
 is that one's by now, and is left alone. Recovery of state is not decided here but by the job's
 journal.
+
+Passwords are not written: a JobManager has the settings of its cluster from whoever starts it, and
+puts them back into what it recovers.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tidegate.config_load import MASK, is_secret
 from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.blobs import BlobStore, Created
 from tidegate.protocol.messages import JobReport, Submission
 
 T = TypeVar("T")
+
+NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 UNKNOWN_TRIES_MAX = 20
 """A create whose outcome the store does not say is repeated so often, then this JobManager ends:
@@ -33,9 +41,13 @@ the next one tries with the next number, and an unused number hurts nobody."""
 class JobStore:
     """The jobs and leaders of one cluster in a storage. Methods raise StorageError."""
 
-    def __init__(self, blobs: BlobStore, cluster: str) -> None:
+    def __init__(
+        self, blobs: BlobStore, cluster: str, settings: Mapping[str, Any] = NO_SETTINGS
+    ) -> None:
+        """`settings` are the cluster's own: a password that is among them is not written down."""
         self._blobs = blobs
         self._cluster = cluster
+        self._own = settings
         self._folder = f"_cluster/{cluster}"
 
     def claim_epoch(self, nonce: str) -> LeaderEpoch:
@@ -61,7 +73,10 @@ class JobStore:
     def put_submission(self, submission: Submission) -> None:
         """Make a submit durable; the result of an earlier run of the name goes."""
         job = submission.job
-        self._blobs.put(f"{job}/submission.json", msgspec.json.encode(submission))
+        kept = msgspec.structs.replace(
+            submission, settings=without_secrets(submission.settings, self._own)
+        )
+        self._blobs.put(f"{job}/submission.json", msgspec.json.encode(kept))
         self._blobs.delete(f"{job}/result.json")
         self._blobs.put(f"{self._folder}/jobs/{job}", b"")
 
@@ -84,6 +99,9 @@ class JobStore:
             submission = _decode(data, Submission, f"{job}/submission.json")
             if submission.cluster != self._cluster:
                 continue
+            submission = msgspec.structs.replace(
+                submission, settings=with_secrets(submission.settings, self._own)
+            )
             result = self._blobs.get(f"{job}/result.json")
             found.append(
                 (
@@ -92,6 +110,31 @@ class JobStore:
                 )
             )
         return found
+
+
+def without_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the mask in place of every secret that `own` holds too."""
+    return {
+        key: without_secrets(value, _table(own, key))
+        if isinstance(value, Mapping)
+        else (MASK if value and is_secret(key) and own.get(key) == value else value)
+        for key, value in settings.items()
+    }
+
+
+def with_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `without_secrets`."""
+    return {
+        key: with_secrets(value, _table(own, key))
+        if isinstance(value, Mapping)
+        else (own.get(key, value) if value == MASK else value)
+        for key, value in settings.items()
+    }
+
+
+def _table(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = settings.get(key)
+    return table if isinstance(table, Mapping) else {}
 
 
 def _decode(data: bytes, kind: type[T], path: str) -> T:

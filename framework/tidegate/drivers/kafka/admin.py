@@ -9,6 +9,7 @@ a wrong set-up sees first.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from tidegate.elements import Origin
 from tidegate.errors import (
     KafkaError,
     KafkaUnavailableError,
+    NotAllowedError,
     RefusedError,
     TidegateError,
     check,
@@ -39,6 +41,8 @@ from tidegate.errors import (
 ANSWER_TIMEOUT_S: Final = 9.0
 """For one question: an unreachable broker is reported within ten seconds, and a busy one with 100
 partitions to make has been seen to need 8."""
+METADATA_TRY_S: Final = 1.0
+"""After so long without an answer it is looked whether our credentials were refused meanwhile."""
 MAX_TIMEOUT_NAME: Final = "transaction.max.timeout.ms"
 
 _UNREACHABLE: Final = frozenset(
@@ -66,6 +70,7 @@ _DENIED: Final = frozenset(
         Code.SASL_AUTHENTICATION_FAILED,
     }
 )
+_UNKNOWN_PRINCIPAL: Final = frozenset({Code._AUTHENTICATION, Code.SASL_AUTHENTICATION_FAILED})
 
 
 class KafkaClusterAdmin:
@@ -90,16 +95,17 @@ class KafkaClusterAdmin:
 
     def partitions(self, topic: str) -> int:
         """Number of partitions; RefusedError that names the topic where there is none."""
-        what = f"describe topic {topic}"
-        # Unlike a metadata request of the client, this one never creates the topic that it asks
-        # for.
-        future = self._client.describe_topics(
-            TopicCollection([topic]), request_timeout=ANSWER_TIMEOUT_S
-        )[topic]
-        found = self._result(what, future).partitions
+        found = self._described(topic).partitions
         if not found:
             raise self._absent(f"describe topic {topic}")
         return len(found)
+
+    def rights(self, topic: str) -> frozenset[str] | None:
+        """What we may do with a topic, by Kafka's names (READ, WRITE); None where brokers do not
+        say.
+        """
+        allowed = self._described(topic).authorized_operations
+        return None if allowed is None else frozenset(each.name for each in allowed)
 
     def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
         """First offsets that are still in the log."""
@@ -130,25 +136,50 @@ class KafkaClusterAdmin:
             found[Origin(each.topic, each.partition)] = each.offset if each.offset >= 0 else None
         return found
 
-    def transaction_max_timeout_ms(self) -> int:
-        """The smallest `transaction.max.timeout.ms` among the brokers."""
+    def transaction_max_timeout_ms(self) -> int | None:
+        """The smallest `transaction.max.timeout.ms` among the brokers; None where we may not read
+        it.
+
+        Reading it needs a right on the cluster, DESCRIBE_CONFIGS, that no job needs otherwise.
+        """
         limits = []
         for broker in self._metadata().brokers:
             resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
             what = f"read {MAX_TIMEOUT_NAME} of broker {broker}"
             future = self._client.describe_configs([resource], request_timeout=ANSWER_TIMEOUT_S)
-            limits.append(int(self._result(what, future[resource])[MAX_TIMEOUT_NAME].value))
+            try:
+                limits.append(int(self._result(what, future[resource])[MAX_TIMEOUT_NAME].value))
+            except NotAllowedError:
+                return None
         check(limits, "metadata names at least one broker")
         return min(limits)
 
     def close(self) -> None:
         """Nothing is open that dropping the client does not close."""
 
+    def _described(self, topic: str) -> Any:
+        # Unlike a metadata request of the client, this one never creates the topic that it asks
+        # for.
+        future = self._client.describe_topics(
+            TopicCollection([topic]),
+            include_authorized_operations=True,
+            request_timeout=ANSWER_TIMEOUT_S,
+        )[topic]
+        return self._result(f"describe topic {topic}", future)
+
     def _metadata(self) -> Any:
-        try:
-            return self._client.list_topics(timeout=ANSWER_TIMEOUT_S)
-        except KafkaException as error:
-            raise self._translated("describe the cluster", error.args[0]) from None
+        end_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            left_s = end_s - time.monotonic()
+            try:
+                return self._client.list_topics(timeout=max(0.1, min(METADATA_TRY_S, left_s)))
+            except KafkaException as error:
+                cause = error.args[0]
+                # Reports of refused credentials are taken by `poll`.
+                self._client.poll(0)
+                hopeless = self._denied is not None or cause.code() not in _UNREACHABLE
+                if hopeless or time.monotonic() >= end_s:
+                    raise self._translated("describe the cluster", cause) from None
 
     def _offsets(self, origins: Iterable[Origin], spec: OffsetSpec) -> dict[Origin, int]:
         asked = {TopicPartition(*origin): spec for origin in origins}
@@ -177,7 +208,13 @@ class KafkaClusterAdmin:
         code = cause.code()
         denied = self._denied if code in _UNREACHABLE else cause if code in _DENIED else None
         if denied is not None:
-            return RefusedError(
+            if denied.code() in _UNKNOWN_PRINCIPAL:
+                return NotAllowedError(
+                    f"Kafka at {self._servers} refused the credentials of kafka.properties "
+                    f"(sasl.username, sasl.password, sasl.mechanism) when asked to {what}: "
+                    f"{_reason(denied)}. Correct them."
+                )
+            return NotAllowedError(
                 f"Kafka at {self._servers} does not allow tidegate to {what}: {denied.str()}. "
                 "Grant the job's principal the right, or correct the credentials in "
                 "kafka.properties."
@@ -197,14 +234,21 @@ class KafkaClusterAdmin:
     def _unreachable(self, what: str) -> KafkaUnavailableError:
         return KafkaUnavailableError(
             f"No Kafka broker of {self._servers} answered within {ANSWER_TIMEOUT_S:.0f} s (asked "
-            f"to {what}). Check that the brokers run, that kafka.bootstrap names them, and that "
-            "they advertise addresses that this machine can reach."
+            f"to {what}). Check that the brokers run, that kafka.bootstrap names them, that they "
+            "advertise addresses that this machine can reach, and that security.protocol in "
+            "kafka.properties is theirs."
         )
 
     def _on_error(self, event: Code) -> None:
         # Refused credentials look like an unreachable broker to whoever waits for an answer.
         if event.code() in _DENIED:
             self._denied = event
+
+
+def _reason(denied: Any) -> str:
+    """The broker's words, without the client's own name and address before them."""
+    text: str = denied.str()
+    return text.rpartition(": ")[2].partition(" (after ")[0]
 
 
 def _for_admin(settings: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,8 @@ from tidegate.errors import ConfigError
 
 CLIENT_LOG: Final = logging.getLogger("tidegate.kafka.client")
 """Where librdkafka's own log lines go, instead of the process's stderr."""
+CLIENT_LOG.addHandler(logging.NullHandler())
+# Else Python prints them in a process that has set up no log: the command line.
 
 _SECURITY_PREFIXES: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 _KAFKA_PYTHON: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
