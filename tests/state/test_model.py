@@ -153,20 +153,32 @@ class Operations:
 
 OPERATIONS = sorted(name for name in vars(Operations) if not name.startswith("_"))
 
-change = st.tuples(
-    st.sampled_from(OPERATIONS),
-    st.sampled_from(KEYS),
-    st.integers(-3, 3),
-    st.sampled_from(MAP_KEYS),
-)
-other = st.one_of(
+THEMES = sorted({name.split("_")[0] for name in OPERATIONS})
+OTHER_EVENTS = st.one_of(
     st.just(("snapshot",)),
     st.just(("flush",)),
     st.tuples(st.just("kill"), st.integers(1, 5)),
     st.tuples(st.just("rescale"), st.integers(1, 5)),
     st.tuples(st.just("backend"), st.integers(1, 5)),
 )
-history = st.lists(st.one_of(change, change, change, change, other), max_size=40)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Any]:
+    """Each of one state, or two, and of few keys: with all of them at once, the few operations that
+    matter together would hardly ever meet.
+    """
+    themes = draw(st.lists(st.sampled_from(THEMES), min_size=1, max_size=2))
+    operations = [name for name in OPERATIONS if name.split("_")[0] in themes]
+    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
+    map_keys = draw(st.lists(st.sampled_from(MAP_KEYS), min_size=1, max_size=3))
+    change = st.tuples(
+        st.sampled_from(operations),
+        st.sampled_from(keys),
+        st.integers(-3, 3),
+        st.sampled_from(map_keys),
+    )
+    return draw(st.lists(st.one_of(change, change, change, OTHER_EVENTS), min_size=10, max_size=40))
 
 
 class Run:
@@ -240,14 +252,14 @@ def run(events: list[Any], backend: str) -> None:
             whole.step.stop()
 
 
-@settings(max_examples=150)
-@given(history)
+@settings(max_examples=200)
+@given(histories())
 def test_memory_equals_a_dict(events: list[Any]) -> None:
     run([event for event in events if event[0] != "backend"], "memory")
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(history)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(histories())
 def test_rocksdb_equals_a_dict(events: list[Any]) -> None:
     run(events, "rocksdb")
 
