@@ -171,6 +171,7 @@ class TestBounded:
         assert bench.poll(run(P0, *texts(1, "b", "c"))) == [(P0, ["b"], [1])]
         assert bench.double.paused == [P0]
         assert bench.poll(run(P0, *texts(3, "d"))) == []
+        assert bench.double.paused == [P0], "what was fetched before the pause is passed over"
         assert bench.positions() == {P0: 2, P1: 5}
         assert not bench.reader.finished()
 

@@ -36,6 +36,8 @@ from tidegate.ids import TransactionalId
 INITIALISE_TIMEOUT_S: Final = 60.0
 """For the transactional id's first coordinator answer: 0.06 or 0.5 s; 10 to 14 s over a failover.
 """
+INITIALISE_SLICE_S: Final = 2.0
+"""After so long without an answer it is asked for again, and looked at why there was none."""
 PLAIN_MESSAGE_TIMEOUT_MS: Final = 300_000
 """For records outside transactions, librdkafka's own default; in one it is the transaction's
 timeout.
@@ -80,6 +82,7 @@ _REMEDIES: Final = {
     "ids with the prefix tidegate.",
     Code.INVALID_TRANSACTION_TIMEOUT: "Raise the broker's transaction.max.timeout.ms, or lower "
     "checkpoint.interval, checkpoint.timeout or checkpoint.tolerated_outage.",
+    Code._AUTHENTICATION: "Correct the credentials in kafka.properties.",
     Code._FENCED: "Another producer took the transactional id: a newer attempt of the job runs, or "
     "something else uses ids with the prefix tidegate.",
     Code._MSG_TIMED_OUT: "The leader of the partition did not take the record in time: check the "
@@ -108,7 +111,12 @@ class KafkaProducer:
         )
         failures = _Failures(self._what)
         self._failure = failures
-        ours = {**SETTINGS, "on_delivery": failures.delivered, "logger": CLIENT_LOG}
+        ours = {
+            **SETTINGS,
+            "on_delivery": failures.delivered,
+            "error_cb": failures.happened,
+            "logger": CLIENT_LOG,
+        }
         if transactional_id is None:
             ours["message.timeout.ms"] = PLAIN_MESSAGE_TIMEOUT_MS
         else:
@@ -201,14 +209,16 @@ class KafkaProducer:
     def _initialise(self) -> None:
         end = time.monotonic() + INITIALISE_TIMEOUT_S
         while True:
-            left = end - time.monotonic()
             try:
-                self._client.init_transactions(max(left, 0.1))
+                self._client.init_transactions(INITIALISE_SLICE_S)
                 return
             except KafkaException as error:
                 cause = error.args[0]
-                if not cause.retriable() or time.monotonic() >= end:
-                    raise self._not_initialised(cause) from None
+            if not cause.retriable() or time.monotonic() >= end:
+                raise self._not_initialised(cause)
+            self._poll(0)  # refused credentials are told to the callback only
+            if self._failure.denied is not None:
+                raise self._not_initialised(self._failure.denied)
 
     def _not_initialised(self, cause: Any) -> KafkaError:
         code = cause.code()
@@ -272,10 +282,11 @@ class _Failures:
     callback does not keep the producer alive: dropping it must free the client at once.
     """
 
-    __slots__ = ("text", "what")
+    __slots__ = ("denied", "text", "what")
 
     def __init__(self, what: str) -> None:
         self.what = what
+        self.denied: Any = None
         self.text: str | None = None
 
     def check(self) -> None:
@@ -287,6 +298,11 @@ class _Failures:
         """What was noted."""
         text = self.text or f"{self.what} failed"
         return TransactionError(text[0].upper() + text[1:])
+
+    def happened(self, event: Any) -> None:
+        """Called by librdkafka for errors of the client as a whole; it mends lost connections."""
+        if event.code() == Code._AUTHENTICATION:
+            self.denied = event
 
     def delivered(self, error: Any, message: Any) -> None:
         """Called by librdkafka for records that were not delivered, and only for those."""

@@ -15,6 +15,8 @@ and aborted data, which `position` covers.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, cast
@@ -22,9 +24,10 @@ from typing import Any, Final, cast
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as Code
 
+from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.elements import Origin
-from tidegate.errors import KafkaError, KafkaNotAuthorisedError, TidegateError
+from tidegate.errors import KafkaError, KafkaNotAuthorisedError, RefusedError, TidegateError
 from tidegate.ports.kafka import Message as PortMessage
 from tidegate.ports.kafka import Run
 
@@ -48,12 +51,13 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 """What a user may override, unlike SETTINGS."""
 
+IDLE_CHECK_S: Final = 30.0
+"""Silence after which the reader asks whether its partitions still exist."""
+
 _ABSENT: Final = frozenset(
     {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION}
 )
-_DENIED: Final = frozenset(
-    {Code.TOPIC_AUTHORIZATION_FAILED, Code.GROUP_AUTHORIZATION_FAILED, Code._AUTHENTICATION}
-)
+_DENIED: Final = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code._AUTHENTICATION})
 
 
 class KafkaPartitionReader:
@@ -66,7 +70,10 @@ class KafkaPartitionReader:
         self._positions: dict[Origin, int] = {}
         self._one_topic = True
         self._commit_failures = 0
+        self._settings = dict(settings)
         self._denied: Code | None = None
+        self._gone: KafkaError | None = None
+        self._heard_at = time.monotonic()
         config = librdkafka(
             {**DEFAULTS, **settings},
             {
@@ -112,9 +119,9 @@ class KafkaPartitionReader:
             # consume(n, t) would wait for n records or all of t: wait for one, then take the rest.
             first = self._poll(timeout_s)
             if first is None:
-                if self._denied is not None:
-                    raise self._error(Origin("", -1), self._denied)
+                self._when_idle()
                 return []
+            self._heard_at = time.monotonic()
             messages = [first, *self._consume(max_records - 1, 0)] if max_records > 1 else [first]
         except KafkaException as error:
             raise self._error(Origin("", -1), error.args[0]) from None
@@ -155,6 +162,40 @@ class KafkaPartitionReader:
         """Leave; records that were fetched and not polled are dropped."""
         self._consumer.close()
 
+    def _when_idle(self) -> None:
+        """Raise what librdkafka keeps to itself: refused credentials, a topic that is gone.
+
+        For partitions that were assigned it asks after a deleted topic for ever and tells nobody.
+        """
+        if self._denied is not None:
+            raise self._error(Origin("", -1), self._denied)
+        if self._gone is not None:
+            raise self._gone
+        now = time.monotonic()
+        if self._positions and now - self._heard_at > IDLE_CHECK_S:
+            self._heard_at = now
+            threading.Thread(target=self._look, args=(set(self._positions),), daemon=True).start()
+
+    def _look(self, origins: set[Origin]) -> None:
+        """In a thread of its own: the question waits for an answer."""
+        try:
+            admin = KafkaClusterAdmin(self._settings)
+            for topic in {origin.topic for origin in origins}:
+                partitions = admin.partitions(topic)
+                for origin in origins:
+                    if origin.topic == topic and origin.partition >= partitions:
+                        self._gone = self._absent(f"{topic}-{origin.partition}")
+        except RefusedError as error:
+            self._gone = KafkaError(str(error))
+        except KafkaError as error:  # an outage: the client goes on trying, and so do we
+            CLIENT_LOG.info("the idle source's topic could not be described: %s", error)
+
+    def _absent(self, where: str) -> KafkaError:
+        return KafkaError(
+            f"Partition {where} does not exist at {self._servers}: the topic was deleted or made "
+            "anew with fewer partitions. Create it again, or change the source's topic."
+        )
+
     def _runs(self, messages: list[Message]) -> list[Run]:
         """Split by partition: a fetch comes partition by partition, so runs are long."""
         partitions = list(map(Message.partition, messages))
@@ -186,10 +227,16 @@ class KafkaPartitionReader:
             if event is None:
                 records.append(message)
                 continue
+            if event.code() == Code.GROUP_AUTHORIZATION_FAILED:
+                self._on_commit(event, [])
+                continue
             if records:
                 runs += self._runs(records)
                 records = []
             origin = Origin(message.topic() or "", cast("int", message.partition()))
+            if event.code() == Code.GROUP_AUTHORIZATION_FAILED:
+                self._on_commit(event, [])  # the group is for lag monitors, reading needs no right
+                continue
             if event.code() != Code._PARTITION_EOF:
                 raise self._error(origin, event)
             runs.append(Run(origin, (), cast("int", message.offset())))
@@ -206,10 +253,7 @@ class KafkaPartitionReader:
                 "checkpoint, or from new offsets with --restore none; records between are lost."
             )
         if code in _ABSENT:
-            return KafkaError(
-                f"Partition {where} does not exist at {self._servers}: the topic was deleted or "
-                "made anew with fewer partitions. Create it again, or change the source's topic."
-            )
+            return self._absent(where)
         if code in _DENIED:
             return KafkaNotAuthorisedError(
                 f"Kafka at {self._servers} does not allow reading {where} ({event.str()}): grant "

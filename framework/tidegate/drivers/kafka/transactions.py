@@ -17,6 +17,7 @@ is known here.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -206,31 +207,27 @@ class KafkaTransactionLog:
             return self._admin
 
     def _connected(self) -> KafkaAdminClient:
-        made: list[Any] = []
-
-        def remembered(**settings: Any) -> Any:
-            made.append(KafkaNetClient(**settings))
-            return made[-1]
-
+        attempt = _FirstConnection()
         try:
             return KafkaAdminClient(
                 **self._settings,
                 request_timeout_ms=REQUEST_TIMEOUT_MS,
                 reconnect_backoff_max_ms=RECONNECT_BACKOFF_MAX_MS,
                 bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
-                kafka_client=remembered,
+                kafka_client=attempt.client,
             )
         except _FOREIGN as error:
-            for client in made:  # the library leaves its thread behind when it cannot connect
-                client.close()
-                client._manager._net.stop()
+            attempt.abandon()
             if isinstance(error, theirs.KafkaTimeoutError):
                 raise KafkaUnavailableError(
-                    f"No Kafka broker of {self._servers} answered within {CONNECT_TIMEOUT_S:.0f} "
-                    "s. Check that the brokers run, that kafka.bootstrap names them, and that "
-                    "security.protocol and credentials in kafka.properties are theirs."
+                    f"No Kafka broker of {self._servers} answered within {CONNECT_TIMEOUT_S:.0f} s "
+                    f"(last attempt: {attempt.failure}). Check that the brokers run, that "
+                    "kafka.bootstrap names them, and that security.protocol and credentials in "
+                    "kafka.properties are theirs."
                 ) from None
             raise self._translated("connect", error) from None
+        finally:
+            attempt.done()
 
     def _ask(self, transactional_id: TransactionalId, request: Any) -> Any:
         """Send one request to the coordinator of an id."""
@@ -300,6 +297,44 @@ class KafkaTransactionLog:
                 f"({type(error).__name__})."
             )
         return KafkaError(f"Kafka at {self._servers} could not {what}: {error}")
+
+
+class _FirstConnection:
+    """Listens to the library's first connection, of which it only logs why it failed.
+
+    Refused credentials end it at once: without this they are tried until the timeout.
+    """
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self._made: list[Any] = []
+
+    def client(self, **settings: Any) -> Any:
+        """Make what the library would make, and listen to its failures."""
+        made = KafkaNetClient(**settings)
+        self._made.append(made)
+        manager = made._manager
+        back_off = manager.update_backoff
+
+        def noted(node_id: object) -> object:
+            self.failure = sys.exc_info()[1] or self.failure  # called while it is handled
+            if isinstance(self.failure, theirs.SaslAuthenticationFailedError):
+                raise self.failure
+            return back_off(node_id)
+
+        manager.update_backoff = noted
+        return made
+
+    def done(self) -> None:
+        """Listen no more."""
+        for made in self._made:
+            vars(made._manager).pop("update_backoff", None)
+
+    def abandon(self) -> None:
+        """Close what the library leaves behind when it cannot connect: a thread, sockets."""
+        for made in self._made:
+            made.close()
+            made._manager._net.stop()
 
 
 def _raise_for(error_code: int) -> None:

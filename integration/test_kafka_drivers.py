@@ -1,0 +1,294 @@
+"""The drivers of Kafka on real brokers: the contract on both versions, and what only a broker
+shows.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from integration.brokers import create_topic, unique
+from tests.contracts.kafka import TIMEOUT_S, KafkaContract, KafkaUnderTest, eventually
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.kafka import reader as reader_module
+from tidegate.drivers.kafka.admin import KafkaClusterAdmin
+from tidegate.drivers.kafka.broker_config import choose_ports
+from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
+from tidegate.drivers.kafka.producer import KafkaProducer
+from tidegate.drivers.kafka.reader import KafkaPartitionReader
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.elements import Origin
+from tidegate.errors import (
+    KafkaError,
+    KafkaNotAuthorisedError,
+    KafkaUnavailableError,
+    RefusedError,
+    TransactionError,
+)
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import EndOutcome
+
+pytestmark = [
+    pytest.mark.kafka,
+    # kafka-python leaves sockets of failed connections to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a test leaves to the collector is its own matter, not the next one's."""
+    yield
+    gc.collect()
+
+
+def under_test(bootstrap: str) -> KafkaUnderTest:
+    settings = {"bootstrap.servers": bootstrap}
+
+    def make_topic(partitions: int) -> str:
+        name = unique("drivers")
+        create_topic(bootstrap, name, partitions=partitions)
+        return name
+
+    return KafkaUnderTest(
+        drivers=RealDrivers(),
+        settings=settings,
+        make_topic=make_topic,
+        unique=unique,
+        log=KafkaTransactionLog(settings),
+        admin=KafkaClusterAdmin(settings),
+    )
+
+
+class TestRealKafka(KafkaContract):
+    @pytest.fixture
+    def cluster(self, any_kafka: EmbeddedKafka) -> Iterator[KafkaUnderTest]:
+        made = under_test(any_kafka.bootstrap)
+        yield made
+        made.log.close()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker that tests here may kill and start again."""
+    directory = tmp_path_factory.mktemp("own-kafka")
+    with EmbeddedKafka.start("4.3.0", directory=directory, owned=True) as broker:
+        yield broker
+
+
+def prepared(cluster: KafkaUnderTest, topic: str, value: bytes) -> TransactionalId:
+    name = cluster.new_id()
+    producer = cluster.producer(name)
+    producer.begin()
+    producer.send(topic, [value], None)
+    producer.flush(TIMEOUT_S)
+    return name
+
+
+def test_prepared_transactions_survive_the_broker_and_the_same_client_ends_them(
+    own: EmbeddedKafka,
+) -> None:
+    cluster = under_test(own.bootstrap)
+    topic = cluster.make_topic(1)
+    names = [prepared(cluster, topic, b"%d" % number) for number in range(2)]
+    before = [cluster.facts(name) for name in names]
+    own.kill()
+    outcome = cluster.log.end(names[0], before[0].producer_id, before[0].epoch, commit=True)
+    assert outcome is EndOutcome.RETRY
+    own.restart()
+    assert [cluster.facts(name) for name in names] == before
+    for name in names:
+        cluster.commit(name)
+    assert cluster.read(topic) == [[b"0", b"1"]]
+
+
+def test_a_reader_goes_on_after_its_broker_came_back(own: EmbeddedKafka) -> None:
+    cluster = under_test(own.bootstrap)
+    topic = cluster.make_topic(1)
+    reader = cluster.reader(topic, ends=False)
+    producer = cluster.producer(None)
+    producer.send(topic, [b"a"], None)
+    producer.flush(TIMEOUT_S)
+    eventually(lambda: reader.poll(10, 0.5), bool)
+    own.kill()
+    assert reader.poll(10, 1.0) == []
+    own.restart()
+    producer.send(topic, [b"b"], None)
+    producer.flush(TIMEOUT_S)
+    (run,) = eventually(lambda: reader.poll(10, 0.5), bool)
+    assert [message.value() for message in run.messages] == [b"b"]
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_an_error_for_readers(
+    kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "IDLE_CHECK_S", 1.0)
+    cluster = under_test(kafka.bootstrap)
+    topic = cluster.make_topic(1)
+    reader = cluster.reader(topic)
+    eventually(lambda: reader.poll(10, 0.5), bool)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+    with pytest.raises(KafkaError, match=f"{topic}.* no such topic"):
+        eventually(lambda: reader.poll(10, 0.5), lambda _: False)
+
+
+def test_a_topic_that_is_deleted_meanwhile_fails_its_producer(kafka: EmbeddedKafka) -> None:
+    cluster = under_test(kafka.bootstrap)
+    topic = cluster.make_topic(1)
+    settings = {**cluster.settings, "topic.metadata.propagation.max.ms": "1000"}
+    producer = KafkaProducer(settings, None, 0)
+    producer.send(topic, [b"a"], None)
+    producer.flush(TIMEOUT_S)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+
+    def write() -> None:
+        producer.send(topic, [b"b"], None)
+        producer.flush(TIMEOUT_S)
+
+    with pytest.raises(TransactionError, match=topic):
+        eventually(write, lambda _: False)
+
+
+class TestNoBrokerAnswers:
+    SETTINGS = {"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"}  # noqa: RUF012
+
+    def assert_told_soon(self, started: float, error: pytest.ExceptionInfo[Exception]) -> None:
+        assert time.monotonic() - started < 11
+        assert "127.0.0.1:1,127.0.0.1:2" in str(error.value)
+        assert "kafka.bootstrap" in str(error.value)
+
+    def test_admin(self) -> None:
+        admin, started = KafkaClusterAdmin(self.SETTINGS), time.monotonic()
+        with pytest.raises(KafkaUnavailableError) as error:
+            admin.partitions("topic")
+        self.assert_told_soon(started, error)
+        assert "9 s" in str(error.value)
+
+    def test_transaction_log(self) -> None:
+        log, started = KafkaTransactionLog(self.SETTINGS), time.monotonic()
+        with pytest.raises(KafkaUnavailableError) as error:
+            log.cluster_id()
+        self.assert_told_soon(started, error)
+        outcome = log.end(TransactionalId("x"), 1, 1, commit=True)
+        assert outcome is EndOutcome.RETRY
+
+
+JAAS = (
+    "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'user_job="right" user_guest="guest";'
+)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Addresses of a listener without and of one with credentials; `guest` may do nothing."""
+    directory = tmp_path_factory.mktemp("secured")
+    ports = choose_ports(1)
+    plain, controller = ports[0].client, ports[0].controller
+    sasl = choose_ports(1)[0].client
+    cluster = ClusterFile(
+        version="4.3.0", cluster_id=uuid.uuid4().hex[:22], ports=ports, archive=directory / "a"
+    )
+    (directory / "cluster.json").write_bytes(msgspec.json.encode(cluster, enc_hook=str))
+    host = "127.0.0.1"
+    properties = {
+        "listeners": f"PLAINTEXT://{host}:{plain},SASL://{host}:{sasl},"
+        f"CONTROLLER://{host}:{controller}",
+        "advertised.listeners": f"PLAINTEXT://{host}:{plain},SASL://{host}:{sasl}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+        "SASL:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": JAAS,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:job",
+    }
+    with EmbeddedKafka.start(
+        "4.3.0", directory=directory, owned=True, properties=properties
+    ) as started:
+        assert started.bootstrap == f"{host}:{plain}"
+        yield started.bootstrap, f"{host}:{sasl}"
+
+
+class TestRights:
+    def settings(self, servers: str, user: str, password: str) -> dict[str, str]:
+        return {
+            "bootstrap.servers": servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": user,
+            "sasl.password": password,
+        }
+
+    def test_credentials_work_for_every_client(self, secured: tuple[str, str]) -> None:
+        plain, sasl = secured
+        topic, name = unique("secured"), TransactionalId(unique("tidegate.job"))
+        create_topic(plain, topic, partitions=1)
+        given = self.settings(sasl, "job", "right")
+        log = KafkaTransactionLog(given)
+        assert KafkaClusterAdmin(given).partitions(topic) == 1
+        producer = KafkaProducer(given, name, 60_000)
+        producer.begin()
+        producer.send(topic, [b"a"], None)
+        producer.flush(TIMEOUT_S)
+        facts = log.describe(name)
+        assert facts is not None
+        outcome = log.end(name, facts.producer_id, facts.epoch, commit=True)
+        assert outcome is EndOutcome.ACCEPTED
+        reader = KafkaPartitionReader(given, "group")
+        reader.assign({Origin(topic, 0): 0})
+        (run,) = eventually(lambda: reader.poll(10, 0.5), bool)
+        assert run.messages[0].value() == b"a"
+        reader.close()
+        log.close()
+
+    def test_a_missing_right_is_named(
+        self, secured: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reader_module, "IDLE_CHECK_S", 1.0)
+        plain, sasl = secured
+        topic, name = unique("secured"), TransactionalId(unique("tidegate.job"))
+        create_topic(plain, topic, partitions=1)
+        given = self.settings(sasl, "guest", "guest")
+        log = KafkaTransactionLog(given)
+        with pytest.raises(RefusedError, match=topic):
+            KafkaClusterAdmin(given).partitions(topic)
+        with pytest.raises(KafkaNotAuthorisedError, match="transactional ids with the prefix"):
+            KafkaProducer(given, name, 60_000)
+        with pytest.raises(KafkaNotAuthorisedError, match="WRITE"):
+            log.fence(name)
+        assert log.end(name, 1, 1, commit=True) is EndOutcome.NOT_AUTHORISED
+        producer = KafkaProducer(given, None, 0)
+        producer.send(topic, [b"a"], None)
+        with pytest.raises(TransactionError, match=topic):
+            producer.flush(TIMEOUT_S)
+        reader = KafkaPartitionReader(given, "group")
+        reader.assign({Origin(topic, 0): 0})
+        with pytest.raises(KafkaError, match=f"not allow .* {topic}"):
+            eventually(lambda: reader.poll(10, 0.5), bool)
+        reader.close()
+        log.close()
+
+    def test_refused_credentials_are_told_without_the_password(
+        self, secured: tuple[str, str]
+    ) -> None:
+        given = self.settings(secured[1], "job", "wrong-password")
+        for ask in (
+            KafkaClusterAdmin(given).cluster_id,
+            KafkaTransactionLog(given).cluster_id,
+            lambda: KafkaProducer(given, TransactionalId("tidegate.x"), 60_000),
+        ):
+            started = time.monotonic()
+            # kafka-python may see no more than a closed connection: then it cannot be sure.
+            with pytest.raises((RefusedError, KafkaUnavailableError)) as error:
+                ask()
+            assert time.monotonic() - started < 11
+            assert "credentials" in str(error.value)
+            assert "wrong-password" not in str(error.value)

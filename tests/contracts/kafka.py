@@ -1,0 +1,447 @@
+"""The contract of `ports/kafka.py` and of `KafkaAdmin`: what every driver of Kafka does, real or
+fake.
+
+A test class inherits it and gives a `cluster`. No test of its own runs from here.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+
+from tidegate.elements import Origin
+from tidegate.errors import KafkaError, RefusedError, TransactionError
+from tidegate.ids import TransactionalId
+from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.kafka import (
+    EndOutcome,
+    PartitionReader,
+    Producer,
+    TransactionFacts,
+    TransactionLog,
+    TransactionState,
+)
+
+T = TypeVar("T")
+TIMEOUT_S = 30.0
+TRANSACTION_TIMEOUT_MS = 60_000
+
+MURMUR2 = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"abc": 479470107,
+}
+"""Hashes of Kafka's Java client, which topics of ours must be partitioned like."""
+
+
+@dataclass(kw_only=True)
+class KafkaUnderTest:
+    """A cluster, the drivers to it, and ways to make topics and names that nobody else uses."""
+
+    drivers: Drivers
+    settings: dict[str, str]
+    make_topic: Callable[[int], str]
+    unique: Callable[[str], str]
+    log: TransactionLog
+    admin: KafkaAdmin
+
+    def new_id(self) -> TransactionalId:
+        return TransactionalId(self.unique("tidegate.job"))
+
+    def producer(self, name: TransactionalId | None) -> Producer:
+        return self.drivers.producer(self.settings, name, TRANSACTION_TIMEOUT_MS)
+
+    def reader(self, topic: str, *, ends: bool = True, partitions: int = 1) -> PartitionReader:
+        reader = self.drivers.partition_reader(
+            self.settings, self.unique("tidegate.group"), with_end_of_partition=ends
+        )
+        reader.assign({Origin(topic, number): 0 for number in range(partitions)})
+        return reader
+
+    def read(self, topic: str, partitions: int = 1) -> list[list[bytes | None]]:
+        """Values that a read_committed reader sees, per partition, up to the present end."""
+        reader = self.reader(topic, partitions=partitions)
+        ends = self.admin.latest([Origin(topic, number) for number in range(partitions)])
+        found: dict[Origin, list[bytes | None]] = {origin: [] for origin in ends}
+        positions = dict.fromkeys(ends, 0)
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(positions[origin] < end for origin, end in ends.items()):
+            assert time.monotonic() < deadline, f"read up to {positions} of {ends}"
+            for run in reader.poll(1000, 0.2):
+                found[run.origin] += [message.value() for message in run.messages]
+                positions[run.origin] = run.position
+        reader.close()
+        return list(found.values())
+
+    def facts(self, name: TransactionalId) -> TransactionFacts:
+        found = self.log.describe(name)
+        assert found is not None
+        return found
+
+    def commit(self, name: TransactionalId) -> None:
+        facts = self.facts(name)
+        eventually(
+            lambda: self.log.end(name, facts.producer_id, facts.epoch, commit=True),
+            lambda outcome: outcome is EndOutcome.ACCEPTED,
+        )
+        self.settled(name)
+
+    def settled(self, name: TransactionalId) -> TransactionFacts:
+        return eventually(
+            lambda: self.facts(name),
+            lambda facts: (
+                facts.state
+                in {
+                    TransactionState.COMPLETE_COMMIT,
+                    TransactionState.COMPLETE_ABORT,
+                }
+            ),
+        )
+
+
+def eventually(ask: Callable[[], T], holds: Callable[[T], bool]) -> T:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds(found := ask()):
+        assert time.monotonic() < deadline, f"still {found}"
+        time.sleep(0.01)
+    return found
+
+
+class KafkaContract:
+    """Inherit, and override the fixture `cluster`."""
+
+    @pytest.fixture
+    def cluster(self) -> KafkaUnderTest:
+        raise NotImplementedError
+
+    # --- a transaction's life ---
+
+    def test_a_transaction_is_invisible_until_it_is_ended(self, cluster: KafkaUnderTest) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        producer = cluster.producer(name)
+        made = cluster.facts(name)
+        assert (made.state, made.start_ms) == (TransactionState.EMPTY, -1)
+        producer.begin()
+        producer.send(topic, [b"a", b"b", None], [b"k", None, b"k"])
+        producer.send_one(topic, b"c", b"k", [("h", b"1"), ("none", None)], 123_456)
+        producer.flush(TIMEOUT_S)
+        ongoing = cluster.facts(name)
+        assert ongoing.state is TransactionState.ONGOING
+        assert (ongoing.producer_id, ongoing.epoch) == (made.producer_id, made.epoch)
+        assert ongoing.start_ms > 0
+        origin = Origin(topic, 0)
+        assert cluster.admin.latest([origin]) == {origin: 0}
+        assert cluster.read(topic) == [[]]
+        cluster.commit(name)
+        assert cluster.read(topic) == [[b"a", b"b", None, b"c"]]
+        ended = cluster.facts(name)
+        assert ended.state is TransactionState.COMPLETE_COMMIT
+        assert (ended.producer_id, ended.epoch, ended.start_ms) == (
+            ongoing.producer_id,
+            ongoing.epoch,
+            ongoing.start_ms,
+        )
+        again = cluster.log.end(name, ended.producer_id, ended.epoch, commit=True)
+        assert again is EndOutcome.ACCEPTED, "a repeated end is harmless"
+        assert cluster.read(topic) == [[b"a", b"b", None, b"c"]]
+
+    def test_dropping_a_producer_leaves_its_transaction_open(self, cluster: KafkaUnderTest) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        producer = cluster.producer(name)
+        producer.begin()
+        producer.send(topic, [b"a"], None)
+        producer.flush(TIMEOUT_S)
+        assert not hasattr(producer, "close")
+        assert not hasattr(producer, "__exit__")
+        del producer
+        gc.collect()
+        time.sleep(0.2)
+        assert cluster.facts(name).state is TransactionState.ONGOING
+        cluster.commit(name)
+        assert cluster.read(topic) == [[b"a"]]
+
+    def test_an_aborted_transaction_is_passed_over(self, cluster: KafkaUnderTest) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        producer = cluster.producer(name)
+        producer.begin()
+        producer.send(topic, [b"never"], None)
+        producer.flush(TIMEOUT_S)
+        facts = cluster.facts(name)
+        outcome = cluster.log.end(name, facts.producer_id, facts.epoch, commit=False)
+        assert outcome is EndOutcome.ACCEPTED
+        assert cluster.settled(name).state is TransactionState.COMPLETE_ABORT
+        assert cluster.read(topic) == [[]]
+        assert cluster.log.end(name, facts.producer_id, facts.epoch, commit=True) is (
+            EndOutcome.REFUSED
+        )
+
+    @pytest.mark.parametrize("wrong", ["epoch", "producer", "id", "empty"])
+    def test_an_end_that_is_not_of_the_open_transaction_is_refused(
+        self, cluster: KafkaUnderTest, wrong: str
+    ) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        producer = cluster.producer(name)
+        if wrong != "empty":
+            producer.begin()
+            producer.send(topic, [b"a"], None)
+            producer.flush(TIMEOUT_S)
+        facts = cluster.facts(name)
+        outcome = cluster.log.end(
+            cluster.new_id() if wrong == "id" else name,
+            facts.producer_id + (wrong == "producer"),
+            facts.epoch + (wrong == "epoch"),
+            commit=True,
+        )
+        assert outcome is EndOutcome.REFUSED
+        assert cluster.facts(name) == facts
+        assert cluster.read(topic) == [[]]
+        cluster.log.fence(name)
+
+    def test_an_id_that_nobody_used_is_unknown(self, cluster: KafkaUnderTest) -> None:
+        assert cluster.log.describe(cluster.new_id()) is None
+
+    # --- fencing ---
+
+    @pytest.mark.parametrize("by", ["fence", "producer"])
+    def test_initialising_an_id_aborts_and_locks_out(
+        self, cluster: KafkaUnderTest, by: str
+    ) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        zombie = cluster.producer(name)
+        zombie.begin()
+        zombie.send(topic, [b"a"], None)
+        zombie.flush(TIMEOUT_S)
+        before = cluster.facts(name)
+        if by == "fence":
+            cluster.log.fence(name)
+        else:
+            cluster.producer(name)
+        after = cluster.facts(name)
+        assert after.state is TransactionState.EMPTY
+        assert (after.producer_id, after.epoch) > (before.producer_id, before.epoch)
+        outcome = cluster.log.end(name, before.producer_id, before.epoch, commit=True)
+        assert outcome is EndOutcome.REFUSED
+        with pytest.raises(TransactionError):
+            _write(zombie, topic)
+        assert cluster.read(topic) == [[]]
+
+    def test_an_initialised_id_that_wrote_nothing_is_fenced_too(
+        self, cluster: KafkaUnderTest
+    ) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        zombie = cluster.producer(name)
+        cluster.log.fence(name)
+        zombie.begin()
+        with pytest.raises(TransactionError):
+            _write(zombie, topic)
+        with pytest.raises(TransactionError):
+            zombie.flush(TIMEOUT_S)
+        assert cluster.facts(name).state is not TransactionState.ONGOING
+
+    def test_list_finds_ids_by_prefix_in_every_state(self, cluster: KafkaUnderTest) -> None:
+        topic, job = cluster.make_topic(1), cluster.unique("tidegate.list")
+        names = [TransactionalId(f"{job}.{number}") for number in range(3)]
+        producers = [cluster.producer(name) for name in names]
+        for producer in producers[1:]:
+            producer.begin()
+            producer.send(topic, [b"a"], None)
+            producer.flush(TIMEOUT_S)
+        cluster.commit(names[2])
+        assert cluster.log.list(f"{job}.") == {
+            names[0]: TransactionState.EMPTY,
+            names[1]: TransactionState.ONGOING,
+            names[2]: TransactionState.COMPLETE_COMMIT,
+        }
+        assert cluster.log.list(f"{job}x") == {}
+        cluster.log.fence(names[1])
+
+    # --- producers ---
+
+    def test_a_refused_record_fails_the_producer_for_good(self, cluster: KafkaUnderTest) -> None:
+        """Where a flush alone would report success, and the broker would commit the rest."""
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        settings = {**cluster.settings, "message.max.bytes": "8000000"}
+        producer = cluster.drivers.producer(settings, name, TRANSACTION_TIMEOUT_MS)
+        producer.begin()
+        producer.send(topic, [b"fine"], None)
+        producer.flush(TIMEOUT_S)
+        producer.send(topic, [b"x" * 3_000_000], None)
+        for _ in range(3):
+            with pytest.raises(TransactionError, match=topic):
+                producer.flush(TIMEOUT_S)
+        with pytest.raises(TransactionError, match=topic):
+            producer.send(topic, [b"more"], None)
+        assert cluster.facts(name).state is TransactionState.ONGOING, "Describe would not tell"
+        cluster.log.fence(name)
+
+    def test_records_keep_their_order(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        producer = cluster.producer(None)
+        values = [b"%06d" % number for number in range(20_000)]
+        for start in range(0, len(values), 1000):
+            producer.send(topic, values[start : start + 1000], None)
+        producer.flush(TIMEOUT_S)
+        assert cluster.read(topic) == [values]
+
+    def test_more_than_the_queue_holds_is_sent_without_loss(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        settings = {**cluster.settings, "queue.buffering.max.messages": "500"}
+        producer = cluster.drivers.producer(settings, None, 0)
+        values = [b"%06d" % number for number in range(5_000)]
+        producer.send(topic, values, None)
+        producer.flush(TIMEOUT_S)
+        assert cluster.read(topic) == [values]
+
+    def test_keys_are_partitioned_as_the_java_client_does(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(4)
+        producer = cluster.producer(None)
+        producer.send(topic, list(MURMUR2), list(MURMUR2))
+        producer.flush(TIMEOUT_S)
+        expected: list[list[bytes | None]] = [[], [], [], []]
+        for key, hashed in MURMUR2.items():
+            expected[(hashed & 0x7FFFFFFF) % 4].append(key)
+        assert cluster.read(topic, 4) == expected
+
+    # --- readers ---
+
+    def test_messages_carry_what_was_written(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        producer = cluster.producer(None)
+        producer.send_one(topic, b"v", b"k", [("h", b"1"), ("none", None)], 123_456)
+        producer.send_one(topic, None, None, (), None)
+        producer.flush(TIMEOUT_S)
+        reader = cluster.reader(topic)
+        messages = []
+        for run in _runs(reader, lambda run: run[2] == 2):
+            messages += run.messages
+        first, second = messages
+        assert (first.value(), first.key(), first.offset()) == (b"v", b"k", 0)
+        assert first.headers() == [("h", b"1"), ("none", None)]
+        assert first.timestamp() == (1, 123_456)
+        assert (second.value(), second.key(), second.offset()) == (None, None, 1)
+        assert not second.headers()
+        reader.close()
+
+    def test_a_poll_returns_no_more_than_asked_and_runs_are_of_one_partition(
+        self, cluster: KafkaUnderTest
+    ) -> None:
+        topic = cluster.make_topic(2)
+        producer = cluster.producer(None)
+        for number in range(100):
+            producer.send(topic, [b"%d" % number], [b"%d" % number])
+        producer.flush(TIMEOUT_S)
+        reader = cluster.reader(topic, ends=False, partitions=2)
+        positions = {Origin(topic, 0): 0, Origin(topic, 1): 0}
+        deadline = time.monotonic() + TIMEOUT_S
+        while sum(positions.values()) < 100:
+            assert time.monotonic() < deadline
+            runs = reader.poll(30, 0.5)
+            assert sum(len(run.messages) for run in runs) <= 30
+            for origin, messages, position in runs:
+                offsets = [message.offset() for message in messages]
+                assert offsets == list(range(positions[origin], position))
+                positions[origin] = position
+        assert reader.high_watermarks() == positions
+        reader.close()
+
+    def test_the_end_of_a_partition_is_a_position_behind_the_markers(
+        self, cluster: KafkaUnderTest
+    ) -> None:
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        producer = cluster.producer(name)
+        producer.begin()
+        producer.send(topic, [b"a"], None)
+        producer.flush(TIMEOUT_S)
+        cluster.commit(name)
+        origin = Origin(topic, 0)
+        end = cluster.admin.latest([origin])[origin]
+        assert end == 2, "a record and the transaction's marker"
+        reader = cluster.reader(topic)
+        *_, last = _runs(reader, lambda run: run[2] == end)
+        assert (last.origin, list(last.messages)) == (origin, [])
+        reader.close()
+
+    def test_a_paused_partition_brings_nothing_new(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        reader = cluster.reader(topic)
+        _runs(reader, lambda run: run[2] == 0)
+        reader.pause([Origin(topic, 0)])
+        producer = cluster.producer(None)
+        producer.send(topic, [b"a"], None)
+        producer.flush(TIMEOUT_S)
+        assert [run for run in reader.poll(10, 1.0) if run.messages] == []
+        reader.close()
+
+    def test_an_offset_that_is_not_in_the_log_is_an_error(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        reader = cluster.reader(topic)
+        reader.assign({Origin(topic, 0): 77})
+        with pytest.raises(KafkaError, match=rf"{topic}-0 .* offset 77"):
+            _runs(reader, lambda _: False)
+        reader.close()
+
+    def test_committed_offsets_are_seen_by_the_admin(self, cluster: KafkaUnderTest) -> None:
+        topic, group = cluster.make_topic(2), cluster.unique("tidegate.group")
+        origins = [Origin(topic, 0), Origin(topic, 1)]
+        assert cluster.admin.committed(group, origins) == dict.fromkeys(origins)
+        reader = cluster.drivers.partition_reader(
+            cluster.settings, group, with_end_of_partition=False
+        )
+        reader.assign(dict.fromkeys(origins, 0))
+        reader.commit({origins[1]: 5})
+        found = eventually(
+            lambda: (reader.poll(1, 0.05), cluster.admin.committed(group, origins))[1],
+            lambda committed: committed[origins[1]] is not None,
+        )
+        assert found == {origins[0]: None, origins[1]: 5}
+        reader.close()
+
+    # --- admin ---
+
+    def test_a_topic_that_is_not_there_is_named(self, cluster: KafkaUnderTest) -> None:
+        name = cluster.unique("absent")
+        for _ in range(2):
+            with pytest.raises(RefusedError, match=name):
+                cluster.admin.partitions(name)
+        assert cluster.admin.partitions(cluster.make_topic(3)) == 3
+
+    def test_offsets_by_time(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        producer = cluster.producer(None)
+        for at in (1000, 2000, 3000):
+            producer.send_one(topic, b"x", None, (), at)
+        producer.flush(TIMEOUT_S)
+        origin = Origin(topic, 0)
+        assert cluster.admin.at_time([origin], 1500) == {origin: 1}
+        assert cluster.admin.at_time([origin], 9000) == {origin: 3}
+        assert cluster.admin.earliest([origin]) == {origin: 0}
+        assert cluster.admin.latest([origin]) == {origin: 3}
+        assert cluster.admin.latest([]) == {}
+
+    def test_both_clients_speak_of_the_same_cluster(self, cluster: KafkaUnderTest) -> None:
+        assert cluster.log.cluster_id() == cluster.admin.cluster_id()
+        assert cluster.admin.transaction_max_timeout_ms() == 900_000
+
+
+def _write(producer: Producer, topic: str) -> None:
+    producer.send(topic, [b"late"], None)
+    producer.flush(TIMEOUT_S)
+    producer.send(topic, [b"later"], None)
+
+
+def _runs(reader: PartitionReader, last: Callable[[tuple[object, object, int]], bool]) -> list:  # type: ignore[type-arg]
+    found = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        assert time.monotonic() < deadline
+        for run in reader.poll(1000, 0.2):
+            found.append(run)
+            if last(run):
+                return found
