@@ -1,0 +1,139 @@
+"""A world without faults, in which procedures are run one after the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tests.checkpoint.masters import Tasks
+from tests.checkpoint.world import CLUSTER, JOB, PATIENCE, Faults, Rules, World
+from tidegate.checkpoint.effects import Effect, Procedure
+from tidegate.checkpoint.journal import (
+    AnyEntry,
+    decode_entry,
+    entry_path,
+)
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.procedures import (
+    OwnJournal,
+    claim,
+    close,
+    commit,
+    publish,
+    recover,
+    settle,
+)
+from tidegate.errors import (
+    TidegateError,
+)
+from tidegate.ids import CheckpointId, SubtaskIndex, Uid, VertexId
+from tidegate.protocol.snapshots import (
+    KeyedSnapshot,
+    PreparedTransaction,
+    StateFile,
+    SubtaskSnapshot,
+)
+
+T = TypeVar("T")
+Answer = Callable[[Effect], Any]
+
+
+class Quiet:
+    """Runs procedures one after the other; `answer` may replace the world's answer to an effect."""
+
+    def __init__(self) -> None:
+        self.world = World(0, Rules(), Faults(), random.Random(0))
+        self.asked: list[Effect] = []
+
+    def run(self, procedure: Procedure[T], answer: Answer | None = None) -> T:
+        value: Any = None
+        failure: TidegateError | None = None
+        while True:
+            try:
+                effect = procedure.throw(failure) if failure else procedure.send(value)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            self.asked.append(effect)
+            value, failure = None, None
+            try:
+                value = answer(effect) if answer is not None else NotImplemented
+                if value is NotImplemented:
+                    value = self.world.perform(effect)
+            except TidegateError as error:
+                failure = error
+
+    def claim(self, submission: str = "s1", **more: Any) -> OwnJournal:
+        return self.run(claim(JOB, submission=submission, patience=PATIENCE, **more))
+
+    def prepared(self, journal: OwnJournal, *records: int) -> tuple[PreparedTransaction, ...]:
+        """Both sinks write and prepare."""
+        tasks = Tasks(self.world, journal.attempt, journal.name, records[0])
+        for _ in records:
+            tasks.write_one()
+        tasks.prepare()
+        return tuple(tasks.carry)
+
+    def publish(
+        self, journal: OwnJournal, counter: int, *named: PreparedTransaction, **more: Any
+    ) -> Any:
+        published = manifest(journal, counter, named, **more)
+        return self.run(publish(journal, published, named, checking=PATIENCE, storing=PATIENCE))
+
+    def commit(self, journal: OwnJournal) -> tuple[PreparedTransaction, ...]:
+        result = self.run(commit(journal, patience=PATIENCE))
+        return self.run(settle(journal, result, ending=PATIENCE, storing=PATIENCE))
+
+    def recover(self, journal: OwnJournal, answer: Answer | None = None) -> Any:
+        procedure = recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
+        return self.run(procedure, answer)
+
+    def close(self, journal: OwnJournal) -> None:
+        self.run(close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE))
+
+    def entries(self) -> list[AnyEntry]:
+        found: list[AnyEntry] = []
+        while (data := self.world.store.objects.get(entry_path(JOB, len(found) + 1))) is not None:
+            found.append(decode_entry(data, "p"))
+        return found
+
+    def kinds(self) -> list[str]:
+        return [type(entry).__name__ for entry in self.entries()]
+
+
+def manifest(
+    journal: OwnJournal,
+    counter: int,
+    named: tuple[PreparedTransaction, ...] = (),
+    *,
+    final: bool = False,
+    files: tuple[str, ...] = (),
+) -> Manifest:
+    keyed = KeyedSnapshot(
+        uid=Uid("total"),
+        backend="memory",
+        first_key_group=0,
+        last_key_group=127,
+        files=tuple(StateFile(name=f, path=f, size=1, sha256="") for f in files),
+        schemas={},
+    )
+    return Manifest(
+        job=JOB,
+        checkpoint=CheckpointId(journal.attempt, counter),
+        submission=journal.submission,
+        created_ms=0,
+        final=final,
+        kafka_cluster=CLUSTER,
+        fingerprint="f",
+        plan=PlanFacts(parallelism=1, max_parallelism=128),
+        subtasks=(
+            SubtaskSnapshot(
+                vertex=VertexId("v"),
+                index=SubtaskIndex(0),
+                keyed=(keyed,) if files else (),
+                transactions=named,
+            ),
+        ),
+    )

@@ -1,0 +1,209 @@
+"""Claims in a quiet world: what they stand on, and what they refuse before they change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.quiet import Quiet, manifest
+from tests.checkpoint.world import JOB, PATIENCE
+from tidegate.checkpoint import effects
+from tidegate.checkpoint.effects import Effect
+from tidegate.checkpoint.journal import (
+    HINT_INTERVAL,
+    entry_path,
+    hint_path,
+)
+from tidegate.checkpoint.journal_state import decode_hint, encode_hint
+from tidegate.checkpoint.procedures import (
+    claim,
+    publish,
+    read_journal,
+)
+from tidegate.errors import (
+    CorruptCheckpointError,
+    JobClosedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
+from tidegate.ids import CheckpointId, TransactionalId
+from tidegate.ports.blobs import Created
+from tidegate.ports.kafka import TransactionState
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+def test_the_attempt_is_the_number_of_its_claim(quiet: Quiet) -> None:
+    first = quiet.claim()
+    assert (first.attempt, first.fresh_submit) == (1, True)
+    quiet.publish(first, 1)
+    second = quiet.claim()
+    assert (second.attempt, second.fresh_submit) == (3, False)
+    assert second.name == first.name
+    assert quiet.kinds() == ["Claim", "Publication", "Claim"]
+
+
+def test_a_claim_competes_with_a_publication_and_then_stands_on_it(quiet: Quiet) -> None:
+    older = quiet.claim()
+    published: list[Any] = []
+
+    def race(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry) and not published:
+            published.append(quiet.publish(older, 1))
+        return NotImplemented
+
+    newer = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), race)
+    assert newer.attempt == 3
+    assert newer.before.publication is not None
+    assert newer.before.publication.checkpoint == CheckpointId(older.attempt, 1)
+
+
+def test_an_unknown_create_is_sent_again_and_recognised(quiet: Quiet) -> None:
+    answers = [Created.UNKNOWN, Created.UNKNOWN]
+    sent: list[bytes] = []
+
+    def unknown(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry):
+            sent.append(effect.data)
+            if answers:
+                quiet.world.store.land(effect.path, effect.data)
+                return answers.pop()
+        return NotImplemented
+
+    journal = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), unknown)
+    assert journal.attempt == 1
+    assert len(sent) == 3
+    assert len(set(sent)) == 1
+    assert quiet.kinds() == ["Claim"]
+
+
+def test_a_create_that_stays_unknown_is_given_up_as_such(quiet: Quiet) -> None:
+    journal = quiet.claim()
+
+    def unknown(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry):
+            return Created.UNKNOWN
+        return NotImplemented
+
+    with pytest.raises(OutcomeUnknownError, match="did not say in 2 s"):
+        quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), unknown)
+
+
+def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    outcomes: list[object] = [Created.UNKNOWN, StorageError("full"), Created.CREATED]
+
+    def answer(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry):
+            outcome = outcomes.pop(0)
+            if isinstance(outcome, StorageError):
+                raise outcome
+            return outcome
+        return NotImplemented
+
+    found = quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), answer)
+    assert found.number == 2
+    outcomes.append(StorageError("full"))
+    with pytest.raises(StorageError, match="full"):
+        quiet.run(publish(journal, manifest(journal, 2), (), storing=PATIENCE), answer)
+
+
+def test_a_closed_journal_takes_a_new_submit_only(quiet: Quiet) -> None:
+    quiet.close(quiet.claim())
+    with pytest.raises(JobClosedError, match="job 'job' has ended \\(finished\\)"):
+        quiet.claim()
+    assert quiet.kinds() == ["Claim", "Closed"]
+    assert quiet.claim("s2").attempt == 3
+
+
+def test_a_name_that_another_journal_has_used_is_refused_until_taken_over(quiet: Quiet) -> None:
+    used = TransactionalId("tidegate.job.otherjournal.totals.4.0.0")
+    neighbour = TransactionalId("tidegate.job-2.otherjournal.totals.4.0.0")
+    for tid in (used, neighbour):
+        quiet.world.init(tid)
+        quiet.world.write(tid, 0, 1)
+    with pytest.raises(RefusedError, match=r"of journal otherjournal.*--take-over"):
+        quiet.claim()
+    assert quiet.kinds() == []
+    journal = quiet.claim(take_over=True)
+    assert quiet.recover(journal).fenced == (used,)
+    assert quiet.world.broker[used].state is TransactionState.EMPTY
+    assert quiet.world.broker[neighbour].state is TransactionState.ONGOING
+    quiet.world.write(used, 2, 1)
+    again = quiet.claim()
+    assert quiet.recover(again).fenced == (used,), "a crash in between loses nothing"
+    quiet.publish(again, 1)
+    assert quiet.recover(quiet.claim()).fenced == (), "once is enough: it may be used elsewhere"
+
+
+def test_ids_of_another_journal_do_not_bother_a_journal_that_is_there(quiet: Quiet) -> None:
+    quiet.claim()
+    other = TransactionalId("tidegate.job.otherjournal.totals.4.0.0")
+    quiet.world.init(other)
+    assert quiet.recover(quiet.claim()).fenced == ()
+
+
+def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    for counter in range(1, HINT_INTERVAL):
+        quiet.publish(journal, counter)
+    objects = quiet.world.store.objects
+    hint = decode_hint(objects[hint_path(JOB)], "hint")
+    assert hint.number == HINT_INTERVAL
+    quiet.publish(journal, HINT_INTERVAL)
+    path = entry_path(JOB, HINT_INTERVAL)
+    whole = objects[path]
+
+    objects[path] = whole[:-9]
+    with pytest.raises(CorruptCheckpointError, match="torn or was edited"):
+        quiet.claim()
+    del objects[path]
+    with pytest.raises(CorruptCheckpointError, match="is missing"):
+        quiet.claim()
+    del objects[hint_path(JOB)]
+    filling = quiet.claim()
+    assert filling.attempt == HINT_INTERVAL, "a gap without a hint is filled by the claim,"
+    with pytest.raises(CorruptCheckpointError, match="does not follow the entry before it"):
+        quiet.claim()  # but what is after it does not follow the claim
+
+
+def test_a_bad_hint_only_costs_time(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    quiet.world.store.objects[hint_path(JOB)] = b"{torn"
+    assert quiet.claim().attempt == 3
+    stale = quiet.run(read_journal(JOB))
+    quiet.publish(quiet.claim(), 1)
+    quiet.world.store.objects[hint_path(JOB)] = encode_hint(stale)
+    assert quiet.run(read_journal(JOB)).number == 5
+
+
+def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    quiet.publish(journal, 2)
+    with pytest.raises(RefusedError, match=r"'1-7' to restore; the last ones are: 1-1, 1-2"):
+        quiet.claim("s2", restore="1-7")
+    assert len(quiet.entries()) == 3
+    by_hand = quiet.claim("s2", restore="1-1")
+    point = by_hand.restore_point("1-1")
+    assert point is not None
+    assert str(point.checkpoint) == "1-1"
+    assert by_hand.restore_point("none") is None
+    quiet.publish(by_hand, 1)
+    assert quiet.claim("s2", restore="1-1").restore_point("1-1") == by_hand.state.recent[-1], (
+        "a restart of the same submit goes on from its own last publication"
+    )
+
+
+def test_a_store_that_does_not_keep_what_it_confirmed_is_found(quiet: Quiet) -> None:
+    def forget(effect: Effect) -> Any:
+        return Created.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented
+
+    with pytest.raises(CorruptCheckpointError, match="reads back as nothing"):
+        quiet.run(claim(JOB, submission="s1", patience=PATIENCE), forget)

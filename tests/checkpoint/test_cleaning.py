@@ -1,0 +1,126 @@
+"""Manifests as files, and which files are deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.quiet import Answer, Quiet, manifest
+from tests.checkpoint.world import JOB
+from tidegate.checkpoint import effects
+from tidegate.checkpoint.effects import Effect
+from tidegate.checkpoint.journal import (
+    encode_entry,
+    entry_path,
+)
+from tidegate.checkpoint.manifest import manifest_path
+from tidegate.checkpoint.procedures import (
+    Cleaning,
+    delete_unneeded,
+    load_manifest,
+)
+from tidegate.errors import (
+    CorruptCheckpointError,
+)
+from tidegate.ids import CheckpointId
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+def test_a_manifest_must_be_the_recorded_file(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    ref = journal.state.recent[-1]
+    assert quiet.run(load_manifest(ref)) == manifest(journal, 1)
+    objects, path = quiet.world.store.objects, manifest_path(JOB, ref.checkpoint)
+    whole = objects[path]
+    quiet.publish(journal, 2)
+    for data, why in (
+        (whole[:-30], "torn or was edited"),
+        (objects[manifest_path(JOB, CheckpointId(journal.attempt, 2))], "not the file that"),
+        (None, "is missing"),
+    ):
+        objects.pop(path)
+        if data is not None:
+            objects[path] = data
+        with pytest.raises(CorruptCheckpointError, match=rf"{path} .*{why}.*--restore ID"):
+            quiet.run(load_manifest(ref))
+        objects[path] = whole
+
+
+def put(quiet: Quiet, *paths: str) -> None:
+    for path in paths:
+        quiet.world.store.objects[f"job/{path}"] = b""
+
+
+def present(quiet: Quiet) -> list[str]:
+    return sorted(p for p in quiet.world.store.objects if "/files/" in p or "/manifests/" in p)
+
+
+def with_files(quiet: Quiet) -> Answer:
+    def answer(effect: Effect) -> Any:
+        objects = quiet.world.store.objects
+        if isinstance(effect, effects.ListObjects):
+            return sorted(path for path in objects if path.startswith(effect.prefix + "/"))
+        if isinstance(effect, effects.DeleteObject):
+            objects.pop(effect.path, None)
+            return None
+        return NotImplemented
+
+    return answer
+
+
+def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/v/0/total/a", "files/1/v/0/total/b", "files/1/v/0/total/orphan")
+    quiet.publish(older, 1, files=("files/1/v/0/total/a",))
+    quiet.publish(older, 2, files=("files/1/v/0/total/a", "files/1/v/0/total/b"))
+    journal = quiet.claim()
+    cleaning, answer = Cleaning(), with_files(quiet)
+
+    def clean() -> tuple[str, ...]:
+        return quiet.run(delete_unneeded(journal, cleaning, retained=2), answer)
+
+    assert clean() == (), "nothing before a publication of its own"
+    put(quiet, "files/2/zombie", "files/4/v/0/total/c", "files/9/newer", "files/strange")
+    assert journal.attempt == 4
+    quiet.publish(journal, 1, files=("files/1/v/0/total/b", "files/4/v/0/total/c"))
+    assert clean() == (
+        "job/files/1/v/0/total/orphan",
+        "job/files/2/zombie",
+        "job/manifests/1-1.json",
+    )
+    put(quiet, "files/4/v/0/total/just-uploaded")
+    quiet.publish(journal, 2, files=("files/4/v/0/total/c",))
+    assert clean() == ("job/files/1/v/0/total/a", "job/manifests/1-2.json")
+    quiet.publish(journal, 3, files=())
+    assert clean() == ("job/files/1/v/0/total/b", "job/manifests/4-1.json")
+    assert clean() == ()
+    assert present(quiet) == [
+        "job/files/4/v/0/total/c",
+        "job/files/4/v/0/total/just-uploaded",
+        "job/files/9/newer",
+        "job/files/strange",
+        "job/manifests/4-2.json",
+        "job/manifests/4-3.json",
+    ]
+
+
+def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/a", "files/1/orphan")
+    quiet.publish(older, 1, files=("files/1/a",))
+    quiet.world.store.objects["job/manifests/1-1.json"] = b"torn"
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == ()
+
+
+def test_an_entry_file_is_what_the_store_holds(quiet: Quiet) -> None:
+    quiet.claim()
+    (entry,) = quiet.entries()
+    assert quiet.world.store.objects[entry_path(JOB, 1)] == encode_entry(entry)

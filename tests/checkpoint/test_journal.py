@@ -1,0 +1,301 @@
+"""Journal entries: their files, what they add up to, and what can not follow what."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.checkpoint.examples import txn
+from tidegate.checkpoint.envelope import seal
+from tidegate.checkpoint.journal import (
+    Accepted,
+    AnyEntry,
+    Claim,
+    Closed,
+    Lost,
+    Publication,
+    Settled,
+    decode_entry,
+    encode_entry,
+    entry_number,
+    entry_path,
+    hint_path,
+)
+from tidegate.checkpoint.journal_state import (
+    RECENT_MAX,
+    JournalState,
+    decode_hint,
+    encode_hint,
+)
+from tidegate.errors import CorruptCheckpointError, InternalError
+from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
+from tidegate.protocol.snapshots import PreparedTransaction
+
+JOB = JobName("job")
+
+
+class Book:
+    """Writes entries that follow each other."""
+
+    def __init__(self) -> None:
+        self.state = JournalState()
+        self.entries: list[AnyEntry] = []
+
+    def header(self) -> dict[str, Any]:
+        number = self.state.number + 1
+        return {
+            "number": JournalNumber(number),
+            "nonce": f"n{number}",
+            "previous": self.state.nonce,
+            "journal": self.state.name or "abc123",
+            "created_ms": 1,
+        }
+
+    def add(self, entry: AnyEntry) -> JournalState:
+        self.state = self.state.after(entry)
+        self.entries.append(entry)
+        return self.state
+
+    def claim(self, submission: str = "s1", **more: Any) -> JournalState:
+        return self.add(Claim(**self.header(), submission=submission, restore="latest", **more))
+
+    def publication(self, counter: int, *named: PreparedTransaction, **changes: Any) -> Publication:
+        attempt = changes.pop("attempt", self.state.attempt)
+        return Publication(
+            **self.header(),
+            attempt=attempt,
+            checkpoint=changes.pop("checkpoint", CheckpointId(attempt, counter)),
+            submission="s1",
+            manifest=f"job/manifests/{attempt}-{counter}.json",
+            sha256="0",
+            transactions=named,
+            final=changes.pop("final", False),
+        )
+
+    def settled(self, **changes: Any) -> Settled:
+        assert self.state.publication is not None
+        fields = {"attempt": self.state.attempt, "publication": self.state.publication.number}
+        return Settled(**self.header(), **{**fields, **changes})
+
+    def lost(self, *transactions: PreparedTransaction) -> Lost:
+        assert self.state.publication is not None
+        return Lost(
+            **self.header(),
+            attempt=self.state.attempt,
+            publication=self.state.publication.number,
+            transactions=transactions,
+            statement="gone",
+        )
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+# --- the fold -----------------------------------------------------------------------------------
+
+
+def test_a_claim_is_the_attempt_and_names_the_journal(book: Book) -> None:
+    assert book.claim().attempt == 1
+    state = book.claim("s2", took_over=True)
+    assert (state.attempt, state.name, state.submission) == (2, "abc123", "s2")
+    assert state.took_over
+    assert book.claim("s3").took_over
+
+
+def test_a_publication_names_until_it_is_settled(book: Book) -> None:
+    book.claim()
+    state = book.add(book.publication(1, txn(1), txn(2)))
+    assert state.named == (txn(1), txn(2))
+    assert book.claim().named == (txn(1), txn(2)), "a claim settles nothing"
+    state = book.add(book.settled())
+    assert state.settled
+    assert state.named == ()
+    state = book.add(book.publication(1, txn(3)))
+    assert not state.settled
+    assert state.named == (txn(3),)
+
+
+def test_a_loss_is_named_until_it_is_accepted(book: Book) -> None:
+    book.claim()
+    book.add(book.publication(1, txn(1), txn(2)))
+    state = book.add(book.lost(txn(2)))
+    assert state.lost is not None
+    assert state.named == (txn(1), txn(2))
+    state = book.add(Accepted(**book.header(), lost=state.number, submission="s2"))
+    assert state.accepted
+    assert state.named == ()
+    book.claim("s2")
+    state = book.add(book.publication(1))
+    assert state.lost is None
+    assert not state.accepted
+
+
+def test_only_a_claim_follows_a_close(book: Book) -> None:
+    book.claim()
+    book.add(Closed(**book.header(), attempt=Attempt(1), outcome="finished"))
+    with pytest.raises(CorruptCheckpointError, match="follows the closing"):
+        book.add(book.publication(1))
+    assert book.claim("s2").closed is None
+
+
+def test_the_last_publications_are_remembered(book: Book) -> None:
+    book.claim()
+    for counter in range(1, RECENT_MAX + 3):
+        book.add(book.publication(counter))
+    recent = [ref.checkpoint.counter for ref in book.state.recent]
+    assert recent == list(range(3, RECENT_MAX + 3))
+
+
+def refused(book: Book, entry: AnyEntry, why: str) -> None:
+    before = book.state
+    kind = type(entry).__name__.lower()
+    with pytest.raises(CorruptCheckpointError, match=rf"entry {entry.number} \({kind}\).*{why}"):
+        book.add(entry)
+    assert book.state == before
+
+
+def test_a_publication_of_an_attempt_after_a_newer_claim_is_refused(book: Book) -> None:
+    book.claim()
+    book.claim()
+    old = book.publication(1, attempt=Attempt(1))
+    refused(book, old, "of attempt 1, but the newest claim is 2")
+
+
+def test_numbers_have_no_gap(book: Book) -> None:
+    book.claim()
+    later = msgspec.structs.replace(book.publication(1), number=JournalNumber(3))
+    refused(book, later, "stands where number 2 belongs")
+
+
+def test_an_entry_that_was_exchanged_is_found_by_the_next(book: Book) -> None:
+    book.claim()
+    other = msgspec.structs.replace(book.publication(1), previous="another nonce")
+    refused(book, other, "does not follow the entry before it")
+
+
+def test_entries_of_another_journal_are_refused(book: Book) -> None:
+    book.claim()
+    other = msgspec.structs.replace(book.publication(1), journal="xyz")
+    refused(book, other, "of another journal")
+
+
+def test_checkpoints_only_grow(book: Book) -> None:
+    book.claim()
+    book.add(book.publication(2))
+    refused(book, book.publication(2), "checkpoint 1-2 follows 1-2")
+    refused(book, book.publication(1), "checkpoint 1-1 follows 1-2")
+    foreign = book.publication(3, checkpoint=CheckpointId(Attempt(9), 3))
+    refused(book, foreign, "9-3 is not its checkpoint")
+
+
+def test_settled_and_lost_are_about_the_last_publication(book: Book) -> None:
+    book.claim()
+    book.add(book.publication(1, txn(1)))
+    book.add(book.publication(2, txn(1)))
+    refused(book, book.settled(publication=JournalNumber(2)), "about entry 2, not 3")
+    refused(book, book.settled(attempt=Attempt(0)), "of attempt 0")
+    book.add(book.settled())
+    refused(book, book.settled(), "decided before")
+    refused(book, book.lost(txn(1)), "decided before")
+
+
+def test_nothing_is_published_after_a_loss_that_is_not_accepted(book: Book) -> None:
+    book.claim()
+    book.add(book.publication(1, txn(1)))
+    book.add(book.lost(txn(1)))
+    refused(book, book.publication(2), "follows a loss")
+
+
+def test_only_the_last_loss_can_be_accepted(book: Book) -> None:
+    book.claim()
+    book.add(book.publication(1, txn(1)))
+    refused(
+        book, Accepted(**book.header(), lost=JournalNumber(2), submission="s"), "not the last loss"
+    )
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def full_book() -> Book:
+    book = Book()
+    book.claim()
+    book.add(book.publication(1, txn(1), txn(2)))
+    book.add(book.settled())
+    book.add(book.publication(2, txn(3), final=True))
+    lost = book.add(book.lost(txn(3)))
+    book.add(Accepted(**book.header(), lost=lost.number, submission="s2"))
+    book.add(Closed(**book.header(), attempt=Attempt(1), outcome="failed"))
+    return book
+
+
+@pytest.mark.parametrize("entry", full_book().entries, ids=lambda entry: type(entry).__name__)
+def test_an_entry_is_read_back_from_its_file(entry: AnyEntry) -> None:
+    path = entry_path(JOB, entry.number)
+    assert decode_entry(encode_entry(entry), path) == entry
+    assert encode_entry(entry) == encode_entry(decode_entry(encode_entry(entry), path))
+    assert entry_number(path) == entry.number
+
+
+def test_the_hint_holds_the_whole_state() -> None:
+    state = full_book().state
+    assert decode_hint(encode_hint(state), "hint") == state
+
+
+def test_entries_sort_by_their_number() -> None:
+    assert entry_path(JOB, 7) == "job/journal/00000000000000000007.json"
+    assert entry_number(hint_path(JOB)) is None
+    with pytest.raises(InternalError):
+        entry_path(JOB, 0)
+
+
+def test_any_single_damage_is_found() -> None:
+    entry = full_book().entries[1]
+    data = encode_entry(entry)
+    for cut in range(len(data) - 1):
+        with pytest.raises(CorruptCheckpointError, match=r"journal entry p is torn"):
+            decode_entry(data[:cut], "p")
+    for position in range(0, len(data) - 1, 7):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        try:
+            found = decode_entry(bytes(damaged), "p")
+        except CorruptCheckpointError:
+            continue
+        assert found == entry, "damage outside the content may go unseen, in it never"
+
+
+@pytest.mark.parametrize("kind", ["retracted", "something"])
+def test_an_entry_of_an_unknown_kind_was_written_by_a_newer_version(kind: str) -> None:
+    class Unknown(msgspec.Struct):
+        kind: str
+        number: int = 4
+
+    with pytest.raises(CorruptCheckpointError, match=f"newer version of tidegate.*{kind}"):
+        decode_entry(seal(Unknown(kind=kind)), "p")
+
+
+def test_a_file_of_a_newer_format_says_so() -> None:
+    newer = json.dumps({"version": 2, "sha256": "", "body": {}}).encode()
+    with pytest.raises(CorruptCheckpointError, match=r"newer version of tidegate.*version 2"):
+        decode_entry(newer, "p")
+
+
+def test_an_entry_with_missing_fields_names_the_file_and_the_remedy() -> None:
+    class Half(msgspec.Struct):
+        kind: str = "claim"
+
+    with pytest.raises(CorruptCheckpointError, match=r"entry p does not read.*nothing is skipped"):
+        decode_entry(seal(Half()), "p")
+
+
+def test_unknown_fields_of_a_later_version_are_passed_over() -> None:
+    entry = full_book().entries[0]
+    body = {**json.loads(msgspec.json.encode(entry)), "added_later": 1}
+    raw = msgspec.json.encode(body)
+    assert msgspec.json.decode(raw, type=AnyEntry) == entry

@@ -1,0 +1,354 @@
+"""Publishing, ending, settling, recovering and closing in a quiet world, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.checkpoint.masters import Tasks
+from tests.checkpoint.quiet import Quiet, manifest
+from tests.checkpoint.world import JOB, PATIENCE
+from tidegate.checkpoint import effects
+from tidegate.checkpoint.effects import Effect
+from tidegate.checkpoint.journal import (
+    HINT_INTERVAL,
+    hint_path,
+)
+from tidegate.checkpoint.procedures import (
+    OwnJournal,
+    commit,
+    publish,
+    settle,
+    sweep,
+)
+from tidegate.errors import (
+    DataLossError,
+    DeposedError,
+    KafkaError,
+    KafkaUnavailableError,
+    StorageError,
+    TransactionError,
+)
+from tidegate.ports.kafka import EndOutcome, TransactionState
+from tidegate.protocol.snapshots import (
+    PreparedTransaction,
+)
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+# --- publish, commit, settle --------------------------------------------------------------------
+
+
+def test_a_checkpoint_from_publication_to_settled(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0, 1)
+    published = quiet.publish(journal, 1, *named)
+    assert published.named == named == journal.unended
+    assert published.freed == ()
+    assert not quiet.world.output
+    assert quiet.commit(journal) == named
+    assert quiet.world.output == {0: 1, 1: 1}
+    assert quiet.kinds() == ["Claim", "Publication", "Settled"]
+    assert quiet.commit(journal) == (), "nothing is left to do"
+
+
+def test_a_publication_names_what_is_not_ended_and_frees_what_is(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    first = quiet.prepared(journal, 0)
+    second = quiet.prepared(journal, 1)
+    quiet.publish(journal, 1, *first)
+    published = quiet.publish(journal, 2, *second)
+    assert published.named == (*first, *second), "also what no acknowledgement holds any more"
+    result = quiet.run(commit(journal, patience=PATIENCE))
+    journal.ended.update(result.ended)
+    published = quiet.publish(journal, 3, *first, *second)
+    assert published.named == ()
+    assert set(published.freed) == {*first, *second}
+    assert journal.ended == {*first, *second}, "subtasks have not shown that they know"
+    quiet.publish(journal, 4)
+    assert journal.ended == set()
+
+
+def test_the_oldest_is_ended_first_and_all_are_seen_complete(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = (*quiet.prepared(journal, 0), *quiet.prepared(journal, 1))
+    quiet.publish(journal, 1, *named)
+    quiet.asked.clear()
+    committing = [TransactionState.PREPARE_COMMIT] * 3
+
+    def slowly(effect: Effect) -> Any:
+        if isinstance(effect, effects.Describe) and committing:
+            found = quiet.world.describe(effect.transactional_id)
+            assert found is not None
+            return msgspec.structs.replace(found, state=committing.pop())
+        return NotImplemented
+
+    result = quiet.run(commit(journal, patience=PATIENCE), slowly)
+    assert result.ended == named
+    sent = [e.transaction for e in quiet.asked if isinstance(e, effects.EndTransaction)]
+    assert sent == list(named), "what is committing is not ended again"
+    described = [e for e in quiet.asked if isinstance(e, effects.Describe)]
+    assert len(described) == 5
+
+
+def test_an_end_that_was_only_answered_is_not_ended(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0)
+    quiet.publish(journal, 1, *named)
+    answers = [EndOutcome.ACCEPTED, EndOutcome.RETRY, EndOutcome.REFUSED]
+
+    def without_effect(effect: Effect) -> Any:
+        if isinstance(effect, effects.EndTransaction) and answers:
+            return answers.pop()
+        return NotImplemented
+
+    result = quiet.run(commit(journal, patience=PATIENCE), without_effect)
+    assert result.ended == named
+    assert quiet.world.output == {0: 1}
+
+
+def test_ending_gives_up_with_what_stood_in_the_way(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1, *quiet.prepared(journal, 0))
+
+    def forbidden(effect: Effect) -> Any:
+        if isinstance(effect, effects.EndTransaction):
+            return EndOutcome.NOT_AUTHORISED
+        return NotImplemented
+
+    def away(effect: Effect) -> Any:
+        if isinstance(effect, effects.EndTransaction | effects.Describe):
+            raise KafkaUnavailableError("no coordinator")
+        return NotImplemented
+
+    def useless(effect: Effect) -> Any:
+        return EndOutcome.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
+
+    with pytest.raises(KafkaError, match="does not authorise ending transaction"):
+        quiet.run(commit(journal, patience=PATIENCE), forbidden)
+    with pytest.raises(KafkaUnavailableError, match="no coordinator"):
+        quiet.run(commit(journal, patience=PATIENCE), away)
+    with pytest.raises(KafkaUnavailableError, match="1 published transactions were not completed"):
+        quiet.run(commit(journal, patience=PATIENCE), useless)
+    assert quiet.kinds() == ["Claim", "Publication"], "nothing was said lost"
+
+
+def test_a_prepared_transaction_that_is_gone_is_not_published(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0, 1)
+    quiet.world.init(named[1].transactional_id)
+    with pytest.raises(TransactionError, match=r"is not open any more.*Nothing is lost"):
+        quiet.publish(journal, 1, *named)
+    assert quiet.kinds() == ["Claim"]
+
+
+def test_kafka_away_before_a_publication_only_fails_the_checkpoint(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0)
+
+    def away(effect: Effect) -> Any:
+        if isinstance(effect, effects.Describe):
+            raise KafkaUnavailableError("away")
+        return NotImplemented
+
+    with pytest.raises(KafkaUnavailableError):
+        quiet.run(publish(journal, manifest(journal, 1, named), named, checking=PATIENCE), away)
+    assert quiet.publish(journal, 2, *named).named == named
+
+
+def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
+    older = quiet.claim()
+    named = quiet.prepared(older, 0)
+    quiet.publish(older, 1, *named)
+    result = quiet.run(commit(older, patience=PATIENCE))
+    quiet.claim()
+    with pytest.raises(DeposedError, match="attempt 3 has claimed the job"):
+        quiet.publish(older, 2)
+    with pytest.raises(DeposedError, match="attempt 1 of job 'job' was deposed"):
+        quiet.run(settle(older, result))
+    with pytest.raises(DeposedError):
+        quiet.close(older)
+
+
+def test_a_hint_that_can_not_be_written_fails_nothing_and_is_written_later(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    for counter in range(1, HINT_INTERVAL - 1):
+        quiet.publish(journal, counter)
+
+    def no_hint(effect: Effect) -> Any:
+        if isinstance(effect, effects.WriteObject) and effect.path == hint_path(JOB):
+            raise StorageError("full")
+        return NotImplemented
+
+    last = manifest(journal, HINT_INTERVAL - 1)
+    assert quiet.run(publish(journal, last, ()), no_hint).number == HINT_INTERVAL
+    assert hint_path(JOB) not in quiet.world.store.objects
+    quiet.publish(journal, HINT_INTERVAL)
+    assert hint_path(JOB) in quiet.world.store.objects
+
+
+# --- recovery -----------------------------------------------------------------------------------
+
+
+def test_recovery_ends_what_is_named_writes_it_down_and_only_then_fences(quiet: Quiet) -> None:
+    older = quiet.claim()
+    named = quiet.prepared(older, 0, 1)
+    quiet.publish(older, 1, *named)
+    tasks = Tasks(quiet.world, older.attempt, older.name, 2)
+    tasks.taken = {txn.transactional_id for txn in named}
+    tasks.write_one()
+    unnamed = next(iter(tasks.open.values()))[0]
+    newer = quiet.claim()
+    quiet.asked.clear()
+    recovered = quiet.recover(newer)
+    assert recovered.ended == named
+    assert set(recovered.fenced) == {unnamed, *(txn.transactional_id for txn in named)}
+    assert quiet.world.output == {0: 1, 1: 1}
+    kinds = [type(effect).__name__ for effect in quiet.asked]
+    assert kinds.index("EndTransaction") < kinds.index("CreateEntry") < kinds.index("Fence")
+    assert kinds[:2] == ["Describe", "Describe"], "everything is read before anything is done"
+    assert not quiet.world.write(unnamed, 0, 3), "the zombie is fenced"
+
+
+def test_recovery_of_a_settled_publication_asks_nothing_of_it(quiet: Quiet) -> None:
+    older = quiet.claim()
+    quiet.publish(older, 1, *quiet.prepared(older, 0))
+    quiet.commit(older)
+    quiet.world.broker.clear()
+    newer = quiet.claim()
+    assert quiet.recover(newer).ended == ()
+    assert quiet.kinds() == ["Claim", "Publication", "Settled", "Claim"]
+
+
+def test_recovery_waits_while_the_broker_can_not_be_asked(quiet: Quiet) -> None:
+    older = quiet.claim()
+    named = quiet.prepared(older, 0, 1)
+    quiet.publish(older, 1, *named)
+    newer = quiet.claim()
+    away = [True] * 4
+
+    def answer(effect: Effect) -> Any:
+        kafka = effects.Describe | effects.ListTransactions | effects.Fence
+        if isinstance(effect, kafka) and away:
+            away.pop()
+            raise KafkaUnavailableError("away")
+        return NotImplemented
+
+    assert quiet.recover(newer, answer).ended == named
+
+
+def lose_one(quiet: Quiet) -> tuple[OwnJournal, tuple[PreparedTransaction, ...]]:
+    older = quiet.claim()
+    named = quiet.prepared(older, 0, 1)
+    quiet.publish(older, 1, *named)
+    quiet.world.init(named[0].transactional_id)
+    return quiet.claim(), named
+
+
+def test_a_loss_is_stated_when_the_others_are_ended(quiet: Quiet) -> None:
+    newer, named = lose_one(quiet)
+    with pytest.raises(DataLossError) as caught:
+        quiet.recover(newer)
+    assert quiet.world.output == {1: 1}
+    assert quiet.kinds() == ["Claim", "Publication", "Claim", "Lost"]
+    for part in ("checkpoint 1-1", named[0].transactional_id, "of sink totals", "--accept-loss"):
+        assert part in str(caught.value)
+    assert named[1].transactional_id not in str(caught.value)
+
+
+def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
+    newer, named = lose_one(quiet)
+    with pytest.raises(DataLossError) as caught:
+        quiet.recover(newer)
+    with pytest.raises(DataLossError, match=r"has lost output: checkpoint 1-1"):
+        quiet.claim("s2")
+    with pytest.raises(DataLossError):
+        quiet.claim("s1", accept_loss=True)
+    assert len(quiet.entries()) == 4
+    accepted = quiet.claim("s2", accept_loss=True)
+    assert quiet.kinds()[4:] == ["Accepted", "Claim"]
+    recovered = quiet.recover(accepted)
+    assert recovered.ended == ()
+    assert {txn.transactional_id for txn in named} <= set(recovered.fenced)
+    assert accepted.restore_point("latest") == accepted.state.recent[-1]
+    assert str(caught.value)
+
+
+def test_accepting_a_loss_once_accepts_no_later_one(quiet: Quiet) -> None:
+    newer, _ = lose_one(quiet)
+    with pytest.raises(DataLossError):
+        quiet.recover(newer)
+    journal = quiet.claim("s2", accept_loss=True)
+    quiet.recover(journal)
+    named = quiet.prepared(journal, 2)
+    quiet.publish(journal, 1, *named)
+    quiet.world.init(named[0].transactional_id)
+    with pytest.raises(DataLossError):
+        quiet.commit(journal)
+    with pytest.raises(DataLossError):
+        quiet.claim("s2", accept_loss=True)
+
+
+def test_a_loss_while_the_attempt_runs_ends_what_was_published_since(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    first, second = quiet.prepared(journal, 0), quiet.prepared(journal, 1)
+    quiet.publish(journal, 1, *first)
+    quiet.world.init(first[0].transactional_id)
+    result = quiet.run(commit(journal, patience=PATIENCE))
+    assert result.lost == first
+    quiet.publish(journal, 2, *second)
+    with pytest.raises(DataLossError, match="checkpoint 1-2"):
+        quiet.run(settle(journal, result, ending=PATIENCE, storing=PATIENCE))
+    assert quiet.world.output == {1: 1}
+
+
+def test_a_final_publication_leaves_only_the_close(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0)
+    quiet.publish(journal, 1, *named, final=True)
+    successor = quiet.claim()
+    assert successor.finished
+    quiet.recover(successor)
+    quiet.close(successor)
+    assert quiet.world.output == {0: 1}
+    new = quiet.claim("s2")
+    assert not new.finished, "a new submit goes on from there"
+    assert not quiet.claim("s2").finished, "and so does its restart"
+
+
+def test_a_close_settles_fences_its_own_ids_too_and_ends_the_journal(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0)
+    quiet.publish(journal, 1, *named)
+    open_ = quiet.prepared(journal, 1)
+    quiet.close(journal)
+    assert quiet.world.output == {0: 1}
+    assert quiet.world.broker[open_[0].transactional_id].state is TransactionState.EMPTY
+    assert quiet.kinds() == ["Claim", "Publication", "Settled", "Closed"]
+
+
+def test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else(quiet: Quiet) -> None:
+    older = quiet.claim()
+    newer = quiet.claim()
+    quiet.recover(newer)
+    zombie, own = quiet.prepared(older, 0), quiet.prepared(newer, 1)
+    assert quiet.run(sweep(newer, patience=PATIENCE)) == (zombie[0].transactional_id,)
+    assert quiet.run(sweep(newer, patience=PATIENCE)) == ()
+    assert quiet.run(sweep(older, patience=PATIENCE)) == ()
+    assert quiet.world.broker[own[0].transactional_id].state is TransactionState.ONGOING
+
+
+def test_ids_of_attempts_that_were_swept_are_left_to_expire(quiet: Quiet) -> None:
+    first = quiet.claim()
+    quiet.prepared(first, 0)
+    second = quiet.claim()
+    assert len(quiet.recover(second).fenced) == 1
+    quiet.publish(second, 1)
+    third = quiet.claim()
+    assert quiet.recover(third).fenced == ()
