@@ -1,0 +1,255 @@
+"""Restore at any parallelism: nothing lost, nothing doubled; and what is refused, with its
+remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
+from tidegate.checkpoint.restore import (
+    PartitionFacts,
+    ordinal_of_split,
+    restore,
+    spread,
+)
+from tidegate.errors import CorruptCheckpointError, InternalError, RefusedError
+from tidegate.graph.key_groups import key_group_range
+from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
+from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, StateFile, SubtaskSnapshot
+
+ORDERS, TOTAL = Uid("orders"), Uid("total")
+
+
+def plan(parallelism: int = 2, max_parallelism: int = 128, **changes: Any) -> PlanFacts:
+    return msgspec.structs.replace(
+        PlanFacts(
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "int"}),),
+            sources=(SourceFacts(uid=ORDERS, topic="orders"),),
+        ),
+        **changes,
+    )
+
+
+def checkpoint(facts: PlanFacts, partitions: int = 3, **split: Any) -> Manifest:
+    """What a run of that plan would have written: a snapshot per subtask, splits dealt out."""
+    splits = spread(
+        [
+            SourceSplit(source=ORDERS, topic="orders", partition=p, offset=100 + p, **split)
+            for p in range(partitions)
+        ],
+        facts.parallelism,
+    )
+    parts = []
+    for index in range(facts.parallelism):
+        groups = key_group_range(SubtaskIndex(index), facts.parallelism, facts.max_parallelism)
+        file = StateFile(name="a", path=f"files/1/{index}/a", size=1, sha256="")
+        keyed = KeyedSnapshot(
+            uid=TOTAL,
+            backend="memory",
+            first_key_group=groups[0],
+            last_key_group=groups[-1],
+            files=(file,),
+            schemas={},
+        )
+        part = SubtaskSnapshot(
+            vertex=VertexId("v"), index=SubtaskIndex(index), keyed=(keyed,), splits=splits[index]
+        )
+        parts.append(part)
+    return Manifest(
+        job=JobName("job"),
+        checkpoint=CheckpointId(Attempt(1), 1),
+        submission="s1",
+        created_ms=0,
+        final=False,
+        kafka_cluster="c",
+        fingerprint="f",
+        plan=facts,
+        subtasks=tuple(parts),
+    )
+
+
+def now(partitions: int = 3, *, source: Uid = ORDERS, **changes: Any) -> list[PartitionFacts]:
+    return [
+        PartitionFacts(
+            source=source,
+            topic="orders",
+            partition=p,
+            start=changes.get("start", 5),
+            earliest=changes.get("earliest", 2),
+            end=changes.get("end"),
+        )
+        for p in range(partitions)
+    ]
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(40, 200), st.integers(1, 20))
+def test_every_key_group_and_every_split_has_exactly_one_owner(
+    old: int, new: int, groups: int, partitions: int
+) -> None:
+    manifest = checkpoint(plan(old, groups), partitions)
+    restoration = restore(manifest, plan(new, groups), now(partitions), submission="s1")
+    covered: list[int] = []
+    for ordinal, keyed in enumerate(restoration.keyed):
+        mine = key_group_range(SubtaskIndex(ordinal), new, groups)
+        theirs = [
+            range(max(part.first_key_group, mine.start), min(part.last_key_group + 1, mine.stop))
+            for part in keyed[TOTAL]
+        ]
+        assert all(theirs), "no snapshot is fetched for nothing"
+        covered += [group for part in theirs for group in part]
+    assert sorted(covered) == list(range(groups))
+    splits = [split for part in restoration.splits for split in part]
+    assert sorted((s.partition, s.offset) for s in splits) == [
+        (p, 100 + p) for p in range(partitions)
+    ]
+    assert len(restoration.splits) == len(restoration.keyed) == new
+
+
+def test_the_spread_is_the_same_everywhere_and_even() -> None:
+    assert [ordinal_of_split("orders", p, 4) for p in range(5)] == [2, 3, 0, 1, 2]
+    assert [ordinal_of_split("clicks", p, 4) for p in range(2)] == [1, 2]
+
+
+def test_a_start_from_nothing_begins_where_the_sources_say() -> None:
+    restoration = restore(None, plan(), now())
+    assert restoration.keyed == ({}, {})
+    assert {split.offset for part in restoration.splits for split in part} == {5}
+    assert restoration.new_partitions == ()
+
+
+def test_a_new_partition_begins_at_its_earliest_offset() -> None:
+    restoration = restore(checkpoint(plan()), plan(), now(4))
+    offsets = {s.partition: s.offset for part in restoration.splits for s in part}
+    assert offsets == {0: 100, 1: 101, 2: 102, 3: 2}
+    assert [found.partition for found in restoration.new_partitions] == [3]
+
+
+def test_a_new_source_begins_where_it_says() -> None:
+    clicks = Uid("clicks")
+    facts = plan(
+        sources=(SourceFacts(uid=ORDERS, topic="orders"), SourceFacts(uid=clicks, topic="orders"))
+    )
+    restoration = restore(checkpoint(plan()), facts, [*now(), *now(1, source=clicks)])
+    offsets = {(s.source, s.partition): s.offset for part in restoration.splits for s in part}
+    assert offsets[clicks, 0] == 5
+
+
+def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
+    manifest = checkpoint(plan(), end_offset=150)
+
+    def ends(submission: str, end: int | None) -> set[int | None]:
+        restoration = restore(manifest, plan(), now(end=end), submission=submission)
+        return {split.end_offset for part in restoration.splits for split in part}
+
+    assert ends("s1", 900) == {150}
+    assert ends("s2", 900) == {900}
+    assert ends("s2", None) == {None}
+
+
+def test_a_new_step_begins_empty() -> None:
+    facts = plan(steps=(*plan().steps, StepFacts(uid=Uid("added"), key_type="int")))
+    assert list(restore(checkpoint(plan()), facts, now()).keyed[0]) == [TOTAL]
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def refusal(facts: PlanFacts, partitions: list[PartitionFacts] | None = None, **more: Any) -> str:
+    with pytest.raises(RefusedError) as caught:
+        restore(checkpoint(plan()), facts, now() if partitions is None else partitions, **more)
+    return str(caught.value)
+
+
+def test_another_number_of_key_groups_is_refused() -> None:
+    said = refusal(plan(max_parallelism=256))
+    assert "max_parallelism is 256" in said
+    assert "Set job.max_parallelism to 128" in said
+
+
+def test_without_keyed_state_the_number_of_key_groups_may_change() -> None:
+    stateless = plan(steps=())
+    manifest = msgspec.structs.replace(
+        checkpoint(plan()), plan=stateless, subtasks=checkpoint(stateless).subtasks
+    )
+    restore(manifest, plan(steps=(), max_parallelism=256), now())
+
+
+def test_state_without_a_step_is_refused_unless_allowed() -> None:
+    renamed = plan(steps=(StepFacts(uid=Uid("sum"), key_type="str"),))
+    said = refusal(renamed)
+    assert "state of a step 'total'" in said
+    assert "its keyed steps are: sum" in said
+    assert "--restore none" in said
+    dropped = restore(checkpoint(plan()), renamed, now(), allow_dropped_state=True)
+    assert dropped.keyed == ({}, {})
+
+
+def test_another_key_type_is_refused() -> None:
+    said = refusal(plan(steps=(StepFacts(uid=TOTAL, key_type="int"),)))
+    assert "is keyed by int, but its state was written with keys of type str" in said
+
+
+def test_a_schema_that_does_not_fit_is_refused_by_the_callers_rule() -> None:
+    changed = plan(steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "string"}),))
+
+    def conflict(old: str, new: str) -> str | None:
+        return None if old == new else f"field x: {old} is no {new}"
+
+    assert "state 'total'" in refusal(changed, schema_conflict=conflict)
+    restore(checkpoint(plan()), plan(), now(), schema_conflict=conflict)
+    added = plan(
+        steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "int", "new": "string"}),)
+    )
+    restore(checkpoint(plan()), added, now(), schema_conflict=conflict)
+
+
+def test_a_source_that_reads_another_topic_is_refused() -> None:
+    said = refusal(plan(sources=(SourceFacts(uid=ORDERS, topic="orders-2"),)))
+    assert "reads topic 'orders-2', but the checkpoint has its position in topic 'orders'" in said
+
+
+def test_a_source_that_is_gone_is_refused_unless_allowed() -> None:
+    gone = plan(sources=())
+    assert "the position of a source 'orders'" in refusal(gone, [])
+    assert restore(checkpoint(plan()), gone, [], allow_dropped_state=True).splits == ((), ())
+
+
+def test_a_partition_that_is_gone_is_refused() -> None:
+    said = refusal(plan(), now(2))
+    assert "read partition 2 of topic 'orders' up to offset 102" in said
+
+
+def test_records_that_retention_has_deleted_are_refused() -> None:
+    said = refusal(plan(), now(earliest=101))
+    assert "partition 0 was read up to offset 100, but Kafka has deleted everything" in said
+
+
+def test_state_that_does_not_cover_all_keys_is_corrupt() -> None:
+    manifest = checkpoint(plan(3))
+    for subtasks in (manifest.subtasks[:2], manifest.subtasks[1:], manifest.subtasks[::2]):
+        broken = msgspec.structs.replace(manifest, subtasks=subtasks)
+        partitions = [found for found in now() if found.partition in _partitions(broken)]
+        with pytest.raises(CorruptCheckpointError, match="does not cover its 128 key groups"):
+            restore(broken, plan(), partitions)
+    twice = msgspec.structs.replace(
+        manifest, subtasks=(*manifest.subtasks, checkpoint(plan(1), 0).subtasks[0])
+    )
+    with pytest.raises(CorruptCheckpointError, match="once each"):
+        restore(twice, plan(), now())
+
+
+def _partitions(manifest: Manifest) -> set[int]:
+    return {split.partition for split in manifest.splits}
+
+
+def test_a_symbolic_offset_is_a_bug() -> None:
+    with pytest.raises(InternalError, match="was not resolved"):
+        restore(None, plan(), now(start=-2))

@@ -1,0 +1,48 @@
+"""How long transactions must be allowed to stay open, and the broker's say in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.checkpoint.timeouts import check_against_broker, required_transaction_timeout_ms
+from tidegate.config import CheckpointSettings
+from tidegate.errors import RefusedError
+
+STOCK_BROKER_MAX_MS = 900_000  # transaction.max.timeout.ms of Apache Kafka as shipped
+MINUTE_MS = 60_000
+
+
+def test_the_default_job_fits_a_stock_broker() -> None:
+    required = required_transaction_timeout_ms(CheckpointSettings())
+    assert required == 11 * MINUTE_MS
+    assert check_against_broker(CheckpointSettings(), STOCK_BROKER_MAX_MS) == required
+
+
+def test_each_setting_counts_as_the_formula_says() -> None:
+    settings = CheckpointSettings(
+        interval=1_000, timeout=2_000, min_pause=500, tolerable_failures=3, tolerated_outage=7_000
+    )
+    assert required_transaction_timeout_ms(settings) == 4 * 2_500 + 2_000 + 7_000
+    slow = settings.model_copy(update={"interval": 60_000})
+    assert required_transaction_timeout_ms(slow) == 4 * 60_000 + 2_000 + 7_000
+
+
+def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
+    settings = CheckpointSettings(tolerable_failures=5)
+    with pytest.raises(RefusedError) as caught:
+        check_against_broker(settings, STOCK_BROKER_MAX_MS)
+    said = str(caught.value)
+    for part in (
+        "1020 s = (5 tolerable_failures + 1) x max(interval 10 s, timeout 120 s + min_pause 0 s)",
+        "+ timeout 120 s + tolerated_outage 180 s",
+        "900 s (transaction.max.timeout.ms)",
+        "to 1020000 or more",
+        "checkpoint.tolerated_outage",
+    ):
+        assert part in said
+
+
+def test_exactly_what_the_broker_allows_is_enough() -> None:
+    assert check_against_broker(CheckpointSettings(), 11 * MINUTE_MS) == 11 * MINUTE_MS
+    with pytest.raises(RefusedError):
+        check_against_broker(CheckpointSettings(), 11 * MINUTE_MS - 1)

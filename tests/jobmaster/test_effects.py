@@ -1,0 +1,167 @@
+"""The shell that carries effects out: every effect reaches its driver, failures reach the
+procedure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import pytest
+
+from tidegate.checkpoint import effects
+from tidegate.checkpoint.effects import Effect, Procedure
+from tidegate.checkpoint.procedures import claim
+from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
+from tidegate.drivers.storage import open_store
+from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
+from tidegate.ids import JobName, TransactionalId
+from tidegate.ports.blobs import Created
+from tidegate.ports.kafka import EndOutcome, TransactionLog
+from tidegate.protocol.snapshots import PreparedTransaction
+
+TID = TransactionalId("tidegate.job.j.sink.1.0.0")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return 7
+
+    def now_ms(self) -> int:
+        return 8
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+class Log:
+    """Records calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def cluster_id(self) -> str:
+        return "c1"
+
+    def describe(self, transactional_id: TransactionalId) -> None:
+        self.calls.append(("describe", transactional_id))
+
+    def end(self, *transaction: object, commit: bool) -> EndOutcome:
+        self.calls.append(("end", *transaction, commit))
+        return EndOutcome.RETRY
+
+    def fence(self, transactional_id: TransactionalId) -> None:
+        self.calls.append(("fence", transactional_id))
+
+    def list(self, prefix: str) -> dict[TransactionalId, str]:
+        self.calls.append(("list", prefix))
+        return {}
+
+
+def runner(log: Log | None = None, clock: Clock | None = None, **more: Any) -> EffectRunner:
+    transactions = cast("TransactionLog", log or Log())
+    return EffectRunner(
+        open_store("memory:///"), transactions, clock or Clock(), nonce=lambda: "n", **more
+    )
+
+
+def txn(cluster_id: str = "c1") -> PreparedTransaction:
+    return PreparedTransaction(
+        cluster_id=cluster_id, transactional_id=TID, producer_id=3, epoch=4, start_ms=5
+    )
+
+
+def test_every_kind_of_effect_reaches_its_driver() -> None:
+    log, clock = Log(), Clock()
+    run = runner(log, clock)
+    answers: list[tuple[Effect, object]] = [
+        (effects.CreateEntry(path="a/b", data=b"1"), Created.CREATED),
+        (effects.CreateEntry(path="a/b", data=b"1"), Created.EXISTS),
+        (effects.WriteObject(path="a/c", data=b"2"), None),
+        (effects.ReadObject(path="a/c"), b"2"),
+        (effects.ListObjects(prefix="a"), ["a/b", "a/c"]),
+        (effects.DeleteObject(path="a/c"), None),
+        (effects.ReadObject(path="a/c"), None),
+        (effects.Describe(cluster_id="c1", transactional_id=TID), None),
+        (effects.EndTransaction(transaction=txn()), EndOutcome.RETRY),
+        (effects.ListTransactions(prefix="p"), {}),
+        (effects.Fence(transactional_id=TID), None),
+        (effects.Pause(seconds=0.5), None),
+        (effects.Now(), 7.0),
+        (effects.WallClock(), 8),
+        (effects.Nonce(), "n"),
+    ]
+    for effect, answer in answers:
+        assert run.perform(effect) == answer
+    assert {type(effect) for effect, _ in answers} == set(get_args(Effect))
+    assert log.calls == [
+        ("describe", TID),
+        ("end", TID, 3, 4, True),
+        ("list", "p"),
+        ("fence", TID),
+    ]
+    assert clock.slept == [0.5]
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        effects.Describe(cluster_id="c2", transactional_id=TID),
+        effects.EndTransaction(transaction=txn("c2")),
+    ],
+)
+def test_another_cluster_is_refused(effect: Effect) -> None:
+    log = Log()
+    with pytest.raises(RefusedError, match=r"names transactions on Kafka cluster c2.*cluster c1"):
+        runner(log).perform(effect)
+    assert log.calls == []
+
+
+def test_a_failed_effect_is_thrown_into_the_procedure() -> None:
+    class Away(Log):
+        def fence(self, transactional_id: TransactionalId) -> None:
+            raise KafkaUnavailableError("away")
+
+    def procedure() -> Procedure[str]:
+        try:
+            yield from effects.fence(TID)
+        except KafkaUnavailableError as error:
+            return f"caught {error}, then {(yield from effects.nonce())}"
+        return "not raised"
+
+    def careless() -> Procedure[None]:
+        yield from effects.fence(TID)
+
+    assert runner(Away()).run(procedure()) == "caught away, then n"
+    with pytest.raises(KafkaUnavailableError):
+        runner(Away()).run(careless())
+
+
+def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    run = EffectRunner(store, cast("TransactionLog", Log()), Clock())
+    attempts = [run.run(claim(JobName("job"), submission="s")).attempt for _ in range(3)]
+    assert attempts == [1, 2, 3]
+    assert store.list("job") == [f"job/journal/{n:020d}.json" for n in (1, 2, 3)]
+
+
+def test_a_stopped_runner_leaves_the_procedure_where_it_stands() -> None:
+    seen: list[str] = []
+
+    def procedure() -> Procedure[None]:
+        try:
+            while True:
+                yield from effects.pause(0.1)
+        except StorageError:
+            seen.append("an error, which it is not")
+        finally:
+            seen.append("closed")
+
+    clock = Clock()
+    run = runner(clock=clock, should_stop=lambda: len(clock.slept) >= 3)
+    with pytest.raises(ProcedureStopped):
+        run.run(procedure())
+    assert seen == ["closed"]
+    assert len(clock.slept) == 3
