@@ -61,7 +61,7 @@ class TestRocksDBStore(KeyValueStoreContract):
                 pass
 
             def create_checkpoint(self, path: str) -> None:
-                raise Exception(f"IO error: No space left on device: While appending: {path}")  # noqa: TRY002
+                raise OSError(f"IO error: No space left on device: While appending: {path}")
 
         rocks = RocksDBStore(tmp_path / "store")
         monkeypatch.setattr(store, "Checkpoint", FullDisk)

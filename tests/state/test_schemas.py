@@ -127,6 +127,7 @@ class MoreColours(Enum):
 
 POINT = make_dataclass("Point", [("x", int), ("y", int)], frozen=True)
 RENAMED = make_dataclass("Place", [("x", int), ("y", int)], frozen=True)
+TURNED = make_dataclass("Point", [("y", int), ("x", int)], frozen=True)
 LONGER = make_dataclass("Point", [("x", int), ("y", int), ("z", int, 0)], frozen=True)
 
 
@@ -138,7 +139,10 @@ LONGER = make_dataclass("Point", [("x", int), ("y", int), ("z", int, 0)], frozen
         (str, int, False),
         (POINT, RENAMED, True),
         (POINT, LONGER, False),
+        (POINT, TURNED, False),
         (Colour, MoreColours, True),
+        (MoreColours, Colour, False),
+        (tuple[Colour, ...], tuple[MoreColours, ...], True),
         (tuple[str, int], tuple[int, str], False),
     ],
 )

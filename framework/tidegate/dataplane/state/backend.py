@@ -234,4 +234,4 @@ def _checked_key_type(uid: Uid, key_type: object, stored: Sequence[str]) -> list
             f"{now} now; the type of a key can never change: restore it, or start without this "
             "state under a new uid"
         )
-    return [stored[0]] if stored else [now]
+    return [now]

@@ -36,11 +36,6 @@ from tidegate.ports.kv import KeyValueStore
 KIND: Final = "tidegate.state"
 """The attribute of a stored schema that tells a list or map state from a value of that shape."""
 
-_NAMES: Final = frozenset({"name", "symbols"})
-"""What a key's schema says and its bytes do not depend on; a symbol stands in them by its own
-name.
-"""
-
 
 class Column(Protocol):
     """One declared state."""
@@ -96,7 +91,7 @@ class _Stored:
                     f"{where} was a {kind} state in the checkpoint and is declared as a "
                     f"{state.kind} state now; give it another name, or restore its declaration"
                 )
-            if state.kind == "map" and _layout(_map_key(schema)) != _layout(_map_key(now)):
+            if state.kind == "map" and not _same_bytes(_map_key(schema), _map_key(now)):
                 raise PipelineError(
                     f"{where} had map keys of another type in the checkpoint; the type of a key "
                     "can never change: restore it, or give the state another name"
@@ -237,7 +232,7 @@ def same_key_type(stored: str, now: str) -> bool:
     """Whether keys of both types have the same canonical bytes: all but names of classes is
     equal.
     """
-    return bool(_layout(json.loads(stored)) == _layout(json.loads(now)))
+    return _same_bytes(json.loads(stored), json.loads(now))
 
 
 def _with_kind(state: State, avro: Any) -> Any:
@@ -250,13 +245,23 @@ def _map_key(schema: Any) -> Any:
     return schema["fields"][0]["type"]
 
 
-def _layout(schema: Any) -> Any:
-    """A key's schema without what its bytes do not depend on: names, and defaults of fields."""
-    if isinstance(schema, list):
-        return [_layout(branch) for branch in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {name: _layout(part) for name, part in schema.items() if name not in _NAMES}
-    if schema.get("type") == "record":
-        kept["fields"] = [_layout(field["type"]) for field in schema["fields"]]
-    return kept
+def _same_bytes(old: Any, new: Any) -> bool:
+    """Whether keys written under schema `old` have the same canonical bytes under `new`.
+
+    Names of classes and defaults of fields are not in the bytes, and an enum's member stands there
+    by its name, so that members may be added.
+    """
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return bool(old == new)
+    if old["type"] == new["type"] == "enum":
+        return set(old["symbols"]) <= set(new["symbols"])
+    if old["type"] == new["type"] == "record":
+        return [field["name"] for field in old["fields"]] == [
+            field["name"] for field in new["fields"]
+        ] and all(
+            _same_bytes(mine["type"], theirs["type"])
+            for mine, theirs in zip(old["fields"], new["fields"], strict=True)
+        )
+    if old["type"] == new["type"] == "array":
+        return _same_bytes(old["items"], new["items"])
+    return old == new
