@@ -1,0 +1,283 @@
+"""Mains that break the commit protocol on purpose: controls that a comparison must find out.
+
+If one of these ran through unnoticed, the tests of kills would prove nothing. Each breaks one rule
+and lies to the checks of the framework that would otherwise stop the attempt, so that the damage
+gets into the output.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from integration.killing.mains import (
+    CommitTraps,
+    DescribeTraps,
+    JobMasterDrivers,
+    JournalTraps,
+    Passing,
+    SlotDrivers,
+)
+from integration.killing.traps import Plan, Traps
+from tidegate.checkpoint.journal import Publication, decode_entry
+from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
+from tidegate.drivers.kafka.producer import KafkaProducer
+from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
+from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.kafka import (
+    EndOutcome,
+    Producer,
+    TransactionFacts,
+    TransactionLog,
+    TransactionState,
+)
+from tidegate.protocol.messages import StartSlot
+from tidegate.slot.main import run_slot as run_real_slot
+
+HERE = "integration.killing.breaking"
+TRAPPED = "integration.killing.mains"
+
+RECOVERY_WITHOUT_END = {
+    "slot": f"{TRAPPED}:run_slot",
+    "jobmaster": f"{HERE}:run_without_end_in_recovery",
+}
+"""Recovery takes for ended what it has not ended, and so aborts it by its fencing: loss."""
+
+END_BEFORE_PUBLICATION = {
+    "slot": f"{TRAPPED}:run_slot",
+    "jobmaster": f"{HERE}:run_end_before_publication",
+}
+"""Transactions are ended first and published afterwards: killed in between, twice."""
+
+REUSED_PRODUCER = {
+    "slot": f"{HERE}:run_slot_with_one_producer",
+    "jobmaster": f"{HERE}:run_believing",
+}
+"""One producer serves transaction after transaction; to begin the next it must end the one before,
+published or not: twice."""
+
+
+def run_without_end_in_recovery(
+    job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers
+) -> int:
+    """See RECOVERY_WITHOUT_END."""
+
+    class Broken(JobMasterDrivers):
+        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+            return _WithoutEnd(super().transaction_log(kafka), self._traps)
+
+    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
+
+
+class _WithoutEnd(Passing):
+    """Until the first listing, which is where fencing begins, nothing is ended."""
+
+    def __init__(self, real: TransactionLog, traps: Traps) -> None:
+        super().__init__(real, traps)
+        self._recovering = True
+        self._pretended: set[TransactionalId] = set()
+
+    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+        self._recovering = False
+        listed: dict[TransactionalId, TransactionState] = self._real.list(prefix)
+        return listed
+
+    def end(
+        self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
+    ) -> EndOutcome:
+        if self._recovering:
+            self._pretended.add(transactional_id)
+            return EndOutcome.ACCEPTED
+        outcome: EndOutcome = self._real.end(transactional_id, producer_id, epoch, commit=commit)
+        return outcome
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+        facts: TransactionFacts | None = self._real.describe(transactional_id)
+        if facts is None or transactional_id not in self._pretended:
+            return facts
+        return msgspec.structs.replace(facts, state=TransactionState.COMPLETE_COMMIT)
+
+
+def run_end_before_publication(
+    job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers
+) -> int:
+    """See END_BEFORE_PUBLICATION."""
+
+    class Broken(JobMasterDrivers):
+        log: TransactionLog
+
+        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+            self.log = super().transaction_log(kafka)
+            return self.log
+
+        def blob_store(self, url: str) -> BlobStore:
+            return _EndsFirst(super().blob_store(url), self._traps, self.log)
+
+    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
+
+
+class _EndsFirst(JournalTraps):
+    def __init__(self, real: BlobStore, traps: Traps, log: TransactionLog) -> None:
+        super().__init__(real, traps)
+        self._log = log
+
+    def create(self, path: str, data: bytes) -> Created:
+        entry = decode_entry(data, path)
+        if isinstance(entry, Publication):
+            for txn in entry.transactions:
+                self._log.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=True)
+        return super().create(path, data)
+
+
+def run_slot_with_one_producer(
+    start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
+) -> int:
+    """See REUSED_PRODUCER."""
+    broken = _OneProducer(Traps(Plan.from_environment()))
+    return run_real_slot(start, broken, task_manager, task_manager_pid)
+
+
+class _OneProducer(SlotDrivers):
+    """One producer for each subtask of a sink, whatever the slots of its pool are called."""
+
+    def __init__(self, traps: Traps) -> None:
+        super().__init__(traps)
+        self._lock = threading.Lock()
+        self._shared: dict[TransactionalId, _Shared] = {}
+        self._begun: set[TransactionalId] = set()
+
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> Producer:
+        assert transactional_id is not None
+        name = _shared_id(transactional_id)
+        with self._lock:
+            if name not in self._shared:
+                self._shared[name] = _Shared(KafkaProducer(kafka, name, transaction_timeout_ms))
+        return _Alias(self._shared[name], lambda: self._begun.add(transactional_id))
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        return _SlotLies(super().transaction_log(kafka), self._traps, self._begun)
+
+
+class _Shared:
+    """The producer, and whether it is in a transaction."""
+
+    def __init__(self, producer: KafkaProducer) -> None:
+        self.producer = producer
+        self.open = False
+
+    def begin(self) -> None:
+        if self.open:
+            self.producer._client.commit_transaction()
+        self.producer.begin()
+        self.open = True
+
+
+class _Alias:
+    """What the pool takes for a producer of its own."""
+
+    def __init__(self, shared: _Shared, begun: object) -> None:
+        self._shared, self._note = shared, begun
+
+    def begin(self) -> None:
+        self._note()  # type: ignore[operator]
+        self._shared.begin()
+
+    def send(
+        self, topic: str, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None
+    ) -> None:
+        self._shared.producer.send(topic, values, keys)
+
+    def send_one(self, *arguments: object) -> None:
+        raise NotImplementedError
+
+    def flush(self, timeout_s: float) -> None:
+        self._shared.producer.flush(timeout_s)
+
+
+class _SlotLies(DescribeTraps):
+    """Each alias seems to have a transaction of its own."""
+
+    def __init__(self, real: TransactionLog, traps: Traps, begun: set[TransactionalId]) -> None:
+        super().__init__(real, traps)
+        self._begun = begun
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+        facts: TransactionFacts | None = self._real.describe(_shared_id(transactional_id))
+        state = (
+            TransactionState.ONGOING if transactional_id in self._begun else TransactionState.EMPTY
+        )
+        return facts and msgspec.structs.replace(facts, state=state, start_ms=1)
+
+
+def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
+    """The JobMaster of REUSED_PRODUCER: believes what slots say of their transactions."""
+
+    class Broken(JobMasterDrivers):
+        finals: threading.Event
+
+        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+            self.finals = threading.Event()
+            return _Believing(super().transaction_log(kafka), self._traps, self.finals)
+
+        def blob_store(self, url: str) -> BlobStore:
+            return _Slowly(super().blob_store(url), self._traps, self.finals)
+
+    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
+
+
+class _Slowly(JournalTraps):
+    """Gives slots the time to go on before a checkpoint is published."""
+
+    def __init__(self, real: BlobStore, traps: Traps, finals: threading.Event) -> None:
+        super().__init__(real, traps)
+        self._finals = finals
+
+    def create(self, path: str, data: bytes) -> Created:
+        entry = decode_entry(data, path)
+        if isinstance(entry, Publication):
+            time.sleep(0.3)
+            if entry.final:
+                self._finals.set()
+        return super().create(path, data)
+
+
+class _Believing(CommitTraps):
+    """Says of each alias what belongs to its place in the protocol; ends only the last ones, which
+    no next transaction of their producer ends.
+    """
+
+    def __init__(self, real: TransactionLog, traps: Traps, finals: threading.Event) -> None:
+        super().__init__(real, traps)
+        self._finals = finals
+        self._ended: set[TransactionalId] = set()
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+        facts: TransactionFacts | None = self._real.describe(_shared_id(transactional_id))
+        state = (
+            TransactionState.COMPLETE_COMMIT
+            if transactional_id in self._ended
+            else TransactionState.ONGOING
+        )
+        return facts and msgspec.structs.replace(facts, state=state, start_ms=1)
+
+    def end(
+        self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
+    ) -> EndOutcome:
+        if self._finals.is_set():
+            self._real.end(_shared_id(transactional_id), producer_id, epoch, commit=commit)
+        self._ended.add(transactional_id)
+        return EndOutcome.ACCEPTED
+
+
+def _shared_id(transactional_id: TransactionalId) -> TransactionalId:
+    """The id of the producer that serves all slots of a subtask's sink."""
+    return TransactionalId(transactional_id.rpartition(".")[0] + ".0")

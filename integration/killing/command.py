@@ -1,0 +1,22 @@
+"""`tidegate` with other mains for its slots and JobMasters: `python -m integration.killing.command
+run ...`.
+
+The mains come from the environment as JSON. Everything else is the command that users have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+
+from tidegate.bootstrap import local_cluster
+from tidegate.cli import running
+from tidegate.cli.main import main
+
+MAINS = "TIDEGATE_TEST_MAINS"
+
+if __name__ == "__main__":
+    mains = json.loads(os.environ[MAINS])
+    running.local_cluster = partial(local_cluster, mains=mains)  # type: ignore[attr-defined]
+    main()

@@ -1,0 +1,49 @@
+"""The pipelines that are killed: without state, with keyed state, and with two sinks.
+
+Bases without a name: each test runs a subclass with a name of its own, so that tests share a broker
+without sharing transactional ids.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline
+
+
+class LargeOrder(msgspec.Struct, frozen=True):
+    order_id: str
+    customer_id: str
+
+
+def large(order: Order) -> LargeOrder:
+    return LargeOrder(order.order_id, order.customer_id)
+
+
+class Totals(OrderTotals, name=None):
+    """The example pipeline as it is: keyed state, one sink."""
+
+
+class LargeOrders(Pipeline, name=None):
+    """Filter and map, no state."""
+
+    orders = KafkaSource("orders", value=Json(Order))
+    large = KafkaSink("large", value=Json(LargeOrder), key_by=lambda order: order.customer_id)
+
+    def define(self) -> None:
+        self.orders.filter(lambda order: order.amount > 100).map(large).to(self.large)
+
+
+class TwoSinks(Pipeline, name=None):
+    """Both, from one source: two transactions of a subtask in one publication."""
+
+    orders = KafkaSource("orders", value=Json(Order))
+    totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
+    large = KafkaSink("large", value=Json(LargeOrder), key_by=lambda order: order.customer_id)
+
+    def define(self) -> None:
+        self.orders.filter(lambda order: order.amount > 100).map(large).to(self.large)
+        self.orders.key_by(lambda order: order.customer_id).process(
+            RunningTotal(), uid="running-total"
+        ).to(self.totals)

@@ -1,0 +1,334 @@
+"""One run of a job by the command that users have, and what it left in Kafka.
+
+Totals are judged by the independent checker; for the other sink the same is done here: read input
+and output with `read_committed`, compute from the input what each key's output must be, in order,
+and count what is missing, what is there twice and what is out of order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from integration import checker
+from integration.brokers import create_topic, produce, unique
+from integration.killing import command, mains
+from integration.killing.traps import Plan, Trap
+
+ROOT = Path(__file__).parents[2]
+CUSTOMERS = 40
+PARTITIONS = 4
+RUN_S_MAX = 90.0
+
+LARGE = 100
+"""Above this amount an order is large; most are."""
+
+SINKS = {"Totals": ("totals",), "LargeOrders": ("large",), "TwoSinks": ("totals", "large")}
+
+Sequences = dict[str, list[str]]
+"""Per key, which orders its records are about, in the order of their offsets."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A job of its own: name, topics, folder, and the pipeline class of `integration.killing.jobs`
+    that it runs.
+    """
+
+    bootstrap: str
+    folder: Path
+    pipeline: str
+    name: str = ""
+    topics: dict[str, str] = field(default_factory=dict)
+    """Topic by the attribute name of the source or sink."""
+
+    @classmethod
+    def make(cls, bootstrap: str, folder: Path, pipeline: str) -> Job:
+        """Its topics are made; nothing is in them."""
+        job = cls(bootstrap, folder, pipeline, name=unique("killed"))
+        for connector in ("orders", *SINKS[pipeline]):
+            job.topics[connector] = unique(connector)
+            create_topic(bootstrap, job.topics[connector], partitions=PARTITIONS)
+        folder.joinpath("job.py").write_text(
+            f"from integration.killing.jobs import {pipeline}\n\n\n"
+            f'class Job({pipeline}, name="{job.name}"):\n'
+            f'    """A job with a name of its own."""\n'
+        )
+        return job
+
+    def write(self, count: int, *, seed: int) -> None:
+        """Write orders; each has an id that no other has."""
+        chance = random.Random(seed)
+        orders = []
+        for number in range(count):
+            customer = f"c{chance.randrange(CUSTOMERS)}"
+            order = {
+                "order_id": f"{seed}-{number}",
+                "customer_id": customer,
+                "amount": str(Decimal(chance.randrange(1, 100_000)) / 100),
+                "placed_at_ms": number,
+            }
+            orders.append((customer.encode(), json.dumps(order).encode()))
+        produce(self.bootstrap, self.topics["orders"], orders)
+
+    @contextmanager
+    def started(
+        self,
+        *options: str,
+        traps: Sequence[Trap] = (),
+        pace: int | None = None,
+        run_mains: Mapping[str, str] = mains.MAINS,
+        config: Mapping[str, str] | None = None,
+        parallelism: int = 2,
+    ) -> Iterator[Run]:
+        """`tidegate run` on this job, killed at the end of the block if it still runs."""
+        plan = Plan.of(self.folder / unique("traps"), traps)
+        settings = {
+            "kafka.bootstrap": self.bootstrap,
+            "checkpoint.interval": "250 ms",
+            "cluster.heartbeat_interval": "300 ms",
+            "cluster.heartbeat_timeout": "4 s",
+            **{f"sources.{key}.topic": t for key, t in self.topics.items() if key == "orders"},
+            **{f"sinks.{key}.topic": t for key, t in self.topics.items() if key != "orders"},
+            **(config or {}),
+        }
+        arguments = ["run", "job:Job", "--json", "-p", str(parallelism), *options]
+        for key, value in settings.items():
+            arguments += ["-c", f"{key}={value}"]
+        environment = {
+            **os.environ,
+            **plan.to_environment(),
+            command.MAINS: json.dumps(dict(run_mains)),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "framework"), str(ROOT)]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        if pace is not None:
+            environment[mains.PACE] = str(pace)
+        output = self.folder / f"{plan.folder}.out"
+        errors = self.folder / f"{plan.folder}.err"
+        with output.open("wb") as stdout, errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "integration.killing.command", *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        run = Run(self, process, plan, output, errors)
+        try:
+            yield run
+        finally:
+            run.clean_up()
+
+    def run(self, *options: str, **keywords: Any) -> Run:
+        """Start, and wait until it ends by itself with exit code 0 and every trap snapped."""
+        with self.started("--bounded", *options, **keywords) as run:
+            code = run.wait()
+            assert code == 0, f"exit code {code}\n{run.story()}"
+            snapped, traps = run.plan.snapped(), run.plan.traps
+            assert len(snapped) == len(traps), f"only {snapped} of {traps} snapped\n{run.story()}"
+        return run
+
+    # --- what is left in Kafka ------------------------------------------------------------------
+
+    def compare(self) -> Verdict:
+        """Output against input: totals by the independent checker, large orders here."""
+        verdict = Verdict()
+        if "totals" in self.topics:
+            orders, totals = self.topics["orders"], self.topics["totals"]
+            verdict.take(checker.check_totals(self.bootstrap, orders, totals))
+        if "large" in self.topics:
+            expected = _large(self._read("orders"))
+            verdict.compare(expected, _by_key(self._read("large")))
+        return verdict
+
+    def assert_exact(self) -> None:
+        """Every output once and in order, and nothing in the way of its readers."""
+        verdict = self.compare()
+        assert verdict.exact, verdict
+        assert self.open_transactions() == []
+
+    def open_transactions(self) -> list[str]:
+        """Ids of this job that are Ongoing."""
+        from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+        from tidegate.ports.kafka import TransactionState
+
+        log = KafkaTransactionLog({"bootstrap.servers": self.bootstrap})
+        try:
+            listed = log.list(f"tidegate.{self.name}.")
+        finally:
+            log.close()
+        return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
+
+    def journal(self) -> list[dict[str, Any]]:
+        """The entries of the job's journal, oldest first."""
+        folder = self.folder / ".tidegate" / "checkpoints" / self.name / "journal"
+        return [json.loads(path.read_bytes())["body"] for path in sorted(folder.glob("*.json"))]
+
+    def _read(self, connector: str) -> list[checker.Record]:
+        return list(checker.read_committed(self.bootstrap, self.topics[connector]))
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that was started."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    plan: Plan
+    output: Path
+    errors: Path
+    seen: set[int] = field(default_factory=set)
+    """Every process below it that was ever seen."""
+
+    def wait(self, timeout_s: float = RUN_S_MAX) -> int:
+        """Until it ends by itself; its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end\n{self.story()}") from None
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+        """Wait for a condition while the run lives; its first true value."""
+        end = time.monotonic() + timeout_s
+        while not (value := condition()):
+            if self.process.poll() is not None:
+                raise AssertionError(f"it ended before {what}\n{self.story()}")
+            if time.monotonic() > end:
+                raise AssertionError(f"not {what} within {timeout_s:g} s\n{self.story()}")
+            time.sleep(0.02)
+        return value
+
+    def publications(self) -> int:
+        """In the journal so far, of all runs."""
+        return sum(entry["kind"] == "publication" for entry in self.job.journal())
+
+    def until_published(self, count: int) -> None:
+        """Wait for so many publications from now on."""
+        before = self.publications()
+        self.until(lambda: self.publications() >= before + count, f"{count} publications")
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """What runs below the command, by role: jobmanager, taskmanager, jobmaster, slot."""
+        found: dict[str, list[psutil.Process]] = defaultdict(list)
+        try:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return found
+        for process in below:
+            self.seen.add(process.pid)
+            try:
+                role = process.cmdline()[-1]
+                parent = process.parent()
+                if parent is not None and parent.cmdline()[-1:] == ["zygote"]:
+                    role = "slot"
+            except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
+                continue
+            found[role].append(process)
+        return found
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What it has reported."""
+        lines = self.output.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def story(self) -> str:
+        """For a failed test: what the processes logged last."""
+        told = [f"stderr: {self.errors.read_text()[-2000:]}"]
+        reports = self.reports()
+        told += [f"last report: {reports[-1]}"] if reports else []
+        told += [f"snapped: {self.plan.snapped()} of {self.plan.traps}"]
+        kinds = [f"{e['number']} {e['kind']} {e.get('attempt', '')}" for e in self.job.journal()]
+        told += [f"journal: {'; '.join(kinds[-30:])}"]
+        for path in sorted((self.job.folder / ".tidegate" / "logs").rglob("*.log")):
+            told.append(f"--- {path.name}\n{path.read_text()[-3000:]}")
+        return "\n".join(told)
+
+    def clean_up(self) -> None:
+        """End what still runs, and what was stopped."""
+        self.processes()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.plan.snapped():
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def orphans(self) -> list[int]:
+        """Processes that were seen below it and live on."""
+        return [pid for pid in self.seen if runs(pid)]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and not only waits to be reaped."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is wrong with an output, of all sinks."""
+
+    records: int = 0
+    missing: int = 0
+    twice: int = 0
+    other: list[str] = field(default_factory=list)
+    """Order, and what was never due."""
+
+    @property
+    def exact(self) -> bool:
+        """Nothing is wrong, with something at all."""
+        return bool(self.records) and not (self.missing or self.twice or self.other)
+
+    def take(self, found: checker.Verdict) -> None:
+        """Add what the independent checker says."""
+        self.records += found.records_out
+        self.missing += found.missing
+        self.twice += found.doubled
+        if not (found.exact or found.missing or found.doubled):
+            self.other += found.first_problems
+
+    def compare(self, expected: Sequences, found: Sequences) -> None:
+        """Add what is wrong with one sink."""
+        for key in {*expected, *found}:
+            want, have = expected.get(key, []), found.get(key, [])
+            missing, more = Counter(want) - Counter(have), Counter(have) - Counter(want)
+            self.records += len(have)
+            self.missing += missing.total()
+            self.twice += more.total()
+            if want != have and not missing and not more:
+                self.other.append(f"the order of {key}")
+
+
+def _large(orders: Sequence[checker.Record]) -> Sequences:
+    """What the sink `large` must hold: ids of orders by customer."""
+    expected: Sequences = defaultdict(list)
+    for record in orders:
+        order = json.loads(record.value or b"")
+        if Decimal(order["amount"]) > LARGE:
+            expected[order["customer_id"]].append(order["order_id"])
+    return expected
+
+
+def _by_key(records: Sequence[checker.Record]) -> Sequences:
+    found: Sequences = defaultdict(list)
+    for record in records:
+        found[(record.key or b"").decode()].append(json.loads(record.value or b"")["order_id"])
+    return found
