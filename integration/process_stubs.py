@@ -5,6 +5,7 @@ attempts by counting, asks for slots, reports them, begins a new attempt when on
 when it is stopped.
 """
 
+import contextlib
 import os
 import queue
 import time
@@ -66,64 +67,66 @@ def jobmaster(job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers
     )
     if not isinstance(accepted, JobMasterAccepted):
         return 4
-    count = accepted.submission.parallelism
-    attempt = int(time.time() * 1000)  # greater than that of any JobMaster before, as a journal's
-    slots: dict[int, SlotReport] = {}
-    history: list[AttemptReport] = []
-    state = "RUNNING"
-
-    def report() -> None:
-        jobmanager.call(
-            ReportJob(
-                epoch=epoch,
-                report=JobReport(
-                    job=job,
-                    state=state,
-                    attempt=attempt,
-                    restarts=len(history),
-                    jobmaster_pid=os.getpid(),
-                    slots=tuple(slots[ordinal] for ordinal in sorted(slots)),
-                    slots_missing=count - len(slots),
-                    history=tuple(history),
-                ),
-            )
-        )
-
+    stub = StubJobMaster(job, accepted.submission.parallelism)
     asked = 0
-    while state == "RUNNING":
-        if asked != attempt:
-            asked = attempt
+    while stub.state == "RUNNING":
+        if asked != stub.attempt:
+            asked = stub.attempt
             jobmanager.call(
                 RequestSlots(
                     job=job,
                     epoch=epoch,
-                    attempt=Attempt(attempt),
-                    count=count,
+                    attempt=Attempt(stub.attempt),
+                    count=stub.count,
                     jobmaster_address=server.address,
                 )
             )
-        report()
-        try:
-            message = events.get(timeout=0.1)
-        except queue.Empty:
-            continue
+        jobmanager.call(ReportJob(epoch=epoch, report=stub.report()))
+        with contextlib.suppress(queue.Empty):
+            stub.take(events.get(timeout=0.1))
+    jobmanager.call(ReportJob(epoch=epoch, report=stub.report()))
+    server.close()
+    return 0
+
+
+class StubJobMaster:
+    """Counts attempts and knows the slots of the present one."""
+
+    def __init__(self, job: JobName, count: int) -> None:
+        self.job = job
+        self.count = count
+        self.attempt = int(time.time() * 1000)  # greater than that of any JobMaster before
+        self.state = "RUNNING"
+        self.slots: dict[int, SlotReport] = {}
+        self.history: list[AttemptReport] = []
+
+    def take(self, message: Message) -> None:
         match message:
-            case RegisterSlot() if message.attempt == attempt:
-                slots[message.ordinal] = SlotReport(
+            case RegisterSlot() if message.attempt == self.attempt:
+                self.slots[message.ordinal] = SlotReport(
                     ordinal=message.ordinal,
                     slot=message.slot,
                     pid=message.pid,
                     task_manager_pid=message.task_manager_pid,
                 )
-            case SlotLost() if message.attempt == attempt:
+            case SlotLost() if message.attempt == self.attempt:
                 error = ErrorReport.of(RuntimeError(message.reason))
-                history.append(AttemptReport(attempt=attempt, ended_ms=0, error=error))
-                attempt += 1
-                slots.clear()
+                self.history.append(AttemptReport(attempt=self.attempt, ended_ms=0, error=error))
+                self.attempt += 1
+                self.slots.clear()
             case StopJob():
-                state = "FINISHED" if message.final_checkpoint else "CANCELED"
+                self.state = "FINISHED" if message.final_checkpoint else "CANCELED"
             case _:
                 pass
-    report()
-    server.close()
-    return 0
+
+    def report(self) -> JobReport:
+        return JobReport(
+            job=self.job,
+            state=self.state,
+            attempt=self.attempt,
+            restarts=len(self.history),
+            jobmaster_pid=os.getpid(),
+            slots=tuple(self.slots[ordinal] for ordinal in sorted(self.slots)),
+            slots_missing=self.count - len(self.slots),
+            history=tuple(self.history),
+        )

@@ -1,3 +1,5 @@
+"""Where settings come from, which wins, and how each mistake in them is told."""
+
 import itertools
 import tomllib
 from pathlib import Path

@@ -4,6 +4,7 @@ A call may arrive late, after its caller has given up; be lost before or after i
 arrive twice. Slot processes are entries of a table. What happens next is drawn by the test.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -124,9 +125,9 @@ class Cluster:
                         self.occupied.append(message.reason)
                     self._waiting.pop((name, ask))(message)
                 case t.ForkSlot(start=start):
-                    self.under_way.append(lambda start=start: self._fork(name, start))  # type: ignore[misc]
+                    self.under_way.append(functools.partial(self._fork, name, start))
                 case t.KillSlot(pid=pid):
-                    self.under_way.append(lambda pid=pid: self._kill_pid(name, pid))  # type: ignore[misc]
+                    self.under_way.append(functools.partial(self._kill_pid, name, pid))
                 case t.Send(message=SlotExited() as exited):
                     self._report(exited)
                 case _:

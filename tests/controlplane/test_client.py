@@ -1,3 +1,5 @@
+"""The client and the local cluster, before a JobManager that answers and dies as each test says."""
+
 import threading
 from collections.abc import Callable
 from typing import Any

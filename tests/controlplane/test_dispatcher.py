@@ -1,3 +1,5 @@
+"""The Dispatcher's machine: every rule by itself, then all under an adversary."""
+
 import random
 from collections.abc import Callable
 

@@ -1,3 +1,5 @@
+"""The event loop: order, timers, work in threads, and how it ends."""
+
 import threading
 import time
 

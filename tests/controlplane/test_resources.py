@@ -1,3 +1,5 @@
+"""The ResourceManager's rules, one by one, over a network that behaves."""
+
 import pytest
 
 from tests.controlplane.parts import EPOCH, Cluster

@@ -1,3 +1,5 @@
+"""What a JobManager keeps in the storage, and that no kill between two writes revives a job."""
+
 import contextlib
 
 import msgspec
@@ -102,7 +104,7 @@ def test_a_deposed_job_is_forgotten_without_a_trace_in_its_folder(blobs: Blobs) 
 
 @pytest.mark.parametrize("writes", range(4))
 def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
-    blobs: Blobs, writes: int
+    blobs: Blobs, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_of(blobs)
     store.put_submission(HERE)
@@ -120,7 +122,8 @@ def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
 
         return call
 
-    blobs.put, blobs.delete = counted(blobs.put), counted(blobs.delete)  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(blobs, "put", counted(blobs.put))
+    monkeypatch.setattr(blobs, "delete", counted(blobs.delete))
     with contextlib.suppress(KeyboardInterrupt):
         store.put_submission(anew)
     ((found, result),) = store.jobs()

@@ -1,3 +1,5 @@
+"""The TaskManager's machine: forks, kills, reports, and when it ends itself."""
+
 import pytest
 
 from tidegate.controlplane.taskmanager import machine as t

@@ -1,0 +1,1 @@
+"""Tests of control messages over real gRPC on the loopback."""

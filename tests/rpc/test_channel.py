@@ -1,3 +1,5 @@
+"""Both ends of a control connection: replies, errors, deadlines, and nothing left open."""
+
 import threading
 import time
 

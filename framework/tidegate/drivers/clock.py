@@ -1,4 +1,4 @@
-"""The real clock."""
+"""The real clock: time as the operating system tells it, for every process of a cluster."""
 
 from __future__ import annotations
 

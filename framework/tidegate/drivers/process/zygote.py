@@ -131,7 +131,7 @@ class _Zygote:
             status = self._slot_main(start)
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-        except BaseException as error:  # noqa: BLE001  # the last frame of a process: said, then left
+        except BaseException as error:  # noqa: BLE001  # the last frame: said, then left
             trace = "".join(traceback.format_exception(error))
             os.write(2, f"the slot failed: {trace}".encode())
         finally:
