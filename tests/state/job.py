@@ -109,8 +109,7 @@ class Step:
         """The key's cells, from the subtask that owns it."""
         group = key_group(self._key_bytes(key), MAX_PARALLELISM)
         owner = self.subtasks[subtask_of(group, len(self.subtasks), MAX_PARALLELISM)]
-        owner.prefetch([key])
-        return owner.entry(key)
+        return owner.entries([key])[0]
 
     def snapshot(self) -> list[KeyedSnapshot]:
         """A checkpoint of all subtasks."""

@@ -79,18 +79,6 @@ def test_a_batch_is_read_at_once_and_only_what_is_missing(store: CountingStore) 
     assert store.reads == [2, 1]
 
 
-def test_prefetch_and_entry_are_entries_one_by_one(store: CountingStore) -> None:
-    state = keyed(store, total=total())
-    for _ in range(3):
-        state.prefetch(["a", "b"])
-        for key in ("a", "b"):
-            (cell,) = state.entry(key)
-            cell.value += 1  # type: ignore[attr-defined]
-        state.flush()
-    assert values(state, ["a", "b"]) == [3, 3]
-    assert store.puts == 6
-
-
 def test_only_what_changed_is_written(store: CountingStore) -> None:
     state = keyed(store, total=total())
     add(state, ["a", "b"])

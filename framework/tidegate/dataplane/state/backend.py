@@ -92,9 +92,6 @@ class KeyedState:
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
         self._cache: dict[Any, Cells] = {}
-        self.entry: Callable[[Any], Cells] = self._cache.__getitem__
-        """The cells of one of the keys that the last `prefetch` was given. Never ask for another: a
-        cell that was not handed out by `entries` or `prefetch` is not looked at by the flush."""
         self._handed_out: list[list[Cells]] = []
         """The cells of the batches since the last flush, unless there were more than are cached."""
         self._touched = 0
@@ -121,10 +118,6 @@ class KeyedState:
         else:
             self._handed_out.clear()
         return cells
-
-    def prefetch(self, keys: Sequence[Any]) -> None:
-        """Make `entry` answer for these keys, until the next call."""
-        self.entries(keys)
 
     def flush(self) -> None:
         """Write what changed since the last flush to the store, as one batch. Raises

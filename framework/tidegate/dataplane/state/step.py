@@ -99,16 +99,10 @@ class StepState:
         self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done, Failed]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = threading.Lock()
-        self.entry: Callable[[Any], Cells] = state.entry
-        """The cells of one of the keys that the last `prefetch` was given, and of no other."""
 
     def entries(self, keys: Sequence[Any]) -> list[Cells]:
         """The cells of a batch's keys, key by key; valid until the next call."""
         return self._state.entries(keys)
-
-    def prefetch(self, keys: Sequence[Any]) -> None:
-        """Make `entry` answer for these keys, until the next call."""
-        self._state.entries(keys)
 
     def snapshot(self, checkpoint: CheckpointId, done: Done, failed: Failed) -> None:
         """Freeze now; store in the background; `done`, or `failed` where the storage does not take
