@@ -168,9 +168,11 @@ def test_a_stopped_job_ends_once_and_for_all(running: Running) -> None:
 
 
 def test_two_jobs_share_the_slots_and_one_waits(running: Running) -> None:
-    first, second = running.submit("first", 3), running.submit("second", 2)
-    running.complete(first)
-    assert running.client.report(second).slots == ()
+    first = running.submit("first", 3)
+    running.complete(first)  # it has its slots before the other asks
+    second = running.submit("second", 2)
+    asked = running.client.wait(second, until=lambda report: report.attempt > 0, timeout_s=SOON_S)
+    assert asked.slots == ()
     running.client.stop(first, final_checkpoint=False)
     assert running.client.wait(first, timeout_s=SOON_S).state == "CANCELED"
     assert len(running.complete(second).slots) == 2
