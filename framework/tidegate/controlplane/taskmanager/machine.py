@@ -348,7 +348,7 @@ class TaskManagerMachine:
 
     def _slot_of(self, message: StartSlot | StopSlot) -> _Slot | str:
         """The slot that the JobManager means, or why it may not say so."""
-        if False:
+        if message.epoch != self.epoch:
             return f"leader epoch {message.epoch} is not {self.epoch}, the one this belongs to"
         if not 0 <= message.index < len(self._slots):
             return f"{self.id} has no slot {message.index}"
