@@ -283,6 +283,21 @@ def test_the_second_interrupt_leaves_at_once_and_the_next_run_recovers(
     job.assert_exact()
 
 
+def test_an_interrupt_outlives_the_jobmanager_that_was_told(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    job = Job.make(kafka.bootstrap, tmp_path, "Totals")
+    job.write(RECORDS, seed=14)
+    with job.started(pace=PACE, traps=[Trap("jobmaster.complete", 3, stops=True)]) as run:
+        run.until(run.plan.snapped, "stopped")
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # two reports later it is told
+        kill(run, "jobmanager", random.Random(0))
+        assert run.wait() == 0, run.story()
+    job.run()
+    job.assert_exact()
+
+
 def test_loss_is_loud_until_it_is_accepted(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     """All die after a publication, and stay away for longer than the transaction timeout."""
     job = Job.make(kafka.bootstrap, tmp_path, "Totals")

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli.display import Display, open_display
-from tidegate.cli.run import with_enough_slots
+from tidegate.cli.display import Display, open_display, say
+from tidegate.config import Config, TaskManagerSettings
 from tidegate.config_load import load
+from tidegate.controlplane.client.client import ENDED
 from tidegate.controlplane.client.lock import JobLock
 from tidegate.controlplane.client.preflight import (
     RunOptions,
@@ -26,7 +26,7 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.drivers.bundle import RealDrivers
-from tidegate.errors import RpcError
+from tidegate.errors import RefusedError, RpcError
 
 if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
@@ -59,11 +59,12 @@ def execute(
         display = open_display(submission, config, as_json=as_json)
         cluster = local_cluster(config, on_restart=display.jobmanager_restarted)
         display.jobmanager_pid = lambda: cluster.pid
+        client = cluster.client()
+        stop = _Stop(client, submission.job, display, lambda: cluster.restarts)
         try:
-            with display, _interrupts(cluster.client(), submission.job, display):
-                client = cluster.client()
+            with display, stop:
                 client.submit(submission)
-                report = client.wait(submission.job, on_report=display.show)
+                report = client.wait(submission.job, on_report=stop.reported)
                 display.end(report)
         except _LeftError:
             display.left()
@@ -86,31 +87,66 @@ def _exit_code(report: JobReport, display: Display) -> int:
     return 2 if user_mistake else FAILED
 
 
+def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
+    """As many local slots as the job needs, where nobody has said how many there shall be."""
+    have = config.taskmanager.slots * config.cluster.task_managers
+    if have >= config.job.parallelism or "taskmanager.slots" in command_line:
+        return config
+    each = -(-config.job.parallelism // config.cluster.task_managers)
+    return config.model_copy(update={"taskmanager": TaskManagerSettings(slots=each)})
+
+
 class _LeftError(Exception):
     """The second Ctrl-C."""
 
 
-@contextmanager
-def _interrupts(client: Client, job: JobName, display: Display) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) stops the job with a final checkpoint, the second one
-    leaves.
+class _Stop:
+    """The first Ctrl-C (or SIGTERM) stops the job with a final checkpoint, the second one leaves.
+
+    The stop is told between two reports, not by the signal's handler, which may interrupt anything;
+    and to every JobManager anew, because it dies with the one that was told.
     """
-    asked = False
 
-    def stop(_signal: int, _frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise _LeftError
-        asked = True
-        display.stopping()
-        try:
-            client.stop(job)
-        except RpcError as error:
-            print(f"tidegate: the stop could not be delivered: {error}", file=sys.stderr)
+    def __init__(
+        self, client: Client, job: JobName, display: Display, restarts: Callable[[], int]
+    ) -> None:
+        self._client, self._job, self._display = client, job, display
+        self._restarts = restarts
+        self._asked = False
+        self._told: int | None = None
+        """How often JobManagers had been started again when the present one was told."""
+        self._before: dict[signal.Signals, Any] = {}
 
-    before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
+    def __enter__(self) -> Self:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            self._before[name] = signal.signal(name, self._interrupted)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name, handler in self._before.items():
             signal.signal(name, handler)
+
+    def reported(self, report: JobReport) -> None:
+        """Show a report, and tell the stop if it is to be told."""
+        self._display.show(report)
+        restarts = self._restarts()
+        if not self._asked or self._told == restarts or report.state in ENDED:
+            return
+        try:
+            self._client.stop(self._job)
+            self._told = restarts
+        except RefusedError:
+            self._told = restarts  # the job has ended meanwhile, as the next report will say
+        except RpcError as error:
+            say(f"{self._job}: the stop could not be delivered yet: {error}")
+
+    def _interrupted(self, _signal: int, _frame: object) -> None:
+        if self._asked:
+            raise _LeftError
+        self._asked = True
+        self._display.stopping()

@@ -1,0 +1,85 @@
+"""Ctrl-C in `tidegate run`: when a stop is told, to whom, and what a second one does."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tidegate.cli.running import _LeftError, _Stop
+from tidegate.errors import RefusedError, RpcError, TidegateError
+from tidegate.ids import JobName
+from tidegate.protocol.messages import JobReport
+
+if TYPE_CHECKING:
+    from tidegate.cli.display import Display
+    from tidegate.controlplane.client.client import Client
+
+JOB = JobName("a")
+
+
+class Cluster:
+    """A client and a display, and how often the JobManager was started again."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.told = 0
+        self.error: TidegateError | None = None
+        self.stop_of_run = _Stop(
+            cast("Client", self), JOB, cast("Display", self), lambda: self.restarts
+        )
+
+    def stop(self, job: JobName) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told += 1
+
+    def show(self, report: JobReport) -> None:
+        pass
+
+    def stopping(self) -> None:
+        pass
+
+    def report(self, state: str = "RUNNING") -> int:
+        """One more report; how often the stop has been told."""
+        self.stop_of_run.reported(JobReport(job=JOB, state=state, jobmaster_pid=1))
+        return self.told
+
+
+def test_a_stop_is_told_once_to_each_jobmanager() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        assert cluster.report() == 0
+        signal.raise_signal(signal.SIGINT)
+        assert [cluster.report(), cluster.report()] == [1, 1]
+        cluster.restarts += 1
+        assert [cluster.report(), cluster.report()] == [2, 2]
+        cluster.restarts += 1
+        assert cluster.report("FINISHED") == 2
+
+
+def test_a_stop_that_was_not_delivered_is_told_again() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        signal.raise_signal(signal.SIGTERM)
+        cluster.error = RpcError("nobody answers")
+        assert cluster.report() == 0
+        cluster.error = None
+        assert cluster.report() == 1
+
+
+def test_a_stop_of_a_job_that_has_just_ended_is_no_error() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        signal.raise_signal(signal.SIGINT)
+        cluster.error = RefusedError("it has ended already")
+        assert cluster.report() == 0
+
+
+def test_the_second_interrupt_leaves() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(_LeftError):
+            signal.raise_signal(signal.SIGINT)
