@@ -80,7 +80,7 @@ class Setting:
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; the exit code."""
     given = _options(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     folder = given.directory or Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     code = NOT_EXACT
@@ -102,6 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
 def say(line: str) -> None:
     """A line of progress."""
     print(line, flush=True)
+
+
+def interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """SIGTERM is taken as Ctrl-C: everything that was started is ended."""
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -330,10 +335,6 @@ def _clock(begun: float) -> str:
 def _make_topics(bootstrap: str, names: tuple[str, str]) -> None:
     for name in names:
         create_topic(bootstrap, name, partitions=PARTITIONS)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -107,6 +107,12 @@ class TidegateRun:
         with self._changed:
             return self._newest
 
+    def living(self) -> set[int]:
+        """Processes of the cluster that reports have named and that still run."""
+        with self._changed:
+            self._pids = {pid for pid in self._pids if alive(pid)}
+            return set(self._pids)
+
     def wait_for(
         self, what: str, condition: Callable[[Report], bool], timeout_s: float = 60.0
     ) -> Report:

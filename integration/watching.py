@@ -47,6 +47,7 @@ class CommittedOutput:
         self._changed = threading.Condition()
         self._arrivals: list[Arrival] = []
         self._records = 0
+        self._failure = ""
         self._ending = False
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
@@ -71,11 +72,13 @@ class CommittedOutput:
 
     def first_of(self, since_ms: int, timeout_s: float) -> int | None:
         """When the first record that was written at or after this time was seen; None if none
-        was within the timeout.
+        was within the timeout, RuntimeError when the topic cannot be read.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
+                if self._failure:
+                    raise RuntimeError(self._failure)
                 start = bisect.bisect_left(self._arrivals, (since_ms, 0))
                 for arrival in self._arrivals[start:]:
                     if arrival.written_ms >= since_ms:
@@ -91,7 +94,9 @@ class CommittedOutput:
                 continue
             failures = [str(error) for m in batch if (error := m.error()) is not None]
             if failures:
-                raise RuntimeError(failures[0])
+                with self._changed:
+                    self._failure = failures[0]
+                return
             youngest_ms = max(message.timestamp()[1] for message in batch)
             with self._changed:
                 self._records += len(batch)

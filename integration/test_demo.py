@@ -1,0 +1,61 @@
+"""`make demo`, small: four kills survived, the output exact, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.running import alive
+
+DEMO = [sys.executable, "-m", "integration.demo"]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Everything that the demo starts works in its folder or below."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                place = (entry / "cwd").readlink()
+            except OSError:
+                continue
+            if place.is_relative_to(folder) and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_survives_its_kills_exactly(tmp_path: Path) -> None:
+    words = ["--rate", "10000", "--records", "400000", "--directory", str(tmp_path)]
+    done = subprocess.run([*DEMO, *words], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = re.findall(r"^(\S.*?)  +\d+ +-9 \(SIGKILL\).* \d+\.\d s$", done.stdout, re.MULTILINE)
+    assert table == ["slot process", "TaskManager", "JobMaster", "JobManager"], done.stdout
+    assert "verdict      exact: 400,000 orders" in done.stdout
+    assert processes_in(tmp_path) == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_ended_demo_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    words = ["--rate", "1000", "--records", "100000", "--directory", str(tmp_path)]
+    with subprocess.Popen([*DEMO, *words], stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if line.startswith("the job runs"):
+                break
+        begun = processes_in(tmp_path)
+        assert len(begun) > 8, begun
+        os.kill(demo.pid, number)
+        assert demo.wait(60) == (130 if number is signal.SIGINT else -number)
+    end_s = time.monotonic() + 10
+    while processes_in(tmp_path) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert processes_in(tmp_path) == []
