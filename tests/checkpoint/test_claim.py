@@ -21,6 +21,7 @@ from tidegate.checkpoint.procedures import (
     publish,
     read_journal,
 )
+from tidegate.checkpoint.procedures.claim import HOLE_MAX
 from tidegate.errors import (
     CorruptCheckpointError,
     JobClosedError,
@@ -166,10 +167,39 @@ def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
     with pytest.raises(CorruptCheckpointError, match="is missing"):
         quiet.claim()
     del objects[hint_path(JOB)]
+    with pytest.raises(CorruptCheckpointError, match=r"0100\.json is missing, but entry 101 is"):
+        quiet.claim()
+
+
+def test_a_gap_that_is_too_large_to_be_seen_is_met_by_what_is_written(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    for counter in range(1, 10):
+        quiet.publish(journal, counter)
+    for number in range(3, 4 + HOLE_MAX + 1):
+        del quiet.world.store.objects[entry_path(JOB, number)]
     filling = quiet.claim()
-    assert filling.attempt == HINT_INTERVAL, "a gap without a hint is filled by the claim,"
-    with pytest.raises(CorruptCheckpointError, match="does not follow the entry before it"):
-        quiet.claim()  # but what is after it does not follow the claim
+    assert filling.attempt == 3
+    for counter in range(1, HOLE_MAX + 2):
+        quiet.publish(filling, counter)
+    with pytest.raises(CorruptCheckpointError, match="does not follow the one before it"):
+        quiet.publish(filling, HOLE_MAX + 2)
+
+
+def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    late: list[Any] = []
+
+    def race(effect: Effect) -> Any:
+        third = isinstance(effect, effects.ReadObject) and effect.path == entry_path(JOB, 3)
+        if third and not late:
+            late.append(None)  # read before two entries are added
+            quiet.publish(journal, 2)
+            quiet.publish(journal, 3)
+            return None
+        return NotImplemented
+
+    assert quiet.run(read_journal(JOB), race).number == 4
 
 
 def test_a_bad_hint_only_costs_time(quiet: Quiet) -> None:

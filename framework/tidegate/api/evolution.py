@@ -29,12 +29,17 @@ def check_evolution(writer: AvroSchema, reader: AvroSchema, where: str) -> None:
 
     `where` names the state: "state 'total' of step 'running-total'".
     """
-    why_not = _mismatch(writer, reader, "")
+    why_not = mismatch(writer, reader)
     if why_not is not None:
         raise PipelineError(
             f"{where} cannot be read from the checkpoint: {why_not}. Restore its type, or start "
             "without this state under a new uid"
         )
+
+
+def mismatch(writer: AvroSchema, reader: AvroSchema) -> str | None:
+    """Why what was written as `writer` cannot be read as `reader`; None where it can."""
+    return _mismatch(writer, reader, "")
 
 
 def resolver(writer: AvroSchema, of: object) -> Callable[[bytes], Any]:

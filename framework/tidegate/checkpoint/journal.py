@@ -133,6 +133,9 @@ def decode_entry(data: bytes, path: str) -> AnyEntry:
     what = f"journal entry {path}"
     try:
         body = unseal(data, what=what)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{error}. {REMEDY}") from error
+    try:
         kind = msgspec.json.decode(body, type=_Kind).kind
         if kind not in KINDS:
             raise written_by_newer(what, f"an entry of kind {kind!r}")

@@ -43,6 +43,10 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, JobName
 
+HOLE_MAX: Final = 3
+"""Entries that are looked for behind the last one: a few lost files in a row are noticed at once. A
+larger hole is noticed when the attempt wants to write where an old entry stands."""
+
 COMPETITIONS_MAX: Final = 1_000
 """Entries that may be added by others while one claim is being made: more is no race but a
 fault."""
@@ -54,9 +58,26 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
     Claims nothing and changes nothing.
     """
     state = yield from _hinted(job)
-    while (entry := (yield from _read(job, state.number + 1))) is not None:
-        state = state.after(entry)
-    return state
+    while True:
+        while (entry := (yield from _read(job, state.number + 1))) is not None:
+            state = state.after(entry)
+        beyond = yield from _beyond(job, state.number)
+        if beyond is None:
+            return state
+        if (yield from _read(job, state.number + 1)) is None:  # else it came between two looks
+            message = (
+                f"journal entry {entry_path(job, state.number + 1)} is missing, but entry {beyond} "
+                f"is there. {REMEDY}"
+            )
+            raise CorruptCheckpointError(message)
+
+
+def _beyond(job: JobName, number: int) -> Procedure[int | None]:
+    """The number of an entry behind a hole after `number`, if there is one."""
+    for further in range(number + 2, number + 2 + HOLE_MAX):
+        if (yield from read_object(entry_path(job, further))) is not None:
+            return further
+    return None
 
 
 def claim(

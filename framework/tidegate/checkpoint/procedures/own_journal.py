@@ -27,6 +27,7 @@ from tidegate.checkpoint.effects import (
 )
 from tidegate.checkpoint.journal import (
     HINT_INTERVAL,
+    REMEDY,
     AnyEntry,
     Claim,
     decode_entry,
@@ -36,7 +37,13 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
 from tidegate.checkpoint.procedures.patience import Patience, Waiting
-from tidegate.errors import DeposedError, OutcomeUnknownError, RefusedError, StorageError
+from tidegate.errors import (
+    CorruptCheckpointError,
+    DeposedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
 from tidegate.ids import Attempt, JobName, JournalNumber, TransactionalId
 from tidegate.ports.blobs import Created
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -142,12 +149,19 @@ def header_after(state: JournalState) -> Procedure[Header]:
 def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedure[None]:
     """Add an entry of this attempt.
 
-    DeposedError if another entry stands there. StorageError if it is certain that nothing was
+    DeposedError if another entry stands there, CorruptCheckpointError if that is older than what it
+    would have to follow. StorageError if it is certain that nothing was
     written, OutcomeUnknownError if it could not be learned in time: the attempt must end, and its
     transactions be left alone.
     """
     found = yield from place(journal.job, entry, patience)
     if found.nonce != entry.nonce:
+        if found.previous != entry.previous:
+            message = (
+                f"journal entry {entry_path(journal.job, found.number)} does not follow the one "
+                f"before it: entries of this journal are missing, or were replaced. {REMEDY}"
+            )
+            raise CorruptCheckpointError(message)
         raise deposed(journal, found)
     journal.state = journal.state.after(entry)
     journal.hint_due = journal.hint_due or entry.number % HINT_INTERVAL == 0

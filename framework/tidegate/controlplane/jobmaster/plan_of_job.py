@@ -11,14 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from tidegate.api.evolution import check_evolution
+from tidegate.api.evolution import mismatch
 from tidegate.api.fields import name_of
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.rebuild import rebuild
 from tidegate.api.topics import topic_of
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
 from tidegate.config import CheckpointSettings, Config
-from tidegate.errors import PipelineError
 from tidegate.graph.logical import Graph, Node
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
@@ -98,10 +97,9 @@ def state_conflict(old: str, new: str) -> str | None:
     if written["kind"] != wanted["kind"]:
         return f"it was a {written['kind']} state and is a {wanted['kind']} state now"
     for before, after in zip(written["schemas"], wanted["schemas"], strict=True):
-        try:
-            check_evolution(before, after, "it")
-        except PipelineError as error:
-            return str(error)
+        why_not = mismatch(before, after)
+        if why_not is not None:
+            return why_not
     return None
 
 

@@ -74,7 +74,7 @@ class Reporting:
         """The job as it stands."""
         metrics = self._before if live is None else _sum(self._before, live)
         counts = None if live is None else live.coordinator.counts
-        failed = machine.state is JobState.FAILED
+        failed = machine.state in {JobState.FAILED, JobState.DEPOSED}
         error = self._last_error
         if error is None and machine.error is not None:
             error = ErrorReport.of(machine.error)
