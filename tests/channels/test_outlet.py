@@ -15,7 +15,6 @@ from tidegate.dataplane.channels.outlet import (
     ForwardOutlet,
     KeyOutlet,
     LocalChannel,
-    RebalanceOutlet,
     RemoteChannel,
 )
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
@@ -154,7 +153,7 @@ def test_control_goes_everywhere_and_writing_needs_everybody() -> None:
     assert not outlet.writable()
 
 
-def test_forward_and_rebalance() -> None:
+def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:
     one = Heard()
     forward = ForwardOutlet(one)
     forward.emit(batch(0, 2))
@@ -163,11 +162,6 @@ def test_forward_and_rebalance() -> None:
     assert forward.writable()
     one.may = False
     assert not forward.writable()
-    channels = [Heard(), Heard()]
-    rebalance = RebalanceOutlet(channels)
-    for first in range(5):
-        rebalance.emit(batch(first, 1))
-    assert [channel.values() for channel in channels] == [["v0", "v2", "v4"], ["v1", "v3"]]
 
 
 def test_a_local_channel_hands_on_the_very_batch_up_to_its_capacity() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InternalError
 from tidegate.graph.key_groups import key_group, key_group_range, subtask_of
-from tidegate.graph.redistribute import keyed_shares, redistribute_list
 from tidegate.ids import KeyGroup, SubtaskIndex
 
 WORD = 0xFFFFFFFF
@@ -71,55 +70,6 @@ def test_ranges_are_contiguous_and_cover_every_group_once(layout: tuple[int, int
         assert owners == {index}
 
 
-@given(layouts())
-def test_restoring_at_another_parallelism_moves_every_group_once(
-    layout: tuple[int, int, int],
-) -> None:
-    parallelism, old_parallelism, max_parallelism = layout
-    taken = [
-        (share.old_subtask, group)
-        for index in range(parallelism)
-        for share in keyed_shares(
-            SubtaskIndex(index),
-            parallelism=parallelism,
-            old_parallelism=old_parallelism,
-            max_parallelism=max_parallelism,
-        )
-        for group in share.key_groups
-    ]
-    owned = [
-        (index, group)
-        for index in range(old_parallelism)
-        for group in key_group_range(SubtaskIndex(index), old_parallelism, max_parallelism)
-    ]
-    assert taken == owned
-
-
-def test_an_unchanged_subtask_takes_over_its_own_state_only() -> None:
-    shares = keyed_shares(SubtaskIndex(2), parallelism=4, old_parallelism=4, max_parallelism=128)
-    assert [(share.old_subtask, share.key_groups) for share in shares] == [(2, range(64, 96))]
-
-
 def test_a_subtask_that_is_not_there_owns_nothing() -> None:
     with pytest.raises(InternalError):
         key_group_range(SubtaskIndex(4), 4, 128)
-
-
-lists = st.lists(st.lists(st.integers(), max_size=6), min_size=1, max_size=8)
-
-
-@given(lists, st.integers(1, 9), st.integers(0, 9))
-def test_list_items_are_dealt_out_in_order_without_loss(
-    old: list[list[int]], parallelism: int, first: int
-) -> None:
-    new = redistribute_list(old, parallelism, first=first)
-    if parallelism == len(old):
-        assert [list(items) for items in new] == old
-        return
-    rotated = [new[(first + i) % parallelism] for i in range(parallelism)]
-    assert [item for items in rotated for item in items] == [
-        item for items in old for item in items
-    ]
-    lengths = [len(items) for items in rotated]
-    assert lengths == sorted(lengths, reverse=True)
-    assert max(lengths) - min(lengths) <= 1

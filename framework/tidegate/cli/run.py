@@ -9,12 +9,9 @@ second Ctrl-C leaves at once, and the next run recovers. Parsing and printing on
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from tidegate.config import Config
 
 EXAMPLE = "Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
 
@@ -84,17 +81,6 @@ def run(
     )
     code = execute(pipeline, Path.cwd(), command_line, options, as_json=as_json)
     raise typer.Exit(code)
-
-
-def with_enough_slots(config: Config, command_line: dict[str, object]) -> Config:
-    """As many local slots as the job needs, where nobody has said how many there shall be."""
-    have = config.taskmanager.slots * config.cluster.task_managers
-    if have >= config.job.parallelism or "taskmanager.slots" in command_line:
-        return config
-    from tidegate.config import TaskManagerSettings
-
-    each = -(-config.job.parallelism // config.cluster.task_managers)
-    return config.model_copy(update={"taskmanager": TaskManagerSettings(slots=each)})
 
 
 def _pairs(given: list[str] | None, option: str) -> dict[str, str]:

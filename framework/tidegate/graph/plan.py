@@ -22,7 +22,7 @@ from tidegate.graph.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.graph.logical import Edge, Graph, Node
 from tidegate.ids import ChannelId, SubtaskIndex, VertexId
 
-PlanExchange = Literal["forward", "key", "rebalance"]
+PlanExchange = Literal["forward", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """The sending side of channels: which subtask gets a record, and how it travels there.
 
 An outlet is one edge's end in one sending subtask. `ForwardOutlet` has one channel,
-`RebalanceOutlet` deals batches out in turn, `KeyOutlet` splits batches by the key group of each
-record. A channel is local (the receiver's queue, by reference) or remote: then small batches are
+`KeyOutlet` splits batches by the key group of each record. A channel is local (the receiver's queue, by reference) or remote: then small batches are
 gathered into frames, and a frame leaves when the receiver has granted credit for it.
 
 Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves
@@ -256,20 +255,6 @@ class ForwardOutlet(Outlet):
     def writable(self) -> bool:
         """Whether the channel can take another batch."""
         return self._channel.writable()
-
-
-class RebalanceOutlet(Outlet):
-    """Batches to all receivers in turn. Order holds within a channel only."""
-
-    def __init__(self, channels: Sequence[OutputChannel]) -> None:
-        super().__init__(channels)
-        self._next = 0
-
-    def emit(self, batch: RecordBatch) -> None:
-        """Send a batch to the receiver whose turn it is."""
-        if batch.values:
-            self.channels[self._next].put(batch)
-            self._next = (self._next + 1) % len(self.channels)
 
 
 class _Routes(dict[Any, int]):

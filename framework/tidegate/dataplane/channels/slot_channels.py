@@ -33,7 +33,6 @@ from tidegate.dataplane.channels.outlet import (
     LocalChannel,
     Outlet,
     OutputChannel,
-    RebalanceOutlet,
     RemoteChannel,
 )
 from tidegate.errors import ExchangeError, InternalError, check
@@ -156,8 +155,6 @@ class SlotChannels:
         channels = [self._channel(edge, receiver) for receiver in receivers]
         if len(channels) == 1:
             return ForwardOutlet(channels[0])
-        if edge.exchange == "rebalance":
-            return RebalanceOutlet(channels)
         declared = self._declared(edge)
         check(receivers == list(range(len(receivers))), "receivers are not in order")
         if edge.exchange != "key" or declared.key is None:
