@@ -43,6 +43,8 @@ ANSWER_TIMEOUT_S: Final = 9.0
 partitions to make has been seen to need 8."""
 METADATA_TRY_S: Final = 1.0
 """After so long without an answer it is looked whether our credentials were refused meanwhile."""
+ELECTION_PAUSE_S: Final = 0.05
+"""Between questions while a partition has no leader: milliseconds for a new topic."""
 MAX_TIMEOUT_NAME: Final = "transaction.max.timeout.ms"
 
 _UNREACHABLE: Final = frozenset(
@@ -60,6 +62,17 @@ _UNREACHABLE: Final = frozenset(
         Code.BROKER_NOT_AVAILABLE,
         Code.NETWORK_EXCEPTION,
     }
+)
+_ELECTING: Final = frozenset(
+    {
+        Code.NOT_LEADER_FOR_PARTITION,
+        Code.LEADER_NOT_AVAILABLE,
+        Code.OFFSET_NOT_AVAILABLE,
+        Code._NOENT,  # "no leaders found", also of a topic that is not there
+    }
+)
+_ABSENT: Final = frozenset(
+    {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION, Code._NOENT}
 )
 _DENIED: Final = frozenset(
     {
@@ -182,19 +195,42 @@ class KafkaClusterAdmin:
                     raise self._translated("describe the cluster", cause) from None
 
     def _offsets(self, origins: Iterable[Origin], spec: OffsetSpec) -> dict[Origin, int]:
-        asked = {TopicPartition(*origin): spec for origin in origins}
-        if not asked:
-            return {}
+        """Asks again while leaders are being elected: a topic may have been made a moment ago."""
+        asked = list(origins)
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            found, moved = self._offsets_once(asked, spec)
+            if moved is None:
+                return found
+            if time.monotonic() > deadline:
+                raise self._translated("tell offsets", moved)
+            time.sleep(ELECTION_PAUSE_S)
+
+    def _offsets_once(
+        self, origins: list[Origin], spec: OffsetSpec
+    ) -> tuple[dict[Origin, int], Any]:
+        """Offsets, and the error of a partition whose leader is being elected."""
+        if not origins:
+            return {}, None
         futures = self._client.list_offsets(
-            asked,
+            {TopicPartition(*origin): spec for origin in origins},
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=ANSWER_TIMEOUT_S,
         )
-        found = {}
+        found, moved = {}, None
         for each, future in futures.items():
             what = f"tell the offsets of {each.topic}-{each.partition}"
-            found[Origin(each.topic, each.partition)] = self._result(what, future).offset
-        return found
+            try:
+                offset = future.result(ANSWER_TIMEOUT_S + 1).offset
+            except KafkaException as error:
+                moved = error.args[0]
+                if moved.code() not in _ELECTING:
+                    raise self._translated(what, moved) from None
+            except TimeoutError:
+                raise self._unreachable(what) from None
+            else:
+                found[Origin(each.topic, each.partition)] = offset
+        return found, moved
 
     def _result(self, what: str, future: Any) -> Any:
         try:
@@ -221,7 +257,7 @@ class KafkaClusterAdmin:
             )
         if code in _UNREACHABLE:
             return self._unreachable(what)
-        if code in {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION}:
+        if code in _ABSENT:
             return self._absent(what)
         return KafkaError(f"Kafka at {self._servers} could not {what}: {cause.str()}")
 

@@ -42,6 +42,10 @@ PLAIN_MESSAGE_TIMEOUT_MS: Final = 300_000
 """For records outside transactions, librdkafka's own default; in one it is the transaction's
 timeout.
 """
+FLUSH_SLICE_S: Final = 0.1
+"""After a failed delivery a flush would wait for the other records until their timeout, 11 minutes
+by default, although the transaction is lost: so it looks for failures in between.
+"""
 ROOM_PAUSE_S: Final = 0.005
 """Between tries while the queue is full: successful deliveries wake nobody, so this is the wait."""
 MS_PER_S: Final = 1000
@@ -192,11 +196,14 @@ class KafkaProducer:
 
         Not to be called while another thread sends: it would wait for that, too.
         """
-        self._failure.check()
-        try:
-            left = self._client.flush(timeout_s)
-        except Exception as error:  # noqa: BLE001  # as in begin
-            self._fail("flush", error)
+        end = time.monotonic() + timeout_s
+        left = 1
+        while left and time.monotonic() < end:
+            self._failure.check()
+            try:
+                left = self._client.flush(FLUSH_SLICE_S)
+            except Exception as error:  # noqa: BLE001  # as in begin
+                self._fail("flush", error)
         self._failure.check()
         if left:
             self._failure.text = (

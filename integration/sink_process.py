@@ -1,0 +1,81 @@
+"""A process that writes numbered records through the sink and prepares them, to be killed.
+
+    python -m integration.sink_process BOOTSTRAP TOPIC JOB INTERVALS RECORDS [reuse]
+
+Writes INTERVALS intervals of RECORDS records each, prepares each, and prints each acknowledgement
+as a line of JSON; then writes half an interval more, flushes it, says `"unprepared"`, and waits for
+its end. With `reuse` it is the mistake that the sink must not make: one producer for two
+transactions.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import msgspec
+
+from tests.kafka.surroundings import Surroundings
+from tidegate.api.formats import Raw
+from tidegate.api.kafka import KafkaSink
+from tidegate.config import Config, KafkaSettings
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sinks.lanes import TransactionLane
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.elements import Origin, RecordBatch
+from tidegate.ids import Attempt, CheckpointId, Uid
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+def numbered(first: int, count: int) -> RecordBatch:
+    numbers = range(first, first + count)
+    return RecordBatch(
+        values=[b"%d" % number for number in numbers],
+        offsets=list(numbers),
+        origin=Origin("in", 0),
+    )
+
+
+def main() -> None:
+    bootstrap, topic, job, intervals, records, *mistakes = sys.argv[1:]
+    around = Surroundings(
+        RealDrivers(),
+        KafkaTransactionLog({"bootstrap.servers": bootstrap}),
+        job=job,
+        config=Config(kafka=KafkaSettings(bootstrap=bootstrap)),
+        threads=True,
+    )
+    writer = KafkaSinkWriter(KafkaSink(topic, value=Raw()), Uid("out"), around.runtime)
+    writer.open()
+    acks: list[tuple[PreparedTransaction, ...]] = []
+    size, total = int(records), 0
+    for interval in range(int(intervals)):
+        writer.write(numbered(total, size))
+        total += size
+        if mistakes:
+            around.until(lambda: writer._intervals[0].sending)
+            kept = writer._intervals[0].sending
+        writer.prepare(CheckpointId(Attempt(1), interval), acks.append)
+        done = interval + 1
+        around.until(lambda done=done: len(acks) == done)  # type: ignore[misc]
+        print(json.dumps(msgspec.to_builtins(acks[-1])), flush=True)
+    if mistakes:
+        assert kept is not None
+        producer = kept.producer
+        producer.send(topic, numbered(total, size // 2).values, None)
+    else:
+        writer.write(numbered(total, size // 2))
+        around.until(lambda: writer._intervals[0].sending)
+        sending = writer._intervals[0].sending
+        assert sending is not None
+        producer = sending.producer
+    producer.flush(30)
+    assert isinstance(writer._lane, TransactionLane)
+    print('"unprepared"', flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
