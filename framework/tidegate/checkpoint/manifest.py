@@ -104,6 +104,6 @@ def _body(data: bytes | None, what: str, sha256: str | None) -> bytes:
 
 
 REMEDY: Final = (
-    "Bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`, where ID "
-    "is the name of a file beside it): the records after it are then written again"
+    "Bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
+    "`tidegate checkpoints JOB` lists them): the records after it are then written again"
 )

@@ -16,6 +16,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from tidegate.config import Config
+from tidegate.errors import Domain
+from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import JobReport, Submission
 
 LINE_INTERVAL_MS: Final = 5_000
@@ -68,7 +70,8 @@ class Display:
     def failed(self, report: JobReport) -> None:
         """Why it failed: the user's traceback, then the paragraph."""
         if report.error is not None:
-            if report.error.traceback:
+            # The user's code, or a bug of ours; the way to a failure of the world is in the log.
+            if report.error.traceback and report.error.domain is not Domain.EXTERNAL:
                 say(report.error.traceback.rstrip())
             say(f"tidegate: {report.error.message}")
 
@@ -87,13 +90,20 @@ class Display:
 class Lines(Display):
     """A line at every change of state, and one every five seconds."""
 
+    _told: ErrorReport | None = None
+    """The failure that was told last."""
+
     def show(self, report: JobReport) -> None:
         before = self._before
         told = before is not None and before.state == report.state
         if told and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS:  # type: ignore[union-attr]
             return
-        say(f"{self.job}: {describe(report, self.rates(report))}")
+        # The paragraph of a failed job comes at its end, and a failure is told once.
+        news = report.error not in {None, self._told} and report.state not in {"CLOSING", "FAILED"}
+        why = f", last failure: {report.error.message}" if news and report.error else ""
+        say(f"{self.job}: {describe(report, self.rates(report))}{why}")
         self._before = report
+        self._told = report.error
 
 
 class JsonLines(Display):
@@ -180,8 +190,6 @@ def describe(report: JobReport, rates: tuple[float, float]) -> str:
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
     if report.restarts:
         parts.append(f"{report.restarts} restarts")
-    if report.error is not None and report.state != "RUNNING":
-        parts.append(f"last failure: {report.error.message}")
     return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.bootstrap import local_cluster
 from tidegate.cli.display import Display, open_display, say
@@ -26,14 +26,19 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.drivers.bundle import RealDrivers
-from tidegate.errors import RefusedError, RpcError
+from tidegate.errors import ConfigError, RefusedError, RpcError
 
 if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
     from tidegate.ids import JobName
     from tidegate.protocol.messages import JobReport
 
-DONE, FAILED, INTERRUPTED = 0, 1, 130
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+REFUSALS: Final = frozenset(
+    {"CodeMismatchError", "RefusedError", "NotAllowedError", "PipelineError", "ConfigError"}
+)
+"""Errors of a job that only the user can mend, by name; unlike a failure while it processes."""
 
 
 def execute(
@@ -78,21 +83,25 @@ def _exit_code(report: JobReport, display: Display) -> int:
     if report.state == "CANCELED":
         return INTERRUPTED
     display.failed(report)
-    user_mistake = report.error is not None and report.error.kind in {
-        "CodeMismatchError",
-        "RefusedError",
-        "PipelineError",
-        "ConfigError",
-    }
-    return 2 if user_mistake else FAILED
+    if report.error is None:
+        return FAILED
+    # A checkpoint that cannot be read stops the first attempt before it has started anything.
+    unread = report.error.kind == "CorruptCheckpointError" and not report.restarts
+    return REFUSED if unread or report.error.kind in REFUSALS else FAILED
 
 
 def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
     """As many local slots as the job needs, where nobody has said how many there shall be."""
-    have = config.taskmanager.slots * config.cluster.task_managers
-    if have >= config.job.parallelism or "taskmanager.slots" in command_line:
+    slots, managers = config.taskmanager.slots, config.cluster.task_managers
+    if slots * managers >= config.job.parallelism:
         return config
-    each = -(-config.job.parallelism // config.cluster.task_managers)
+    if "taskmanager.slots" in command_line:
+        raise ConfigError(
+            f"The job needs {config.job.parallelism} slots, one for each of its parallel subtasks, "
+            f"and this run would have {slots * managers}: {managers} TaskManagers with {slots} "
+            "slots each. Give it more (--slots, --task-managers) or lower --parallelism."
+        )
+    each = -(-config.job.parallelism // managers)
     return config.model_copy(update={"taskmanager": TaskManagerSettings(slots=each)})
 
 

@@ -7,11 +7,16 @@ it further. Unknown names (a newer sender) become the nearest base class of the 
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from tidegate import errors
 from tidegate.errors import Domain, ExternalError, InternalError, Retry, TidegateError, UserError
+
+OURS: Final = (str(Path(errors.__file__).parent), "<fused ")
+"""How the names of our own files begin, generated loops among them."""
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,19 +27,18 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry
     message: str
     traceback: str = ""
-    """Of the user's code where it failed; of ours only for an internal error."""
+    """Of a user's error: of their code where it failed, empty where none of it was involved."""
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
         """Describe `error`; anything that is not a TidegateError is an internal error."""
         if isinstance(error, TidegateError):
-            trace = error.__cause__ or (error if isinstance(error, InternalError) else None)
             return cls(
                 kind=type(error).__name__,
                 domain=error.domain,
                 retry=error.retry,
                 message=str(error),
-                traceback="".join(traceback.format_exception(trace)) if trace else "",
+                traceback=_traceback_of(error),
             )
         return cls(
             kind="InternalError",
@@ -51,3 +55,18 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
             return known(self.message)
         bases = {Domain.USER: UserError, Domain.EXTERNAL: ExternalError}
         return bases.get(self.domain, InternalError)(self.message)
+
+
+def _traceback_of(error: TidegateError) -> str:
+    cause = error.__cause__
+    if cause is None:
+        ours = isinstance(error, InternalError)
+        return "".join(traceback.format_exception(error)) if ours else ""
+    frames = cause.__traceback__
+    if error.domain is Domain.USER:
+        # Down to where the user's code begins; the way there is ours and says nothing to them.
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(OURS):
+            frames = frames.tb_next
+        if frames is None:
+            return ""
+    return "".join(traceback.format_exception(type(cause), cause, frames))

@@ -216,7 +216,10 @@ class _Download:
         path = f"{self.job}/{file.path}"
         check("/" not in file.name, f"state file name {file.name!r} leaves its folder")
         what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"
-        remedy = "restore from an earlier checkpoint or put the file back"
+        remedy = (
+            "bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
+            "`tidegate checkpoints JOB` lists them): the records after it are then written again"
+        )
         if not self.blobs.get_file(path, target):
             raise CorruptCheckpointError(f"{what} is missing; {remedy}")
         identity = _identity(target)
