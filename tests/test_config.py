@@ -165,3 +165,18 @@ def test_a_secret_of_the_wrong_type_is_not_quoted(tmp_path: Path) -> None:
 def test_what_travels_with_a_submission_comes_back_the_same() -> None:
     config = load(command_line={"checkpoint.interval": "1 s", "sources.orders.topic": "o"})
     assert Config.from_dict(config.to_dict()) == config
+
+
+def test_none_is_a_value_where_it_is_a_choice_and_no_value_where_that_is_allowed() -> None:
+    given = {"restart.strategy": "none", "restart.attempts": "none"}
+    restart = load(command_line=given).restart
+    assert (restart.strategy, restart.attempts) == ("none", None)
+
+
+@pytest.mark.parametrize("line", ["interval = 10", "timeout = 0", "min_pause = 1.5"])
+def test_a_number_without_a_unit_is_refused_from_a_file(tmp_path: Path, line: str) -> None:
+    (tmp_path / "tidegate.toml").write_text(f"[checkpoint]\n{line}\n")
+    with pytest.raises(ConfigError, match="has no unit: write it as text with one of ms, s"):
+        load(folder=tmp_path)
+    # The class statement gives milliseconds, from a Duration that had its unit.
+    assert load(class_statement={"checkpoint.interval": 10}).checkpoint.interval == 10

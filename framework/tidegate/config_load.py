@@ -167,13 +167,14 @@ def _pattern(key: str) -> str:
 def _validated(values: Mapping[str, _Value]) -> Config:
     nested: dict[str, Any] = {}
     measured = dict(_measured(Config, ""))
+    optional = {name for name, default in known_keys().items() if default is None}
     for key, (value, origin) in values.items():
         path = key.split(".")
         if _pattern(key).endswith(".properties.*"):
             cut = path.index("properties") + 1
             path = [*path[:cut], ".".join(path[cut:])]
             value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
-        elif value in {"none", "None"}:
+        elif value in {"none", "None"} and _pattern(key) in optional:
             value = None  # noqa: PLW2901  # how a text says it
         elif key in measured and isinstance(value, int | float) and origin != CLASS_STATEMENT:
             # In code and on its way to other processes a number is in the smallest unit; a person

@@ -64,7 +64,7 @@ class Display:
         say(
             f"{self.job}: {report.state.lower()}; {report.records_in:,} records in, "
             f"{report.records_out:,} out, {report.checkpoints_completed} checkpoints, "
-            f"{report.restarts} restarts"
+            f"{report.restarts} restarts{_bad_records(report)}"
         )
 
     def failed(self, report: JobReport) -> None:
@@ -190,6 +190,8 @@ def describe(report: JobReport, rates: tuple[float, float]) -> str:
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
     if report.restarts:
         parts.append(f"{report.restarts} restarts")
+    if bad := _bad_records(report):
+        parts.append(bad.removeprefix(", "))
     return ", ".join(parts)
 
 
@@ -219,6 +221,13 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     if report.error is not None:
         table.add_row("last failure", report.error.message)
     return table
+
+
+def _bad_records(report: JobReport) -> str:
+    """What became of records that could not be decoded, if there were any."""
+    skipped = f", {report.skipped:,} bad records skipped" if report.skipped else ""
+    letters = f", {report.dead_letters:,} dead letters" if report.dead_letters else ""
+    return skipped + letters
 
 
 def _size(size: float) -> str:
