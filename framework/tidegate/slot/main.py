@@ -385,4 +385,4 @@ def remove_older(root: Path, attempt: int) -> None:
 
 
 def _story(report: ErrorReport) -> dict[str, str]:
-    return {"error": report.kind, "message": report.message, "traceback": report.traceback}
+    return {"error": report.kind, "why": report.message, "traceback": report.traceback}

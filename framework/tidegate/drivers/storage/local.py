@@ -113,6 +113,12 @@ class LocalStore:
                 return False
             raise _translated(error, "write", target) from error
         except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # the disk of the copy, not ours
+                message = (
+                    f"{source} can not be copied to {target}: the disk is full: make room there, "
+                    "or set state.directory to a larger disk"
+                )
+                raise StorageError(message) from error
             raise _translated(error, f"copy to {target} from", source) from error
         return True
 
