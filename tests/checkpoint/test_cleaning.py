@@ -110,6 +110,24 @@ def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None
     ]
 
 
+def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    put(quiet, f"files/{journal.attempt}/v/0/total/of-the-next-checkpoint")
+    assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == ()
+
+
+def test_the_folder_is_listed_once_per_attempt(quiet: Quiet) -> None:
+    journal, cleaning = quiet.claim(), Cleaning()
+    listings = []
+    for counter in (1, 2, 3):
+        quiet.publish(journal, counter)
+        quiet.asked.clear()
+        quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet))
+        listings.append(sum(isinstance(effect, effects.ListObjects) for effect in quiet.asked))
+    assert listings == [2, 0, 0], "files and manifests, then never again"
+
+
 def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Quiet) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/orphan")

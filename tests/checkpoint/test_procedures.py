@@ -262,6 +262,17 @@ def test_a_loss_is_stated_when_the_others_are_ended(quiet: Quiet) -> None:
     assert named[1].transactional_id not in str(caught.value)
 
 
+def test_a_job_that_has_stated_a_loss_can_be_closed_and_the_loss_remains(quiet: Quiet) -> None:
+    newer, _ = lose_one(quiet)
+    with pytest.raises(DataLossError):
+        quiet.recover(newer)
+    quiet.close(newer)
+    assert quiet.kinds()[-2:] == ["Lost", "Closed"], "stated once"
+    with pytest.raises(DataLossError):
+        quiet.claim("s2")
+    assert quiet.claim("s2", accept_loss=True).before.accepted
+
+
 def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
     newer, named = lose_one(quiet)
     with pytest.raises(DataLossError) as caught:
