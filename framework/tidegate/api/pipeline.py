@@ -66,7 +66,10 @@ class Param(Generic[V]):
         try:
             value = msgspec.convert(raw, self.of, strict=False)
         except msgspec.ValidationError as error:
-            raise PipelineError(f"parameter {self.name!r}: {error}; given was {raw!r}") from None
+            raise PipelineError(
+                f"parameter {self.name!r}: {error}; given was {raw!r}. Give it a value of type "
+                f"{name_of(self.of)}."
+            ) from None
         if self.check is not None and not self.check(value):
             raise PipelineError(f"parameter {self.name!r}: {value!r} is not allowed; {self.help}")
         return value

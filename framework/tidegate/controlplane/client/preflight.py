@@ -24,7 +24,7 @@ from tidegate.checkpoint.timeouts import check_against_broker
 from tidegate.checkpoint.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
-from tidegate.graph.logical import Graph, Node
+from tidegate.graph.logical import DEAD_LETTERS, Graph, Node
 from tidegate.graph.plan import plan
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
@@ -124,6 +124,8 @@ def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
     right = "READ" if node.kind == "source" else "WRITE"
     section = "sources" if node.kind == "source" else "sinks"
     whose = f"{node.kind} {node.id!r} ({node.place})"
+    if node.inputs and node.inputs[0].port == DEAD_LETTERS:
+        whose = f"the dead letters of source {node.inputs[0].node!r} ({node.place})"
     try:
         admin.partitions(topic)
         rights = admin.rights(topic)

@@ -264,7 +264,7 @@ class KafkaClusterAdmin:
     def _absent(self, what: str) -> RefusedError:
         return RefusedError(
             f"Kafka at {self._servers} could not {what}: there is no such topic or partition. "
-            "Create it, or correct the topic of the source or sink that names it."
+            "Create it, or correct its name."
         )
 
     def _unreachable(self, what: str) -> KafkaUnavailableError:

@@ -1,0 +1,145 @@
+"""A broker that asks who one is: what a principal may not do is refused by name, before anything
+starts, and a password appears nowhere.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by assignment
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from integration.brokers import TIMEOUT_S
+from integration.mistakes import Folder, Outcome, assert_golden
+from tidegate.drivers.kafka.broker_config import HOST, choose_ports
+from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+PASSWORD = "s3cr3t-0f-the-j0b"
+WRONG = "an0ther-0ne"
+LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+
+
+class Secured(NamedTuple):
+    """Two doors of one broker: whoever uses the first may do everything."""
+
+    plain: str
+    sasl: str
+
+    def grant(
+        self, kind: ResourceType, name: str, what: AclOperation, pattern: ResourcePatternType
+    ) -> None:
+        """Give the user `job` a right."""
+        admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 0})
+        right = AclBinding(kind, name, pattern, "User:job", "*", what, AclPermissionType.ALLOW)
+        for future in admin.create_acls([right]).values():
+            future.result(TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    directory = tmp_path_factory.mktemp("secured")
+    (ports,), (extra,) = choose_ports(1), choose_ports(1)
+    known = ClusterFile(
+        version="4.3.0", cluster_id=uuid.uuid4().hex[:22], ports=[ports], archive=directory / "a"
+    )
+    (directory / "cluster.json").write_bytes(msgspec.json.encode(known, enc_hook=str))
+    doors = f"PLAINTEXT://{HOST}:{ports.client},SASL://{HOST}:{extra.client}"
+    properties = {
+        "listeners": f"{doors},CONTROLLER://{HOST}:{ports.controller}",
+        "advertised.listeners": doors,
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+        "SASL:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain."
+        f'PlainLoginModule required user_job="{PASSWORD}";',
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with EmbeddedKafka.start(
+        "4.3.0", directory=directory, owned=True, properties=properties
+    ) as started:
+        assert started.bootstrap == f"{HOST}:{ports.client}", "another process took the port"
+        yield Secured(started.bootstrap, f"{HOST}:{extra.client}")
+
+
+def run(folder: Folder, secured: Secured, password: str = PASSWORD) -> Outcome:
+    folder.write(
+        "tidegate.toml",
+        f"""
+        [kafka]
+        bootstrap = "{secured.sasl}"
+        [kafka.properties]
+        "security.protocol" = "SASL_PLAINTEXT"
+        "sasl.mechanism" = "PLAIN"
+        "sasl.username" = "job"
+        """,
+    )
+    secret = {"TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD": password}
+    return folder.run(kafka=False, environment=secret)
+
+
+def everything_in(folder: Folder) -> str:
+    """All that a run has left behind, but for the pipeline."""
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
+    secured: Secured, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, secured.plain)
+    folder.orders(30)
+    orders, totals = folder.topics["orders"], folder.topics["totals"]
+    topic, ids = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+    ours = f"tidegate.{folder.job}."
+    steps = [
+        ("source-topic-not-visible", (topic, orders, AclOperation.DESCRIBE, LITERAL)),
+        ("source-topic-not-readable", (topic, orders, AclOperation.READ, LITERAL)),
+        ("sink-topic-not-visible", (topic, totals, AclOperation.READ, LITERAL)),
+        ("sink-topic-not-writable", (topic, totals, AclOperation.WRITE, LITERAL)),
+        ("transactional-ids-not-visible", (ids, ours, AclOperation.DESCRIBE, PREFIXED)),
+        ("transactional-ids-not-writable", (ids, ours, AclOperation.WRITE, PREFIXED)),
+    ]
+    for name, right in steps:
+        refused = run(folder, secured)
+        assert refused.code == 2, refused.err
+        assert_golden(name, folder.normalised(refused.err.rstrip("\n")))
+        assert not (tmp_path / ".tidegate" / "logs").exists(), "a process was started"
+        secured.grant(*right)
+    # READ on the source, WRITE on the sink and on the ids: no group, nothing of the cluster.
+    done = run(folder, secured)
+    assert done.code == 0, f"{done.err}\n{folder.logs()}"
+    assert " 0 restarts" in done.err
+    folder.assert_exact(30)
+    assert "offsets could not be committed to the consumer group" in folder.logs()
+    assert PASSWORD not in everything_in(folder)
+
+
+def test_a_wrong_password(secured: Secured, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, secured.plain)
+    refused = run(folder, secured, WRONG)
+    assert refused.code == 2, refused.err
+    assert_golden("password-wrong", folder.normalised(refused.err.rstrip("\n")))
+    assert not (tmp_path / ".tidegate" / "logs").exists(), "a process was started"
+    assert WRONG not in everything_in(folder)
+
+
+def test_a_setting_that_only_one_of_the_two_clients_knows(secured: Secured, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, secured.plain)
+    only = {"kafka.properties.sasl.oauthbearer.config": PASSWORD}
+    refused = folder.run(config=only)
+    assert refused.code == 2, refused.err
+    assert_golden("security-setting-unknown", folder.normalised(refused.err.rstrip("\n")))
