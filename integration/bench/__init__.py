@@ -1,0 +1,1 @@
+"""What tidegate costs beside loops written by hand, and its rooms one by one."""

@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -436,7 +436,7 @@ def _write(producer: Producer, topic: str) -> None:
     producer.send(topic, [b"later"], None)
 
 
-def _runs(reader: PartitionReader, last: Callable[[tuple[object, object, int]], bool]) -> list:  # type: ignore[type-arg]
+def _runs(reader: PartitionReader, last: Callable[[tuple[object, object, int]], bool]) -> list[Any]:
     found = []
     deadline = time.monotonic() + TIMEOUT_S
     while True:

@@ -1,0 +1,1 @@
+"""Operators and subtasks, without channels of their own or a broker."""

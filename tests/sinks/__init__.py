@@ -1,0 +1,1 @@
+"""The sink writer: intervals, order across barriers, transaction slots."""

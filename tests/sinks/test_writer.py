@@ -111,6 +111,15 @@ def test_barriers_pass_while_a_flush_is_under_way_and_are_answered_in_order(benc
     assert [len(bench.acks[number]) for number in (1, 2, 3)] == [1, 2, 3]
 
 
+def _function_name(action: Any) -> str:
+    return str(action.func.__name__)
+
+
+def _preparation(bench: Bench) -> Any:
+    """The waiting I/O action that flushes and describes."""
+    return next(action for action in bench.around.io if _function_name(action) == "_prepare")
+
+
 def test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement(
     bench: Bench,
 ) -> None:
@@ -122,7 +131,7 @@ def test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement(
     posted: list[Any] = []
     bench.around.runtime.post = posted.append  # the outcomes wait until the test delivers them
     (_, *others) = bench.around.io
-    first = next(action for action in bench.around.io if action.func.__name__ == "_prepare")  # type: ignore[attr-defined]
+    first = _preparation(bench)
     bench.around.io = [*others]
     if first in bench.around.io:
         bench.around.io.remove(first)
@@ -130,7 +139,7 @@ def test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement(
     flushed, first_described = posted
     posted.clear()
     flushed()
-    second = next(action for action in bench.around.io if action.func.__name__ == "_prepare")  # type: ignore[attr-defined]
+    second = _preparation(bench)
     second()
     _, second_described = posted
     posted.clear()

@@ -1,0 +1,1 @@
+"""Parts of a slot process that need no cluster."""

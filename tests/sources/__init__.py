@@ -1,0 +1,1 @@
+"""The source reader: positions, ends, records that cannot be decoded."""

@@ -1,0 +1,1 @@
+"""Checkpoint storage: one contract, and what only a folder can do wrong."""

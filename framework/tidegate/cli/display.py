@@ -95,8 +95,11 @@ class Lines(Display):
 
     def show(self, report: JobReport) -> None:
         before = self._before
-        told = before is not None and before.state == report.state
-        if told and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS:  # type: ignore[union-attr]
+        if (
+            before is not None
+            and before.state == report.state
+            and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS
+        ):
             return
         # The paragraph of a failed job comes at its end, and a failure is told once.
         news = report.error not in {None, self._told} and report.state not in {"CLOSING", "FAILED"}

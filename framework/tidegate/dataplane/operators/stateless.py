@@ -36,7 +36,7 @@ class FusedSteps:
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self._file] = (len(self.source), None, lines, self._file)
         scope: dict[str, Any] = {f"f{i}": node.function for i, node in enumerate(self._nodes)}
-        exec(compile(self.source, self._file, "exec"), scope)  # noqa: S102 - our own template, above
+        exec(compile(self.source, self._file, "exec"), scope)  # noqa: S102 - our own text
         self._run: Callable[..., None] = scope["run"]
 
     def process(self, batch: RecordBatch) -> None:

@@ -143,7 +143,7 @@ class KafkaProducer:
         self._failure.check()
         try:
             self._client.begin_transaction()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the transaction is lost with it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the transaction is lost
             self._fail("begin a transaction", error)
 
     def send(

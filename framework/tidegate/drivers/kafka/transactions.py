@@ -187,7 +187,8 @@ class KafkaTransactionLog:
 
         def once() -> dict[TransactionalId, TransactionState]:
             client = self._client()
-            return client._manager.run(_list_everywhere, client._manager)  # type: ignore[no-any-return]
+            listed: Any = client._manager.run(_list_everywhere, client._manager)
+            return listed  # type: ignore[no-any-return]
 
         found = self._retried("list transactions", once, None)
         return {name: state for name, state in found.items() if name.startswith(prefix)}
