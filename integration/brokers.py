@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 TIMEOUT_S = 30.0
+METADATA_POLL_S = 0.01
 BATCH_S = 0.1  # a call returns when it is over or the batch is full, and not before
 
 
@@ -43,6 +44,15 @@ def create_topic(
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
     admin.create_topics([topic], operation_timeout=TIMEOUT_S)[name].result(TIMEOUT_S)
+    # The controller has it then, but brokers may still tell clients that there is no such topic.
+    end_s = time.monotonic() + TIMEOUT_S
+    while True:
+        known = admin.list_topics(name, TIMEOUT_S).topics[name].partitions
+        if len(known) == partitions and all(each.leader >= 0 for each in known.values()):
+            return
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"topic {name} was created and is not seen: {known}")
+        time.sleep(METADATA_POLL_S)
 
 
 def unique(name: str) -> str:
