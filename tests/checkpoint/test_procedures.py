@@ -28,9 +28,11 @@ from tidegate.errors import (
     DeposedError,
     KafkaError,
     KafkaUnavailableError,
+    OutcomeUnknownError,
     StorageError,
     TransactionError,
 )
+from tidegate.ports.blobs import Created
 from tidegate.ports.kafka import EndOutcome, TransactionState
 from tidegate.protocol.snapshots import (
     PreparedTransaction,
@@ -342,6 +344,31 @@ def test_a_close_settles_fences_its_own_ids_too_and_ends_the_journal(quiet: Quie
     assert quiet.world.output == {0: 1}
     assert quiet.world.broker[open_[0].transactional_id].state is TransactionState.EMPTY
     assert quiet.kinds() == ["Claim", "Publication", "Settled", "Closed"]
+
+
+def test_a_publication_that_may_stand_is_not_aborted_by_a_close(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0)
+    published = manifest(journal, 1, named)
+
+    def written_and_never_confirmed(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry):
+            quiet.world.store.land(effect.path, effect.data)
+            return Created.UNKNOWN
+        return NotImplemented
+
+    with pytest.raises(OutcomeUnknownError):
+        quiet.run(
+            publish(journal, published, named, checking=PATIENCE, storing=PATIENCE),
+            written_and_never_confirmed,
+        )
+    asked = len(quiet.asked)
+    with pytest.raises(OutcomeUnknownError, match="claimed anew"):
+        quiet.close(journal)
+    assert len(quiet.asked) == asked, "nothing is fenced or ended"
+    quiet.close(quiet.claim())
+    assert quiet.world.output == {0: 1}
+    assert quiet.kinds() == ["Claim", "Publication", "Claim", "Settled", "Closed"]
 
 
 def test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else(quiet: Quiet) -> None:

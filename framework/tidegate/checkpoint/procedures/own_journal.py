@@ -63,6 +63,9 @@ class OwnJournal:
     ended: set[PreparedTransaction] = field(default_factory=set)
     """Seen CompleteCommit, and possibly still in acknowledgements: never named again."""
     hint_due: bool = False
+    in_doubt: bool = False
+    """Giving up left it open whether the last entry was written: `state` may lack a publication, so
+    nothing may be ended, fenced or written by it. The next claim finds out."""
 
     @property
     def name(self) -> str:
@@ -154,7 +157,11 @@ def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedur
     written, OutcomeUnknownError if it could not be learned in time: the attempt must end, and its
     transactions be left alone.
     """
-    found = yield from place(journal.job, entry, patience)
+    try:
+        found = yield from place(journal.job, entry, patience)
+    except OutcomeUnknownError:
+        journal.in_doubt = True
+        raise
     if found.nonce != entry.nonce:
         if found.previous != entry.previous:
             message = (

@@ -17,6 +17,7 @@ from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, heade
 from tidegate.checkpoint.procedures.patience import ENDING, FENCING, STORING, Patience
 from tidegate.checkpoint.procedures.settle import settle
 from tidegate.checkpoint.recovery import decide, is_complete
+from tidegate.errors import OutcomeUnknownError
 from tidegate.ids import TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -58,8 +59,15 @@ def close(
 
     `outcome` is `finished`, `canceled` or `failed`. To be called when no task of the attempt runs
     any more. What was prepared and never published is aborted by it. After a loss was stated it
-    only fences and closes; the loss remains to be accepted.
+    only fences and closes; the loss remains to be accepted. OutcomeUnknownError, with nothing done,
+    for a journal that is in doubt: what it does not know to be published it would abort.
     """
+    if journal.in_doubt:
+        message = (
+            f"it is not known what the last entry of job {journal.job!r} is; it must be claimed "
+            "anew before it can be closed"
+        )
+        raise OutcomeUnknownError(message)
     if journal.state.lost is None:
         yield from _settle_last(journal, ending, storing)
     yield from fence_older(journal, patience=fencing, own_too=True)

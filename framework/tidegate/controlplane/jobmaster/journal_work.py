@@ -172,12 +172,19 @@ class JournalWork:
         self._sweeper.submit(work)
 
     def close(self, outcome: str, done: Callable[[TidegateError | None], None]) -> None:
-        """Settle, fence, close the journal; claims it first where no attempt did."""
+        """Settle, fence, close the journal.
+
+        Claims it first where no attempt did, and where an attempt gave up without knowing whether
+        its last entry was written: that may be a publication, and nothing that it names may be
+        aborted.
+        """
 
         def work() -> None:
             failure: TidegateError | None = None
             try:
-                journal = self._journal or self._claim()
+                journal = self._journal
+                if journal is None or journal.in_doubt:
+                    journal = self._claim()
                 self._runner().run(close(journal, outcome))
             except TidegateError as error:
                 _log.warning("the journal could not be closed", error=str(error))

@@ -1,0 +1,60 @@
+"""The journal's thread at the end of a job whose last publication may stand or not."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.jobmaster.test_effects import Clock, Log
+from tidegate.checkpoint.effects import Procedure
+from tidegate.checkpoint.procedures import read_journal
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.journal_work import JournalWork
+from tidegate.drivers.storage import open_store
+from tidegate.ids import JobName
+
+
+def work(posted: queue.SimpleQueue[Any]) -> JournalWork:
+    submission = SimpleNamespace(
+        job=JobName("job"), id="s1", restore="latest", accept_loss=False, take_over=False
+    )
+    made = JournalWork(
+        cast("Any", submission),
+        cast("Any", SimpleNamespace(config=Config())),
+        cast("Any", SimpleNamespace()),
+        posted.put,
+    )
+    made._effects = EffectRunner(open_store("memory:///"), cast("Any", Log()), Clock())
+    return made
+
+
+def closed(made: JournalWork, posted: queue.SimpleQueue[Any]) -> object:
+    outcomes: list[object] = []
+    made.close("failed", outcomes.append)
+    posted.get(timeout=10)()
+    return outcomes[0]
+
+
+def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    journal = made._claim()
+    journal.in_doubt = True
+    made._journal = journal
+    assert closed(made, posted) is None
+    assert made._runner().run(entries()) == 3, "two claims and the close"
+
+
+def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made._journal = made._claim()
+    assert closed(made, posted) is None
+    assert made._runner().run(entries()) == 2
+
+
+def entries() -> Procedure[int]:
+    state = yield from read_journal(JobName("job"))
+    return state.number
