@@ -203,7 +203,7 @@ class Run:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end\n{self.story()}") from None
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Wait for a condition while the run lives; its first true value."""
         end = time.monotonic() + timeout_s
         while not (value := condition()):
