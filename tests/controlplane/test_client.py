@@ -8,7 +8,7 @@ import pytest
 
 from tests.controlplane.test_dispatcher import submission
 from tests.controlplane.test_loop import VirtualClock
-from tidegate.controlplane.client.client import ENDED, Client
+from tidegate.controlplane.client.client import ENDED, PATIENCE_S, Client
 from tidegate.controlplane.client.local import FAILED_STARTS_MAX, LocalCluster
 from tidegate.controlplane.jobmaster import events
 from tidegate.errors import ExternalError, RefusedError, RpcError
@@ -163,14 +163,16 @@ class TestLocalCluster:
             jobmanagers.started[number][0](1)
         assert len(jobmanagers.started) == FAILED_STARTS_MAX
         assert clock.now > 1
-        with pytest.raises(RpcError, match=r"ends at its start: its log jobmanager\.log"):
-            cluster.address()
+        for question in (cluster.address, lambda: cluster.client().wait(A)):
+            with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
+                question()
+        assert clock.now < PATIENCE_S  # nobody waits for what does not come
         cluster.close()
 
     def test_says_when_nothing_can_be_started(self) -> None:
         jobmanagers = Jobmanagers()
         jobmanagers.refuses = True
         cluster = LocalCluster(jobmanagers, Lines(), VirtualClock())
-        with pytest.raises(RpcError):
+        with pytest.raises(ExternalError):
             cluster.address()
         cluster.close()

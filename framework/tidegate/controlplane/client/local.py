@@ -73,15 +73,20 @@ class LocalCluster:
             return tuple(self._exits)
 
     def address(self) -> str:
-        """Of the JobManager, waiting until it is up; RpcError if it does not come up."""
+        """Of the JobManager, waiting until it is up; RpcError if it takes too long, and another
+        ExternalError, after which asking again is in vain, if the cluster was given up.
+        """
         with self._changed:
             up = self._changed.wait_for(
                 lambda: self._address is not None or self._given_up(), START_TIMEOUT_S
             )
-            if self._address is None:
-                why = "ends at its start" if up else f"is not up after {START_TIMEOUT_S:g} s"
-                raise RpcError(f"The JobManager {why}: its log {LOG} says more.")
-            return self._address
+            if self._address is not None:
+                return self._address
+            if up:
+                raise ExternalError(f"The JobManager ends at its start: its log {LOG} says more.")
+            raise RpcError(
+                f"The JobManager is not up after {START_TIMEOUT_S:g} s: its log {LOG} says more."
+            )
 
     def client(self) -> Client:
         """A client that follows the JobManager over its restarts."""
