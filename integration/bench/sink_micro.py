@@ -12,16 +12,26 @@ own; CPU is all of its threads', librdkafka's included, from the first record to
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.kafka.surroundings import Surroundings
+    from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+    from tidegate.dataplane.sources.kafka import KafkaSourceReader
+    from tidegate.elements import RecordBatch
 
 PARTITIONS = 4
 COMMIT_S = 1.0
 TARGET = 1.15
+PRODUCER = {"linger.ms": 5, "partitioner": "murmur2_random", "log_level": 0}
+"""Partitioned alike everywhere: else the loop writes each fetch to one partition, and ours to all.
+"""
 
 
 def main() -> None:
@@ -50,14 +60,16 @@ def main() -> None:
                 told = json.loads(done.stdout)
                 costs.append(told["cpu_us"])
                 print(mode, told, flush=True)
-    loop, ours = (statistics.median(found[mode]) for mode in found)
+    loop, ours = (
+        min(found[mode]) for mode in found
+    )  # the machine may be busy: the least is nearest
     print(f"loop {loop:.2f} us, tidegate {ours:.2f} us: {ours / loop:.2f} (target {TARGET})")
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "log_level": 0})
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20})
     for number in range(records):
         value = b'{"seq":%012d,"pad":"%s"}' % (number, b"x" * 112)
         while True:
@@ -82,7 +94,7 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
             "auto.offset.reset": "error",
         }
     )
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": out, "linger.ms": 5})
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "transactional.id": out})
     producer.init_transactions(30)
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     done = 0
@@ -116,6 +128,8 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
 
 
 def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[float, float]:
+    import gc
+
     from tests.kafka.surroundings import Surroundings
     from tidegate.api.formats import Raw
     from tidegate.api.kafka import KafkaSink, KafkaSource
@@ -127,10 +141,12 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.ids import Attempt, CheckpointId, Uid
     from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 50)  # as a slot does
     config = Config(kafka=KafkaSettings(bootstrap=bootstrap))
     transactions = KafkaTransactionLog({"bootstrap.servers": bootstrap})
     around = Surroundings(RealDrivers(), transactions, job=out, config=config, warm=2, threads=True)
-    runtime, mailbox = around.runtime, around.mailbox
+    runtime = around.runtime
     reader = KafkaSourceReader(KafkaSource(topic, value=Raw()), Uid("in"), runtime, keep_keys=True)
     writer = KafkaSinkWriter(KafkaSink(out, value=Raw()), Uid("out"), runtime)
     waiting: list[int] = []
@@ -154,28 +170,42 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
         for number in range(PARTITIONS)
     ]
     reader.open(splits)
-    done, checkpoint = 0, 0
     batches = reader.poll(30)
     started, cpu = time.perf_counter(), time.process_time()
-    barrier_at = time.monotonic() + COMMIT_S
-    while done < records:
-        for batch in batches:
-            writer.write(batch)
-            done += len(batch)
-        mailbox.run_posted()
-        if time.monotonic() >= barrier_at:
-            checkpoint += 1
-            barrier(checkpoint)
-            barrier_at = time.monotonic() + COMMIT_S
-        while not writer.writable():
-            mailbox.wait(0.1)
-            mailbox.run_posted()
-        batches = reader.poll(0.1) if done < records else []
-    barrier(checkpoint + 1)
+    copy(reader, writer, around, records, barrier, batches)
     around.until(lambda: not waiting)
     spent = time.process_time() - cpu, time.perf_counter() - started
     around.close()
     return spent
+
+
+def copy(
+    reader: KafkaSourceReader,
+    writer: KafkaSinkWriter,
+    around: Surroundings,
+    records: int,
+    barrier: Callable[[int], None],
+    batches: list[RecordBatch],
+) -> None:
+    """What a source task with a chained sink does, and a barrier every second."""
+    done, checkpoint = 0, 0
+    mailbox = around.mailbox
+    barrier_at = time.monotonic() + COMMIT_S
+    while True:
+        for batch in batches:
+            writer.write(batch)
+            done += len(batch)
+        mailbox.run_posted()
+        if done >= records or time.monotonic() >= barrier_at:
+            checkpoint += 1
+            barrier(checkpoint)
+            barrier_at = time.monotonic() + COMMIT_S
+        if done >= records:
+            return
+        while not writer.writable():
+            mailbox.wait(0.1)
+            mailbox.run_posted()
+        batches = reader.poll(0.1)
 
 
 if __name__ == "__main__":

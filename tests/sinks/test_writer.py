@@ -294,6 +294,12 @@ def test_weaker_guarantees_name_nothing(guarantee: Any, flushes: int) -> None:
         bench.writer.write(batch(b"c"))
 
 
+@pytest.mark.parametrize("wrong", [5, "text", None])
+def test_raw_takes_nothing_but_bytes(bench: Bench, wrong: Any) -> None:
+    with pytest.raises(UserCodeError, match="takes bytes"):
+        bench.writer.write(batch(b"fine", wrong))
+
+
 def test_keys_come_from_key_by() -> None:
     sink = KafkaSink("out", value=Json(dict[str, int]), key_by=lambda value: str(value["id"]))
     bench = Bench(sink)
@@ -339,6 +345,7 @@ def test_whole_records_carry_headers_timestamps_and_tombstones() -> None:
     ("sink", "wrong", "said"),
     [
         (KafkaSink("out", value=Utf8()), 5, "could not encode a value of type int"),
+        (KafkaSink("out", value=Json(int)), 1j, "could not encode a value of type complex"),
         (
             KafkaSink("out", value=Utf8(), key_by=lambda text: str(1 // (len(text) - 3))),
             "abc",
@@ -356,8 +363,9 @@ def test_a_value_that_cannot_be_encoded_is_named_with_its_source_record(
 ) -> None:
     bench = Bench(sink)
     sink.names.append("out")
+    good = 1 if said.endswith("complex") else "good"
     with pytest.raises(UserCodeError) as raised:
-        bench.writer.write(batch("good", wrong, "good too", first=70))
+        bench.writer.write(batch(good, wrong, good, first=70))
     text = str(raised.value)
     assert said in text
     assert "'out'" in text

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tidegate.api.formats import Format, Raw
 from tidegate.api.kafka import KafkaSink, OutgoingRecord
 from tidegate.elements import RecordBatch
 from tidegate.errors import TidegateError, UserCodeError
@@ -37,8 +38,8 @@ class Encoded:
         """Bytes in memory, roughly; costs a loop, so it is asked only of what is buffered."""
         return (
             len(self.values) * RECORD_OVERHEAD_BYTES
-            + sum(len(value) for value in self.values if value is not None)
-            + sum(len(key) for key in self.keys or () if key is not None)
+            + sum(map(len, filter(None, self.values)))
+            + sum(map(len, filter(None, self.keys or ())))
         )
 
 
@@ -47,10 +48,8 @@ class BatchEncoder:
 
     def __init__(self, sink: KafkaSink[Any], uid: Uid) -> None:
         self._sink, self._uid = sink, uid
-        self._encode_value: Callable[[Any], bytes] = sink.value.encoder()
-        self._encode_key: Callable[[Any], bytes] | None = (
-            None if sink.key is None else sink.key.encoder()
-        )
+        self._encode_value = _encoder(sink.value)
+        self._encode_key = None if sink.key is None else _encoder(sink.key)
 
     def encode(self, batch: RecordBatch) -> Encoded:
         """Keys and values as bytes.
@@ -59,7 +58,10 @@ class BatchEncoder:
         """
         if self._sink.whole:
             return self._whole(batch)
-        values = self._map(batch, "encode", self._encode_value, batch.values)
+        raw = isinstance(self._sink.value, Raw) and set(map(type, batch.values)) == {bytes}
+        values = (
+            batch.values if raw else self._map(batch, "encode", self._encode_value, batch.values)
+        )
         if self._sink.key_by is None:
             return Encoded(values, batch.keys)
         keys = self._map(batch, "take the key (key_by) of", self._sink.key_by, batch.values)
@@ -103,6 +105,16 @@ class BatchEncoder:
                 "checkpoint as the restart strategy says."
             ) from error
         return done
+
+
+def _encoder(of: Format[Any]) -> Callable[[Any], bytes]:
+    return _only_bytes if isinstance(of, Raw) else of.encoder()
+
+
+def _only_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):  # `bytes` itself would make five zeros of the number 5
+        return value
+    raise TypeError(f"Raw() takes bytes, not {type(value).__name__}")
 
 
 def _text_or_bytes(keys: list[Any]) -> Callable[[Any], bytes]:

@@ -11,9 +11,10 @@ checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from tidegate.api.formats import Raw
 from tidegate.api.kafka import (
     ERROR,
     ORIGIN_OFFSET,
@@ -85,6 +86,8 @@ class BatchDecoder:
         # The method of the type rather than of each object: `map` then stays inside the
         # interpreter.
         decode, value = self._decode_value, type(sample).value
+        if isinstance(self._source.value, Raw):
+            return lambda messages: _all_bytes(list(map(value, messages)), decode)
         return lambda messages: map(decode, map(value, messages))
 
     def _whole_records(self, origin: Origin) -> Callable[[Sequence[Message]], Any]:
@@ -167,6 +170,11 @@ _NO_VALUE: Final = (
 )
 _NO_VALUE_OF_RECORD: Final = "it has no value (a tombstone); tombstones=True lets those through"
 _NO_KEY: Final = "it has no key; KafkaSource.records without key= lets those through as None"
+
+
+def _all_bytes(values: list[Any], decode: Decode) -> Iterable[Any]:
+    """Bytes need no decoding, only a look whether a tombstone is among them."""
+    return values if set(map(type, values)) == {bytes} else map(decode, values)
 
 
 def _timestamp_ms(message: Message) -> int:

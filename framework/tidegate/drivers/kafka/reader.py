@@ -198,16 +198,12 @@ class KafkaPartitionReader:
 
     def _runs(self, messages: list[Message]) -> list[Run]:
         """Split by partition: a fetch comes partition by partition, so runs are long."""
+        if not self._one_topic:
+            return [self._run(list(run)) for _, run in groupby(messages, key=_origin)]
         partitions = list(map(Message.partition, messages))
-        first = partitions[0]
-        if partitions.count(first) == len(partitions) and self._one_topic:
+        if partitions.count(partitions[0]) == len(partitions):
             return [self._run(messages)]
-        return [
-            self._run(list(run))
-            for _, run in groupby(
-                messages, key=lambda message: (message.topic(), message.partition())
-            )
-        ]
+        return [self._run(list(run)) for _, run in groupby(messages, key=Message.partition)]
 
     def _run(self, messages: list[Message]) -> Run:
         last = messages[-1]
@@ -277,3 +273,7 @@ class KafkaPartitionReader:
                 "nothing else is affected; further failures are only counted): %s",
                 error.str(),
             )
+
+
+def _origin(message: Message) -> tuple[str | None, int | None]:
+    return message.topic(), message.partition()
