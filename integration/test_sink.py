@@ -39,6 +39,7 @@ class SinkBench:
         self.cluster, self.topic = cluster, topic
         timeout_ms = options.pop("timeout_ms", 60_000)
         attempt = options.pop("attempt", 1)
+        warm = options.pop("warm", 1)
         self.job = options.pop("job", cluster.unique("sink"))
         bootstrap = cluster.settings["bootstrap.servers"]
         self.around = Surroundings(
@@ -47,7 +48,7 @@ class SinkBench:
             job=self.job,
             attempt=attempt,
             timeout_ms=timeout_ms,
-            warm=1,
+            warm=warm,
             slots=4,
             config=Config(kafka=KafkaSettings(bootstrap=bootstrap)),
             threads=True,
@@ -161,6 +162,25 @@ def test_control_a_reused_producer_is_seen_as_duplication(
     found = killed_after_prepare(cluster, topic, "reuse")
     assert found != list(range(80))
     assert sorted(found) == sorted([*range(80), *range(40, 60)])
+
+
+def test_order_holds_across_a_barrier_while_the_flush_is_slow(
+    cluster: KafkaUnderTest, topic: str
+) -> None:
+    """The interval before needs 400 requests one after the other, the next only one."""
+    slow = {"batch.num.messages": 100, "max.in.flight.requests.per.connection": 1}
+    bench = SinkBench(cluster, topic, kafka=slow, warm=2)
+    eventually(lambda: len(cluster.log.list(f"tidegate.{bench.job}.")), lambda n: n >= 2)
+    bench.around.mailbox.run_posted()
+    for start in range(0, 40_000, 1000):
+        bench.writer.write(numbered(start, 1000))
+    bench.prepare()
+    bench.writer.write(numbered(40_000, 100))
+    bench.prepare()
+    bench.acknowledged()
+    bench.commit()
+    assert numbers(cluster, topic) == list(range(40_100))
+    bench.close()
 
 
 def test_order_holds_across_barriers_while_the_broker_stalls(tmp_path: Path) -> None:
