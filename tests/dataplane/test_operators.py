@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -222,6 +223,41 @@ def test_several_states_are_hung_by_name() -> None:
     operator, _ = keyed(Two(), out)
     operator.process(batch(("a", 7), ("a", 7), ("b", 7), ("a", 8)))
     assert out.values() == [1, 1, 2]
+
+
+@dataclass
+class Stats:
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    of: Stats
+
+
+class Counting(KeyedProcess[str, tuple[str, int], Report]):
+    stats = ValueState(Stats, factory=Stats)
+    seen = SideOutput(Stats)
+
+    def process(self, record: tuple[str, int], ctx: Context[str]) -> Iterable[Report]:
+        self.stats.value.count += record[1]
+        ctx.output(self.seen, self.stats.value)
+        yield Report(self.stats.value)
+
+
+def test_a_result_that_holds_a_states_value_shows_it_as_it_was_given() -> None:
+    main, seen = Collected(), Collected()
+    function = Counting()
+    node = step(
+        "keyed_process",
+        function,
+        uid="stats",
+        inputs=(Edge(node="orders", exchange="key", key=lambda record: record[0]),),
+    )
+    ports = {MAIN: main.append, "seen": seen.append}
+    KeyedOperator("P", node, Dict(function), ports).process(batch(("a", 1), ("a", 2), ("b", 7)))
+    assert main.values() == [Report(Stats(1)), Report(Stats(3)), Report(Stats(7))]
+    assert seen.values() == [Stats(1), Stats(3), Stats(7)]
 
 
 def test_assigning_over_a_state_is_found_before_the_batch_ends() -> None:

@@ -6,21 +6,27 @@ the key's cells, one attribute for each declared state, the call. State is loade
 
 Invariant: a function sees the cells of exactly the record's key; whether it assigned over a cell
 (`self.total = 5` for `self.total.value = 5`) is checked after every batch, before a barrier can be.
+
+Results are encoded when their batch is done, so a result that is a state's value, or holds one,
+would show what later records of the batch did to it. Where both types can change in place, results
+are copied as they are given; where one cannot, there is nothing to share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
-from tidegate.api.state import Cell
+from tidegate.api.state import Cell, State
+from tidegate.api.types import type_info
 from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.dataplane.operators.process import SideOutputs, guard_text_results
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.elements import RecordBatch
-from tidegate.errors import UserCodeError, check
-from tidegate.graph.logical import MAIN, Node
+from tidegate.errors import PipelineError, UserCodeError, check
+from tidegate.graph.logical import MAIN, UNKNOWN, Node
 from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -58,12 +64,16 @@ class KeyedStateLike(Protocol):
 
 
 class _KeyedContext(Context[Any]):
-    __slots__ = ("offset", "side")
+    __slots__ = ("copied", "offset", "side")
 
-    def __init__(self, side: SideOutputs) -> None:
+    def __init__(self, side: SideOutputs, copied: frozenset[str]) -> None:
         self.side, self.offset = side, -1
+        self.copied = copied
+        """Side outputs whose values may be shared with state."""
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
+        if tag.name in self.copied:
+            value = copy.deepcopy(value)
         self.side.add(tag, value, self.offset)
 
 
@@ -78,8 +88,13 @@ class KeyedOperator:
         kind = type(self._function)
         self._names = tuple(kind.declared_states)
         self._emit = emits[MAIN]
-        self._context = _KeyedContext(SideOutputs(kind.declared_outputs, emits))
+        changes = any(map(_changes_in_place, kind.declared_states.values()))
+        outputs = kind.declared_outputs
+        copied = frozenset(name for name, tag in outputs.items() if changes and _mutable(tag.of))
+        self._context = _KeyedContext(SideOutputs(outputs, emits), copied)
         self._process = guard_text_results(kind.result_type(), self._function.process)
+        if changes and _mutable(kind.result_type()):
+            self._process = _copying(self._process)
         key = node.inputs[0].key
         check(
             key is not None and all(edge.key is key for edge in node.inputs),
@@ -152,3 +167,24 @@ class KeyedOperator:
                     f"over its state: write self.{name}.value = ... for self.{name} = ..."
                 )
                 raise UserCodeError(message)
+
+
+def _changes_in_place(state: State) -> bool:
+    return any(not info.immutable for info in state.types)
+
+
+def _mutable(of: object) -> bool:
+    """Whether a value of a type may change in place; of one that cannot be described, it may."""
+    if of is UNKNOWN:
+        return True
+    try:
+        return not type_info(of).immutable
+    except PipelineError:
+        return True
+
+
+def _copying(process: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
+    def copied(*arguments: Any) -> Iterable[Any]:
+        return map(copy.deepcopy, process(*arguments))
+
+    return copied
