@@ -3,6 +3,7 @@ remedy."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -253,3 +254,16 @@ def _partitions(manifest: Manifest) -> set[int]:
 def test_a_symbolic_offset_is_a_bug() -> None:
     with pytest.raises(InternalError, match="was not resolved"):
         restore(None, plan(), now(start=-2))
+
+
+@pytest.mark.parametrize(("start", "fits"), [(1, False), (2, True), (9, True), (10, False)])
+def test_a_given_start_must_be_in_the_log_where_it_is_used(start: int, fits: bool) -> None:
+    given = [dataclasses.replace(facts, latest=9) for facts in now(start=start)]
+    if fits:
+        found = restore(None, plan(), given, submission="s1")
+        assert {split.offset for splits in found.splits for split in splits} == {start}
+    else:
+        with pytest.raises(RefusedError, match="begins at 2 and ends at 9"):
+            restore(None, plan(), given, submission="s1")
+    # With a checkpoint it is not used, wherever the log begins by now.
+    assert restore(checkpoint(plan()), plan(), given, submission="s1").splits

@@ -39,6 +39,8 @@ class PartitionFacts:
     """The oldest offset that is still there; where a new partition of a known source begins."""
     end: int | None = None
     """Where a bounded run stops; exclusive."""
+    latest: int | None = None
+    """The present end, where `start` was given by somebody and may not be in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,7 @@ def _resolve_splits(
             added.append(facts)
             splits.append(_split(facts, facts.earliest, facts.end))
         else:
+            _refuse_start_outside(facts)
             splits.append(_split(facts, facts.start, facts.end))
     sources = {facts.source for facts in partitions}
     for split in known.values():
@@ -201,6 +204,17 @@ def _refuse_expired(old: SourceSplit, facts: PartitionFacts) -> None:
             f"offset {old.offset}, but Kafka has deleted everything before {facts.earliest} by the "
             "topic's retention: these records can not be read any more. Start from what is there "
             "with --restore none, or restore a newer checkpoint"
+        )
+        raise RefusedError(message)
+
+
+def _refuse_start_outside(facts: PartitionFacts) -> None:
+    if facts.latest is not None and not facts.earliest <= facts.start <= facts.latest:
+        message = (
+            f"source {facts.source!r}: it would begin at offset {facts.start} of partition "
+            f"{facts.partition} of topic {facts.topic!r}, as start= or its consumer group says, "
+            f"but the log there begins at {facts.earliest} and ends at {facts.latest}. Give it an "
+            "offset between them, or 'earliest', 'latest' or a timestamp"
         )
         raise RefusedError(message)
 

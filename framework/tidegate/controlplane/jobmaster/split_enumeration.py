@@ -44,8 +44,9 @@ def enumerate_partitions(
         topic = topic_of(config, node)
         origins = [Origin(topic, partition) for partition in range(admin.partitions(topic))]
         earliest = admin.earliest(origins)
-        ends = admin.latest(origins) if bounded else {}
         source = cast("KafkaSource[object]", node.declaration)
+        given = source.start == "group" or isinstance(source.start, Mapping)
+        ends = admin.latest(origins) if bounded or given else {}
         group = consumer_group(job, node.id)
         starts = _first_positions(source, group, origins, earliest, admin)
         found += [
@@ -56,6 +57,7 @@ def enumerate_partitions(
                 start=starts[origin],
                 earliest=earliest[origin],
                 end=max(ends[origin], starts[origin]) if bounded else None,
+                latest=ends[origin] if given else None,
             )
             for origin in origins
         ]

@@ -1,0 +1,159 @@
+"""Records that cannot be decoded, by every policy and format, and what is left of them in Kafka.
+
+Dead letters are outputs like any other: raw bytes and headers as they were, provenance beside them,
+each exactly once for `read_committed` readers, whoever is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+from confluent_kafka import Message, Producer
+from fastavro import schemaless_writer
+
+from integration.brokers import TIMEOUT_S
+from integration.mistakes import TOTALS, Folder, assert_golden, paragraph
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+POLICIES = {
+    "fail": "",
+    "skip": ', on_bad_record="skip"',
+    "dead_letter": ', on_bad_record="dead_letter", dead_letters="{dead}"',
+}
+HEADERS = [("trace", b"\x00\xff"), ("trace", b"again"), ("empty", None)]
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "customer", "type": "string"}, {"name": "amount", "type": "long"}],
+}
+BAD = {
+    "Json": [b'{"customer": "c0"}', b"\xff\xfe", b""],
+    "Avro": [b"\x02", b"\x04c0\x02 and more", b""],
+}
+
+
+def make(
+    kafka: EmbeddedKafka, path: Path, policy: str, form: str, *, partitions: int = 1
+) -> Folder:
+    text = TOTALS.replace("value=Json(Order))", f"value={form}(Order){POLICIES[policy]})")
+    text = text.replace("import Context,", "import Avro, Context,")
+    topics = ("orders", "totals", "dead")
+    return Folder.make(path, kafka.bootstrap, text, topics=topics, partitions=partitions)
+
+
+def send(folder: Folder, form: str, numbers: range, bad: Sequence[bytes | None]) -> None:
+    """Good orders, and after each of the first ones a bad one, with headers."""
+    producer = Producer({"bootstrap.servers": folder.bootstrap, "log_level": 0, "linger.ms": 5})
+    for index, number in enumerate(numbers):
+        order = {"customer": f"c{number % 3}", "amount": 1}
+        value = json.dumps(order).encode()
+        if form == "Avro":
+            buffer = io.BytesIO()
+            schemaless_writer(buffer, SCHEMA, order)
+            value = buffer.getvalue()
+        key = order["customer"]
+        producer.produce(folder.topics["orders"], value, str(key))
+        if index < len(bad):
+            producer.produce(
+                folder.topics["orders"], bad[index], f"bad-{number}", headers=list(HEADERS)
+            )
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def headers_of(letter: Message) -> list[tuple[str, bytes | None]]:
+    return cast("list[tuple[str, bytes | None]]", letter.headers() or [])
+
+
+def header(letter: Message, name: str) -> str:
+    (value,) = [value for key, value in headers_of(letter) if key == f"tidegate.{name}"]
+    assert value is not None
+    return value.decode()
+
+
+def assert_letters(folder: Folder) -> None:
+    """Each bad record of the input is there once, as it was."""
+    due = {
+        (message.partition(), message.offset()): (message.key(), message.value())
+        for message in folder.read("orders")
+        if (message.key() or b"").startswith(b"bad-")
+    }
+    found = {}
+    letters = folder.read("dead")
+    for letter in letters:
+        place = int(header(letter, "source.partition")), int(header(letter, "source.offset"))
+        found[place] = letter.key(), letter.value()
+        assert headers_of(letter)[: len(HEADERS)] == HEADERS
+        assert header(letter, "source.topic") == folder.topics["orders"]
+        assert int(header(letter, "source.timestamp")) > 0
+        assert header(letter, "error")
+    assert found == due
+    assert len(letters) == len(due), "a letter is there twice"
+
+
+@pytest.mark.parametrize("form", BAD)
+def test_fail_names_the_record_and_does_not_restart(
+    kafka: EmbeddedKafka, tmp_path: Path, form: str
+) -> None:
+    folder = make(kafka, tmp_path, "fail", form)
+    send(folder, form, range(6), [*BAD[form], None])
+    outcome = folder.run()
+    assert outcome.code == 1, outcome.err
+    assert " 0 restarts" in outcome.err
+    assert_golden(f"bad-record-{form.lower()}", folder.normalised(paragraph(outcome.err)))
+    assert folder.read("totals") == []
+
+
+@pytest.mark.parametrize("form", BAD)
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_the_job_goes_on_without_them(
+    kafka: EmbeddedKafka, tmp_path: Path, policy: str, form: str
+) -> None:
+    folder = make(kafka, tmp_path, policy, form)
+    send(folder, form, range(30), [*BAD[form], None])
+    outcome = folder.run("--json")
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out.splitlines()[-1])
+    skipped = (len(BAD[form]) + 1) * (policy == "skip")
+    letters = (len(BAD[form]) + 1) * (policy == "dead_letter")
+    assert (report["skipped"], report["dead_letters"]) == (skipped, letters)
+    folder.assert_exact(30)
+    if letters:
+        assert_letters(folder)
+
+
+def test_those_that_were_skipped_are_told_of(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    folder = make(kafka, tmp_path, "skip", "Json")
+    send(folder, "Json", range(3), BAD["Json"])
+    outcome = folder.run()
+    assert outcome.code == 0, outcome.err
+    last = outcome.err.splitlines()[-1]
+    assert last.endswith("1 checkpoints, 0 restarts, 3 bad records skipped")
+
+
+def test_letters_are_exact_over_the_death_of_a_slot(
+    any_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = make(any_kafka, tmp_path, "dead_letter", "Json", partitions=2)
+    sent = 0
+    with folder.started("-p", "2", bounded=False) as run:
+        for _ in range(2):
+            for _ in range(15):
+                send(folder, "Json", range(sent, sent + 20), BAD["Json"])
+                sent += 20
+            run.until(lambda: folder.read("dead"), "writing")
+            os.kill(run.until(run.slots, "with slots")[0], signal.SIGKILL)
+        run.until(lambda: len(folder.read("totals")) == sent, "at the end of its input", 60)
+        outcome = run.stop()
+    assert outcome.code == 0, outcome.err
+    assert "2 restarts" in outcome.err.splitlines()[-1]
+    folder.assert_exact(sent)
+    assert_letters(folder)

@@ -1,0 +1,157 @@
+"""Damaged checkpoint storages and full disks: nothing is overwritten, and mending is enough."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from integration.mistakes import Folder, assert_golden, paragraph
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+NOT_CHECKPOINTS = {"submission.json", "result.json"}
+"""Written by every run: what was submitted last, and how that ended."""
+
+
+def torn(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def edited(file: Path) -> None:
+    data = file.read_bytes()
+    half = len(data) // 2
+    file.write_bytes(data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :])
+
+
+def missing(file: Path) -> None:
+    file.unlink()
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "manifest-torn": ("manifests/*.json", torn),
+    "manifest-missing": ("manifests/*.json", missing),
+    "state-file-edited": ("files/**/*.sst", edited),
+    "state-file-missing": ("files/**/*.sst", missing),
+    "journal-entry-torn": ("journal/*2.json", torn),
+    "journal-entry-missing": ("journal/*3.json", missing),
+}
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in NOT_CHECKPOINTS
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(
+    kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Folder, Path]]:
+    """A folder whose job has run, and its checkpoints. After all damage it goes on, exactly."""
+    folder = Folder.make(tmp_path_factory.mktemp("finished"), kafka.bootstrap)
+    folder.orders(30)
+    assert folder.run().code == 0
+    folder.orders(30, first=30)
+    yield folder, folder.path / ".tidegate" / "checkpoints" / folder.job
+    mended = folder.run()
+    assert mended.code == 0, mended.err
+    folder.assert_exact(60)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_named_and_nothing_is_overwritten(
+    finished: tuple[Folder, Path], tmp_path: Path, name: str
+) -> None:
+    folder, stored = finished
+    pattern, damage = DAMAGE[name]
+    (file, *_) = sorted(stored.glob(pattern))
+    shutil.copy(file, tmp_path / "backup")
+    damage(file)
+    before = files_below(stored)
+    try:
+        outcome = folder.run()
+    finally:
+        after = files_below(stored)
+        shutil.copy(tmp_path / "backup", file)
+    assert outcome.code == 2, outcome.err
+    assert_golden(f"damage-{name}", folder.normalised(paragraph(outcome.err)))
+    assert "Traceback" not in outcome.err
+    assert before.items() <= after.items(), "something was overwritten or deleted"
+    assert all(path.startswith("journal/") for path in after.keys() - before.keys())
+    assert len(folder.read("totals")) == 30
+
+
+# --- full disks ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Take all that is left."""
+    for size in (1 << 20, 1 << 12):
+        try:
+            with (disk / "filler").open("ab", buffering=0) as filler:
+                while filler.write(b"0" * size) == size:
+                    pass
+        except OSError:
+            continue
+
+
+FULL = {
+    "checkpoint.storage": ("6m", "make room, or set checkpoint.storage to another disk"),
+    "state.directory": ("24m", "set state.directory to a larger disk"),
+}
+
+
+@pytest.mark.parametrize("setting", FULL)
+def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
+    kafka: EmbeddedKafka, tmp_path: Path, setting: str
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    size, remedy = FULL[setting]
+    config = {
+        setting: "small",
+        "checkpoint.interval": "200ms",
+        "restart.strategy": "fixed_delay",
+        "restart.delay": "300ms",
+    }
+    with (
+        small_disk(tmp_path / "small", size) as disk,
+        folder.started(bounded=False, config=config) as run,
+    ):
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        fill(disk)
+        folder.orders(30, first=30)
+        end_s = time.monotonic() + 30
+        while remedy not in run.err and time.monotonic() < end_s:
+            fill(disk)  # what an attempt that has ended gave back
+            time.sleep(0.1)
+        assert "the disk is full" in run.err, run.err
+        assert remedy in run.err, run.err
+        assert "Traceback" not in run.err
+        (disk / "filler").unlink()
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        outcome = run.stop()
+        assert outcome.code == 0, outcome.err
+    folder.assert_exact(60)

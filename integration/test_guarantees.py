@@ -1,0 +1,87 @@
+"""Sinks that promise less than exactly once: what they keep, and that they may stand beside one
+that promises all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from integration.mistakes import TOTALS, Folder
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+SECOND_SINK = """
+    plain = KafkaSink("{plain}", value=Json(Order), guarantee="GUARANTEE")
+
+    def define(self) -> None:
+        self.orders.to(self.plain)
+"""
+
+
+def make(kafka: EmbeddedKafka, path: Path, guarantee: str, *, beside: bool) -> Folder:
+    """The totals with that guarantee, or exactly once beside a second sink that has it."""
+    if beside:
+        second = SECOND_SINK.replace("GUARANTEE", guarantee)
+        text = TOTALS.replace("\n    def define(self) -> None:\n", second)
+    else:
+        text = TOTALS.replace("value=Json(Total),", f'value=Json(Total), guarantee="{guarantee}",')
+    return Folder.make(path, kafka.bootstrap, text, topics=("orders", "totals", "plain"))
+
+
+def transactional_ids(folder: Folder) -> list[str]:
+    log = KafkaTransactionLog({"bootstrap.servers": folder.bootstrap})
+    try:
+        return list(log.list(f"tidegate.{folder.job}."))
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
+def test_without_a_failure_each_record_is_there_once_and_no_transaction_is_used(
+    kafka: EmbeddedKafka, tmp_path: Path, guarantee: str
+) -> None:
+    folder = make(kafka, tmp_path, guarantee, beside=False)
+    folder.orders(30)
+    assert folder.run().code == 0
+    folder.assert_exact(30)
+    folder.orders(30, first=30)
+    assert folder.run().code == 0
+    folder.assert_exact(60)
+    assert transactional_ids(folder) == []
+
+
+def test_at_least_once_loses_nothing_when_a_slot_dies_and_its_neighbour_stays_exact(
+    any_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = make(any_kafka, tmp_path, "at_least_once", beside=True)
+    count = 0
+    with folder.started(bounded=False) as run:
+        for _ in range(2):
+            folder.orders(300, first=count)
+            count += 300
+            run.until(lambda: folder.read("plain"), "writing")
+            os.kill(run.until(run.slots, "with slots")[0], signal.SIGKILL)
+        run.until(lambda: len(folder.read("totals")) == count, "at the end of its input", 60)
+        outcome = run.stop()
+    assert outcome.code == 0, outcome.err
+    folder.assert_exact(count)
+    found = [json.loads(message.value() or b"")["customer"] for message in folder.read("plain")]
+    for customer in range(3):
+        assert found.count(f"c{customer}") >= count // 3, "a record is missing"
+
+
+def test_at_least_once_alignment_is_exact_without_a_failure(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = make(kafka, tmp_path, "exactly_once", beside=False)
+    folder.orders(300)
+    outcome = folder.run("-p", "2", config={"checkpoint.mode": "at_least_once"})
+    assert outcome.code == 0, outcome.err
+    folder.assert_exact(300)

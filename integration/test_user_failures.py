@@ -1,0 +1,101 @@
+"""Code of users that raises: what they read, and how often it is tried again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from integration.mistakes import Folder, Outcome, assert_golden
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+CHECKED = """
+def checked(order):
+    if order.amount > 5:
+        raise ValueError(f"{order.customer} wants too much")
+    return order
+
+
+class Running("""
+
+STEPS = {
+    "process": (
+        "        self.total.value +=",
+        "        checked(order)\n        self.total.value +=",
+    ),
+    "map": ("by_customer = self.orders.", "by_customer = self.orders.map(checked, returns=Order)."),
+    "filter": ("by_customer = self.orders.", "by_customer = self.orders.filter(checked)."),
+    "key": ("lambda order: order.customer)\n", "lambda order: checked(order).customer)\n"),
+    "sink-key": ("lambda total: total.customer)", "lambda total: total.custmer)"),
+}
+
+
+def make(kafka: EmbeddedKafka, path: Path, *edit: str, partitions: int = 1) -> Folder:
+    folder = Folder.make(path, kafka.bootstrap, partitions=partitions)
+    folder.edit("job.py", "class Running(", CHECKED.lstrip("\n"))
+    folder.edit("job.py", *edit)
+    folder.orders(7)
+    folder.send("orders", [(b"c1", b'{"customer": "c1", "amount": 9}')])
+    folder.orders(3, first=7)
+    return folder
+
+
+def place_of_the_bad_one(folder: Folder) -> tuple[int | None, int | None]:
+    (found,) = [
+        (message.partition(), message.offset())
+        for message in folder.read("orders")
+        if b"9" in (message.value() or b"")
+    ]
+    return found
+
+
+def last_words(folder: Folder, outcome: Outcome) -> str:
+    """What comes after the line that says how the job ended.
+
+    Without what each version of Python adds: marks below the lines, and guesses at names.
+    """
+    assert outcome.code == 1, outcome.err
+    lines = outcome.err.rstrip("\n").partition(" restarts\n")[2].splitlines()
+    kept = [line.partition(". Did you mean")[0] for line in lines if line.strip(" ^~")]
+    return folder.normalised("\n".join(kept))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_user_reads_where_their_code_failed_and_on_which_record(
+    kafka: EmbeddedKafka, tmp_path: Path, step: str
+) -> None:
+    folder = make(kafka, tmp_path, *STEPS[step])
+    outcome = folder.run(config={"restart.strategy": "none"})
+    assert " 0 restarts" in outcome.err
+    said = outcome.err.splitlines()[-1]
+    if step != "sink-key":  # which fails with the first record
+        partition, offset = place_of_the_bad_one(folder)
+        assert f"{folder.topics['orders']}-{partition} at offset {offset}" in said
+    assert_golden(f"user-code-{step}", last_words(folder, outcome))
+    assert folder.read("totals") == []
+
+
+def test_so_many_restarts_and_then_the_job_fails(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    folder = make(kafka, tmp_path, *STEPS["process"])
+    config = {
+        "restart.strategy": "fixed_delay",
+        "restart.attempts": "2",
+        "restart.delay": "100ms",
+    }
+    outcome = folder.run(config=config)
+    assert outcome.code == 1, outcome.err
+    assert " 2 restarts" in outcome.err
+    assert sum(entry["kind"] == "claim" for entry in folder.journal()) == 3
+    folder.edit("job.py", "order.amount > 5", "order.amount > 50")
+    assert folder.run().code == 0
+    assert len(folder.read("totals")) == 11
+
+
+def test_the_record_is_named_beyond_an_exchange(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    folder = make(kafka, tmp_path, *STEPS["process"], partitions=3)
+    partition, offset = place_of_the_bad_one(folder)
+    outcome = folder.run("-p", "2", config={"restart.strategy": "none"})
+    assert outcome.code == 1, outcome.err
+    assert f"from {folder.topics['orders']}-{partition} at offset {offset}." in outcome.err
