@@ -113,6 +113,18 @@ def test_messages_of_an_older_attempt_change_nothing() -> None:
     assert job.slots_missing == 2
 
 
+def test_a_recovery_whose_attempt_has_failed_meanwhile_is_not_taken_for_the_next_one() -> None:
+    job = machine()
+    job.handle(Begin())
+    job.handle(Claimed(attempt=ONE))
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("a slot that was not deployed yet")))
+    assert job.handle(BackedOff(attempt_before=ONE)) == [Recover()]
+    assert job.handle(Recovered(attempt=ONE)) == []
+    job.handle(Claimed(attempt=TWO))
+    assert job.handle(Recovered(attempt=TWO)) == []
+    assert job.state is JobState.WAITING_FOR_SLOTS
+
+
 def test_a_recovery_that_failed_is_not_tried_again_before_the_wait_is_over() -> None:
     job = machine()
     job.handle(Begin())

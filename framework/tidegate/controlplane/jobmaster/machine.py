@@ -176,8 +176,11 @@ class JobMachine:
 
     def _is_stale(self, event: Event) -> bool:
         attempt = getattr(event, "attempt", None)
-        if isinstance(event, Claimed | Recovered | RecoveryFailed):
+        if isinstance(event, Claimed | RecoveryFailed):
             return self.state is not JobState.RECOVERING
+        if isinstance(event, Recovered):
+            # A slot may fail while its attempt still recovers, and the next recovery has begun.
+            return self.state is not JobState.RECOVERING or attempt != self.attempt
         if isinstance(event, Closed | CloseFailed):
             return self.state is not JobState.CLOSING
         if isinstance(event, BackedOff):
