@@ -99,7 +99,7 @@ class LiveAttempt:
     def attach(self, registered: RegisterSlot) -> bool:
         """A slot has registered; False for a repeated delivery."""
         known = self.slots.get(registered.ordinal)
-        if known is not None and known.registered.pid == registered.pid:
+        if known is not None and known.registered == registered:
             return False
         if known is not None:
             known.line.close()
