@@ -116,21 +116,24 @@ class KafkaSourceReader:
     def lag(self) -> int | None:
         """Records up to the newest known ends (control records included); None while they are
         not.
+
+        The heartbeat's thread asks too, while the mailbox thread reads and closes.
         """
-        if self._reader is None:
+        reader, unfinished = self._reader, tuple(self._unfinished)
+        if reader is None:
             return None
-        ends = self._reader.high_watermarks()
-        if not self._unfinished <= ends.keys():
+        ends = reader.high_watermarks()
+        if not ends.keys() >= set(unfinished):
             return None
         return sum(
-            max(0, self._end(origin, ends[origin]) - self._next[origin])
-            for origin in self._unfinished
+            max(0, self._end(origin, ends[origin]) - self._next[origin]) for origin in unfinished
         )
 
     def close(self) -> None:
         """Close the consumer, if it was opened."""
-        if self._reader is not None:
-            self._reader.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _within_split(self, run: Run) -> Sequence[Message]:
         """The run's messages before the split's end; takes note of the position."""
