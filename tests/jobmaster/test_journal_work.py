@@ -1,4 +1,4 @@
-"""The journal's thread at the end of a job whose last publication may stand or not."""
+"""The journal's thread: a job whose last publication may stand or not, and one without any."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.jobmaster.test_effects import Clock, Log
+from tidegate.api.formats import Utf8
+from tidegate.api.kafka import KafkaSource
 from tidegate.checkpoint.effects import Procedure
+from tidegate.checkpoint.plan_facts import PlanFacts
 from tidegate.checkpoint.procedures import read_journal
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.controlplane.jobmaster.journal_work import JournalWork
 from tidegate.drivers.storage import open_store
+from tidegate.elements import Origin
 from tidegate.ids import JobName
 
 
 def work(posted: queue.SimpleQueue[Any]) -> JournalWork:
     submission = SimpleNamespace(
-        job=JobName("job"), id="s1", restore="latest", accept_loss=False, take_over=False
+        job=JobName("job"),
+        id="s1",
+        restore="latest",
+        accept_loss=False,
+        take_over=False,
+        bounded=False,
     )
     made = JournalWork(
         cast("Any", submission),
@@ -53,6 +62,46 @@ def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> Non
     made._journal = made._claim()
     assert closed(made, posted) is None
     assert made._runner().run(entries()) == 2
+
+
+def test_a_restart_without_a_publication_begins_where_the_first_attempt_did() -> None:
+    made = work(queue.SimpleQueue())
+    source: KafkaSource[str] = KafkaSource("t", value=Utf8(), start="latest")
+    node = SimpleNamespace(kind="source", id="in", declaration=source)
+    made._plan = cast(
+        "Any",
+        SimpleNamespace(
+            graph=[node],
+            config=Config(),
+            kafka={},
+            facts=PlanFacts(parallelism=1, max_parallelism=128),
+        ),
+    )
+    admin = Admin()
+    made._drivers = cast("Any", SimpleNamespace(kafka_admin=lambda _: admin))
+    ends = []
+    for admin.end in (100, 170):
+        ((split,),) = made._resolve(None).splits
+        ends.append(split.offset)
+    assert ends == [100, 100]
+
+
+class Admin:
+    """A topic of one partition, to which somebody writes."""
+
+    end = 0
+
+    def partitions(self, topic: str) -> int:
+        return 1
+
+    def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
+        return dict.fromkeys(origins, 0)
+
+    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+        return dict.fromkeys(origins, self.end)
+
+    def close(self) -> None:
+        pass
 
 
 def entries() -> Procedure[int]:

@@ -1,11 +1,12 @@
 """The commit protocol's steps, as generators that ask for effects and do nothing themselves.
 
-An attempt runs, in this order: `claim`, `recover`, then per checkpoint `publish`, `commit`,
-`settle`, now and then `sweep` and `delete_unneeded`, at the job's end `close`. `OwnJournal` goes
-through all of them. The JobMaster runs them in worker threads by
-`controlplane/jobmaster/effects.py`.
+An attempt runs, in this order: `claim`, `recover`, before the first publication of a submission
+`fix_beginnings`, then per checkpoint `publish`, `commit`, `settle`, now and then `sweep` and
+`delete_unneeded`, at the job's end `close`. `OwnJournal` goes through all of them. The JobMaster
+runs them in worker threads by `controlplane/jobmaster/effects.py`.
 """
 
+from tidegate.checkpoint.procedures.beginnings import fix_beginnings
 from tidegate.checkpoint.procedures.claim import claim, read_journal
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.procedures.ending import Ended, commit
@@ -28,6 +29,7 @@ __all__ = [
     "commit",
     "delete_unneeded",
     "fence_older",
+    "fix_beginnings",
     "load_manifest",
     "publish",
     "read_journal",

@@ -25,6 +25,7 @@ from tidegate.checkpoint.procedures import (
     claim,
     close,
     commit,
+    fix_beginnings,
     load_manifest,
     publish,
     recover,
@@ -251,6 +252,9 @@ class JournalWork:
             )
         finally:
             admin.close()
+        if manifest is None or manifest.submission != self._submission.id:
+            begin = fix_beginnings(self._submission.job, self._submission.id, partitions)
+            partitions = self._runner().run(begin)
         restoration = restore(
             manifest,
             self._plan.facts,
