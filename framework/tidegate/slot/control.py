@@ -15,7 +15,7 @@ from collections.abc import Callable
 import structlog
 
 from tidegate.config import Config
-from tidegate.errors import RpcError
+from tidegate.errors import RpcError, TidegateError
 from tidegate.ids import Attempt, JobName
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
@@ -85,6 +85,10 @@ class ControlLine:
                     return False
                 self._clock.sleep(_RETRY_PAUSE_S)
                 continue
+            except TidegateError as error:
+                # It failed there and would again; without this thread the slot would be mute.
+                self._abandon(f"the JobMaster cannot take {type(message).__name__}: {error}")
+                return False
             if isinstance(reply, Refused):
                 self._abandon(f"the JobMaster refused {type(message).__name__}: {reply.reason}")
                 return False

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.errors import RpcError
+from tidegate.errors import RpcError, TidegateError
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
 from tidegate.protocol.messages import Message, Refused
@@ -66,6 +66,10 @@ class SlotLine:
                     return False
                 self._clock.sleep(RETRY_PAUSE_S)
                 continue
+            except TidegateError as error:
+                # It failed there and would again; without this thread the slot would hear nothing.
+                self._lost(f"it cannot take {type(message).__name__}: {error}")
+                return False
             if isinstance(reply, Refused):
                 if not self._closed:
                     self._lost(f"it refused {type(message).__name__}: {reply.reason}")
