@@ -229,3 +229,9 @@ class TestListing:
         absent = self.leaders(error=theirs.UnknownTopicOrPartitionError)
         script = Script(absent, self.found(), self.found(), absent)
         assert log_of(script).list("a.") == {}
+
+
+@pytest.mark.parametrize("raised", [OSError("broken pipe"), RuntimeError("the loop is closed")])
+def test_what_the_library_lets_through_while_ending_is_an_error_of_kafka(raised: Exception) -> None:
+    with pytest.raises(KafkaError, match="could not end transaction"):
+        log_of(Script(raised)).end(NAME, 7, 2, commit=True)

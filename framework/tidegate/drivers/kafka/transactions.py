@@ -16,6 +16,7 @@ is known here.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
@@ -162,7 +163,9 @@ class KafkaTransactionLog:
             return EndOutcome.REFUSED
         except theirs.AuthorizationError:
             return EndOutcome.NOT_AUTHORISED
-        except theirs.KafkaError as error:
+        except TidegateError:
+            raise
+        except _FOREIGN as error:
             raise self._translated(f"end transaction {transactional_id}", error) from None
         return EndOutcome.ACCEPTED
 
@@ -283,6 +286,10 @@ class KafkaTransactionLog:
         if len(cached) > COORDINATORS_MAX:
             cached.clear()
         cached.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+        if isinstance(error, theirs.KafkaConnectionError):
+            # The library leaves the socket of each failed connection in a cycle. A slot collects so
+            # rarely that an outage could use up its file descriptors.
+            gc.collect(1)
 
     def _translated(self, what: str, error: Exception) -> TidegateError:
         if isinstance(error, theirs.SaslAuthenticationFailedError):
