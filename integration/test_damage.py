@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +90,8 @@ def test_a_damaged_file_is_named_and_nothing_is_overwritten(
     assert_golden(f"damage-{name}", folder.normalised(paragraph(outcome.err)))
     assert "Traceback" not in outcome.err
     assert before.items() <= after.items(), "something was overwritten or deleted"
-    assert all(path.startswith("journal/") for path in after.keys() - before.keys())
+    added = after.keys() - before.keys()
+    assert not [path for path in added if path.startswith(("files/", "manifests/"))], "it has run"
     assert len(folder.read("totals")) == 30
 
 
@@ -155,3 +159,39 @@ def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
         outcome = run.stop()
         assert outcome.code == 0, outcome.err
     folder.assert_exact(60)
+
+
+def test_a_slot_that_cannot_make_its_folder_says_so(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    config = {
+        "state.directory": "small",
+        "restart.strategy": "fixed_delay",
+        "restart.delay": "300ms",
+    }
+    with (
+        small_disk(tmp_path / "small", "24m,nr_inodes=200") as disk,
+        folder.started(bounded=False, config=config) as run,
+    ):
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        taken = take_all_inodes(disk)
+        os.kill(run.slots()[0], signal.SIGKILL)
+        run.until(lambda: "for local state cannot be made" in run.err, "told")
+        for path in taken:
+            path.unlink()
+        folder.orders(30, first=30)
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+    folder.assert_exact(60)
+
+
+def take_all_inodes(disk: Path) -> list[Path]:
+    taken: list[Path] = []
+    for number in itertools.count():
+        path = disk / f"file-{number}"
+        try:
+            path.touch()
+        except OSError:
+            return taken
+        taken.append(path)
+    return taken

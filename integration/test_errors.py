@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from integration.brokers import TIMEOUT_S
 from integration.mistakes import Folder, Outcome, assert_golden, paragraph
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -92,6 +94,10 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
         "value=Json(Order))", "value=Json(Order), event_time=lambda order: order.amount)"
     ),
     "ttl": with_edit("default=0", 'default=0, ttl="1 d"'),
+    "storage-not-a-folder": with_config(checkpoint__storage="job.py"),
+    "storage-of-no-kind": with_config(checkpoint__storage="ftp://host/folder"),
+    "logs-not-a-folder": with_config(logs__directory="job.py"),
+    "state-not-a-folder": with_config(logs__directory="other", state__directory="job.py"),
     "property-unknown": with_config(kafka__properties__sasl__passwrd="x"),
     "property-of-ours": with_edit(
         "value=Json(Order))", 'value=Json(Order), kafka={"group.id": "mine"})'
@@ -219,3 +225,33 @@ def test_a_name_that_is_taken_over_goes_on_in_another_storage(
     assert len(folder.read("totals")) == 18, "it begins anew, and the operator has asked for it"
     assert folder.run(config=elsewhere).code == 0
     assert len(folder.read("totals")) == 18
+
+
+# --- what only shows while a job runs -----------------------------------------------------------
+
+
+def test_a_record_that_is_too_large_for_its_topic_is_not_tried_again(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    folder.edit("job.py", "Total(ctx.key, ", "Total(ctx.key * 2_000_000, ")
+    folder.orders(1)
+    outcome = folder.run()
+    assert outcome.code == 1, outcome.err
+    assert " 0 restarts" in outcome.err
+    assert_golden("record-too-large", folder.normalised(paragraph(outcome.err)))
+
+
+def test_a_source_topic_that_is_deleted_fails_the_job(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    folder.orders(3)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    with folder.started(bounded=False) as run:
+        run.until(lambda: len(folder.read("totals")) == 3, "at the end of its input")
+        orders = folder.topics["orders"]
+        admin.delete_topics([orders], operation_timeout=TIMEOUT_S)[orders].result(TIMEOUT_S)
+        # The source would notice by itself after half a minute of silence.
+        os.kill(run.slots()[0], signal.SIGKILL)
+        outcome = run.wait()
+    assert outcome.code == 1, outcome.err
+    assert_golden("source-topic-deleted", folder.normalised(paragraph(outcome.err)))

@@ -91,7 +91,10 @@ class UserCodeError(UserError):
 
 
 class RecordTooLargeError(UserError):
-    """A record that fits in no frame between slots; names the edge and the record's origin."""
+    """A record that fits in no frame between slots, or is larger than its topic takes.
+
+    The first names the edge and the record's origin.
+    """
 
 
 # --- the world's --------------------------------------------------------------------------------

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 REFUSALS: Final = frozenset(
-    {"CodeMismatchError", "RefusedError", "NotAllowedError", "PipelineError", "ConfigError"}
+    {"ConfigError", "CorruptCheckpointError", "NotAllowedError", "PipelineError", "RefusedError"}
 )
-"""Errors of a job that only the user can mend, by name; unlike a failure while it processes."""
+"""Errors, by name, that stop a job's first attempt before it has started anything."""
 
 
 def execute(
@@ -85,9 +85,10 @@ def _exit_code(report: JobReport, display: Display) -> int:
     display.failed(report)
     if report.error is None:
         return FAILED
-    # A checkpoint that cannot be read stops the first attempt before it has started anything.
-    unread = report.error.kind == "CorruptCheckpointError" and not report.restarts
-    return REFUSED if unread or report.error.kind in REFUSALS else FAILED
+    kind = report.error.kind
+    # The same errors are failures of a job that ran: a topic may be deleted meanwhile, say.
+    refused = kind == "CodeMismatchError" or (kind in REFUSALS and not report.restarts)
+    return REFUSED if refused else FAILED
 
 
 def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,7 @@ from tidegate.config import Config
 from tidegate.dataplane.runtime import Counters
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.elements import Barrier
-from tidegate.errors import ExchangeError, TidegateError
+from tidegate.errors import ExchangeError, StorageError, TidegateError
 from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.exchange import Exchange
@@ -101,7 +100,9 @@ class Slot:
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
-        self._local = Path(tempfile.gettempdir())
+        root = Path(start.working_folder, self._config.state.directory, start.job)
+        self._local = root / str(start.attempt) / str(start.ordinal)
+        """Of this slot alone: it is deleted at its end."""
         self._exchange: Exchange | None = None
         self._control = ControlLine(
             client=drivers.rpc.connect(start.jobmaster_address),
@@ -112,7 +113,14 @@ class Slot:
 
     def run(self) -> int:
         """Register, then loop until the attempt ends."""
-        self._local = self._local_folder()
+        unusable: StorageError | None = None
+        try:
+            self._make_local_folder()
+        except OSError as error:
+            unusable = StorageError(
+                f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
+                "Make room there, or set state.directory to another folder."
+            )
         server = self._drivers.rpc.serve(self._handle)
         start = self._start
         exchange = self._exchange = self._drivers.exchange(
@@ -130,6 +138,8 @@ class Slot:
                 exchange_address=exchange.address,
             )
         )
+        if unusable is not None:  # nobody would hear of it before
+            self._fail(unusable, None)
         self._control.start_heartbeat(start.job, start.attempt, start.ordinal, self._metrics)
         # What was imported lives as long as the process; batches are short-lived and acyclic.
         gc.freeze()
@@ -365,15 +375,12 @@ class Slot:
             raise TidegateError(message)
         return self._exchange
 
-    def _local_folder(self) -> Path:
+    def _make_local_folder(self) -> None:
         """`<state directory>/<job>/<attempt>/<ordinal>`, empty."""
-        start = self._start
-        root = Path(start.working_folder, self._config.state.directory, start.job)
-        folder = root / str(start.attempt) / str(start.ordinal)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self._run_io(lambda: remove_older(root, start.attempt))
-        return folder
+        shutil.rmtree(self._local, ignore_errors=True)
+        self._local.mkdir(parents=True)
+        root, attempt = self._local.parents[1], self._start.attempt
+        self._run_io(lambda: remove_older(root, attempt))
 
 
 def remove_older(root: Path, attempt: int) -> None:

@@ -29,8 +29,15 @@ class JobLock:
         self._file: int | None = None
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RefusedError(
+                f"The folder {self._path.parent} cannot be written: {error.strerror}. Set "
+                "checkpoint.storage to a folder of your own, or run the command where you may "
+                "make one."
+            ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -114,9 +115,24 @@ def check_world(graph: Graph, config: Config, folder: Path, drivers: Drivers) ->
         # second for the import of another client.
         if config.kafka.properties and any(_is_transactional(node) for node in graph):
             _check_transactional_ids(JobName(graph.name), config, kafka, drivers)
+        _check_folder("logs.directory", folder / config.logs.directory)
+        _check_folder("state.directory", folder / config.state.directory)
     except ExternalError as error:
         # While the job runs that is an outage to be waited for; now nothing runs yet.
         raise RefusedError(str(error)) from error
+
+
+def _check_folder(setting: str, folder: Path) -> None:
+    """Every process writes there; one that cannot would die without a word in the terminal."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"1")
+    except OSError as error:
+        raise RefusedError(
+            f"The folder {folder} ({setting}) cannot be written: {error.strerror}. Make room "
+            f"there, or set {setting} to another folder."
+        ) from error
 
 
 def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:

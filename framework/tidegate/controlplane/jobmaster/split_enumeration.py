@@ -42,7 +42,13 @@ def enumerate_partitions(
         if node.kind != "source":
             continue
         topic = topic_of(config, node)
-        origins = [Origin(topic, partition) for partition in range(admin.partitions(topic))]
+        try:
+            count = admin.partitions(topic)
+        except RefusedError as error:
+            raise RefusedError(
+                f"The topic of source {node.id!r} ({node.place}) cannot be read: {error}"
+            ) from error
+        origins = [Origin(topic, partition) for partition in range(count)]
         earliest = admin.earliest(origins)
         source = cast("KafkaSource[object]", node.declaration)
         given = source.start == "group" or isinstance(source.start, Mapping)

@@ -29,6 +29,7 @@ from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
     KafkaUnavailableError,
+    RecordTooLargeError,
     TransactionError,
 )
 from tidegate.ids import TransactionalId
@@ -280,6 +281,7 @@ class KafkaProducer:
             cause = error.args[0] if isinstance(error, KafkaException) else None
             said = f"{type(error).__name__}: {error}" if cause is None else cause.str()
             remedy = "" if cause is None else _REMEDIES.get(cause.code(), "")
+            self._failure.too_large = cause is not None and cause.code() == Code.MSG_SIZE_TOO_LARGE
             self._failure.text = f"{self._what} could not {what}: {said}. {remedy}".rstrip()
         raise self._failure.error()
 
@@ -289,22 +291,24 @@ class _Failures:
     callback does not keep the producer alive: dropping it must free the client at once.
     """
 
-    __slots__ = ("denied", "text", "what")
+    __slots__ = ("denied", "text", "too_large", "what")
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.denied: Any = None
         self.text: str | None = None
+        self.too_large = False
 
     def check(self) -> None:
         """Raise what was noted, if anything was."""
         if self.text is not None:
             raise self.error()
 
-    def error(self) -> TransactionError:
-        """What was noted."""
+    def error(self) -> TransactionError | RecordTooLargeError:
+        """What was noted; of a record that is too large it is no use to try again."""
         text = self.text or f"{self.what} failed"
-        return TransactionError(text[0].upper() + text[1:])
+        kind = RecordTooLargeError if self.too_large else TransactionError
+        return kind(text[0].upper() + text[1:])
 
     def happened(self, event: Any) -> None:
         """Called by librdkafka for errors of the client as a whole; it mends lost connections."""
@@ -315,6 +319,7 @@ class _Failures:
         """Called by librdkafka for records that were not delivered, and only for those."""
         if error is None or self.text is not None:
             return
+        self.too_large = error.code() == Code.MSG_SIZE_TOO_LARGE
         value = message.value()
         size = 0 if value is None else len(value)
         self.text = (
