@@ -20,9 +20,10 @@ from integration.killing.mains import (
     JournalTraps,
     Passing,
     SlotDrivers,
+    journal_entry,
 )
 from integration.killing.traps import Plan, Traps
-from tidegate.checkpoint.journal import Publication, decode_entry
+from tidegate.checkpoint.journal import Publication
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
@@ -126,7 +127,7 @@ class _EndsFirst(JournalTraps):
         self._log = log
 
     def create(self, path: str, data: bytes) -> Created:
-        entry = decode_entry(data, path)
+        entry = journal_entry(path, data)
         if isinstance(entry, Publication):
             for txn in entry.transactions:
                 self._log.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=True)
@@ -242,7 +243,7 @@ class _Slowly(JournalTraps):
         self._finals = finals
 
     def create(self, path: str, data: bytes) -> Created:
-        entry = decode_entry(data, path)
+        entry = journal_entry(path, data)
         if isinstance(entry, Publication):
             time.sleep(0.3)
             if entry.final:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from integration.killing.traps import Plan, Traps
-from tidegate.checkpoint.journal import Claim, Closed, Publication, Settled, decode_entry
+from tidegate.checkpoint.journal import (
+    AnyEntry,
+    Claim,
+    Closed,
+    Publication,
+    Settled,
+    decode_entry,
+    entry_number,
+)
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
@@ -194,7 +202,7 @@ class JournalTraps(Passing):
             self._traps.reached("jobmaster.manifest")
 
     def create(self, path: str, data: bytes) -> Created:
-        entry = decode_entry(data, path)
+        entry = journal_entry(path, data)
         before, after = "", ""
         match entry:
             case Claim():
@@ -212,6 +220,11 @@ class JournalTraps(Passing):
         created: Created = self._real.create(path, data)
         self._traps.reached(after)
         return created
+
+
+def journal_entry(path: str, data: bytes) -> AnyEntry | None:
+    """The entry that a create is about; None where it is about another file."""
+    return None if entry_number(path) is None else decode_entry(data, path)
 
 
 class CommitTraps(Passing):
