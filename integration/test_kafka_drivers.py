@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -74,6 +74,20 @@ class TestRealKafka(KafkaContract):
         made.log.close()
 
 
+@pytest.fixture
+def opened(collected: None) -> Iterator[Callable[[EmbeddedKafka], KafkaUnderTest]]:
+    """Opens drivers to a broker, and closes them."""
+    made: list[KafkaUnderTest] = []
+
+    def open_(broker: EmbeddedKafka) -> KafkaUnderTest:
+        made.append(under_test(broker.bootstrap))
+        return made[-1]
+
+    yield open_
+    for each in made:
+        each.log.close()
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A broker that tests here may kill and start again."""
@@ -92,9 +106,9 @@ def prepared(cluster: KafkaUnderTest, topic: str, value: bytes) -> Transactional
 
 
 def test_prepared_transactions_survive_the_broker_and_the_same_client_ends_them(
-    own: EmbeddedKafka,
+    own: EmbeddedKafka, opened: Callable[[EmbeddedKafka], KafkaUnderTest]
 ) -> None:
-    cluster = under_test(own.bootstrap)
+    cluster = opened(own)
     topic = cluster.make_topic(1)
     names = [prepared(cluster, topic, b"%d" % number) for number in range(2)]
     before = [cluster.facts(name) for name in names]
@@ -108,8 +122,10 @@ def test_prepared_transactions_survive_the_broker_and_the_same_client_ends_them(
     assert cluster.read(topic) == [[b"0", b"1"]]
 
 
-def test_a_reader_goes_on_after_its_broker_came_back(own: EmbeddedKafka) -> None:
-    cluster = under_test(own.bootstrap)
+def test_a_reader_goes_on_after_its_broker_came_back(
+    own: EmbeddedKafka, opened: Callable[[EmbeddedKafka], KafkaUnderTest]
+) -> None:
+    cluster = opened(own)
     topic = cluster.make_topic(1)
     reader = cluster.reader(topic, ends=False)
     producer = cluster.producer(None)
@@ -126,10 +142,12 @@ def test_a_reader_goes_on_after_its_broker_came_back(own: EmbeddedKafka) -> None
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_an_error_for_readers(
-    kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    kafka: EmbeddedKafka,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: Callable[[EmbeddedKafka], KafkaUnderTest],
 ) -> None:
     monkeypatch.setattr(reader_module, "IDLE_CHECK_S", 1.0)
-    cluster = under_test(kafka.bootstrap)
+    cluster = opened(kafka)
     topic = cluster.make_topic(1)
     reader = cluster.reader(topic)
     eventually(lambda: reader.poll(10, 0.5), bool)
@@ -139,8 +157,10 @@ def test_a_topic_that_is_deleted_meanwhile_is_an_error_for_readers(
         eventually(lambda: reader.poll(10, 0.5), lambda _: False)
 
 
-def test_a_topic_that_is_deleted_meanwhile_fails_its_producer(kafka: EmbeddedKafka) -> None:
-    cluster = under_test(kafka.bootstrap)
+def test_a_topic_that_is_deleted_meanwhile_fails_its_producer(
+    kafka: EmbeddedKafka, opened: Callable[[EmbeddedKafka], KafkaUnderTest]
+) -> None:
+    cluster = opened(kafka)
     topic = cluster.make_topic(1)
     settings = {**cluster.settings, "topic.metadata.propagation.max.ms": "1000"}
     producer = KafkaProducer(settings, None, 0)
