@@ -6,28 +6,32 @@ import json
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from tidegate.cli.display import JsonLines
+from tidegate.cli.display import JsonLines, Lines, _table
 from tidegate.config import Config
+from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
+from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import JobReport, ProcessExit, Submission
+
+SUBMISSION = Submission(
+    job=JobName("totals"),
+    reference="a:B",
+    working_folder=".",
+    params={},
+    parallelism=1,
+    max_parallelism=128,
+    settings={},
+    fingerprint="",
+    code_digest="",
+    python_version="",
+    tidegate_version="",
+)
 
 
 def display() -> JsonLines:
-    submission = Submission(
-        job=JobName("totals"),
-        reference="a:B",
-        working_folder=".",
-        params={},
-        parallelism=1,
-        max_parallelism=128,
-        settings={},
-        fingerprint="",
-        code_digest="",
-        python_version="",
-        tidegate_version="",
-    )
-    shown = JsonLines(submission, Config())
+    shown = JsonLines(SUBMISSION, Config())
     shown.jobmanager_pid = lambda: 41
     return shown
 
@@ -48,3 +52,46 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
     assert said[0]["jobmaster_pid"] == 42
     assert said[0]["exits"] == [{"kind": "slot", "pid": 7, "status": -9, "ended_ms": 5}]
     assert said[1]["status"] == -9
+
+
+def failing(kind: type[Exception], text: str) -> JobReport:
+    """A job that is about to restart because of that error."""
+    error = ErrorReport.of(kind(text))
+    return JobReport(job=JobName("totals"), state="BACKING_OFF", restarts=1, error=error)
+
+
+def test_the_text_of_an_exception_is_no_markup() -> None:
+    report = failing(UserCodeError, "raised ValueError: [/bold] and [red]")
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(_table(report, (0.0, 0.0), Config()))
+    assert "[/bold] and [red]" in shown.get()
+
+
+def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = Lines(SUBMISSION, Config())
+    report = failing(KafkaError, "no broker")
+    for state in ("BACKING_OFF", "DEPLOYING", "FAILED"):
+        shown.show(msgspec.structs.replace(report, state=state))
+    shown.failed(report)
+    assert capsys.readouterr().err.count("no broker") == 2
+
+
+def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = Lines(SUBMISSION, Config())
+    for kind, expected in ((UserCodeError, True), (InternalError, True), (KafkaError, False)):
+        report = failing(kind, "it failed")
+        assert report.error is not None
+        error = msgspec.structs.replace(report.error, traceback="Traceback of it")
+        shown.failed(msgspec.structs.replace(report, error=error))
+        assert ("Traceback of it" in capsys.readouterr().err) == expected
+
+
+def test_bad_records_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Lines(SUBMISSION, Config())
+    shown.end(JobReport(job=JobName("totals"), state="FINISHED", skipped=3, dead_letters=1_000))
+    assert capsys.readouterr().err.endswith("3 bad records skipped, 1,000 dead letters\n")

@@ -200,6 +200,7 @@ def describe(report: JobReport, rates: tuple[float, float]) -> str:
 
 def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
@@ -222,7 +223,8 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
             "bad records", f"{report.skipped} skipped, {report.dead_letters} dead letters"
         )
     if report.error is not None:
-        table.add_row("last failure", report.error.message)
+        # As it is: in the text of a user's exception a bracket is no mark-up.
+        table.add_row("last failure", Text(report.error.message))
     return table
 
 
