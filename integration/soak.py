@@ -72,7 +72,7 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
         run.wait_for("running job", _runs)
         paced = {"seed": given.seed, "rate": given.rate, "records": records}
         with producer(place, **paced) as orders:
-            killed = _kill_for(seconds, run, place, random.Random(given.seed), given.pause)
+            killed = _kill_for(seconds, run, place, given)
             if orders.wait() != 0:
                 raise GaveUpError(f"the producer failed: see {place.folder / 'orders.log'}")
             run.wait_for("running job after the last kill", runs_with_checkpoint, QUIET_S_MAX)
@@ -91,17 +91,18 @@ def _runs(report: Report) -> bool:
 
 
 def _kill_for(
-    seconds: float, run: TidegateRun, place: Setting, chance: random.Random, pause_s: float
+    seconds: float, run: TidegateRun, place: Setting, given: argparse.Namespace
 ) -> Counter[str]:
     """Kill at random for so long; how often which kind."""
+    chance = random.Random(given.seed)
     killed: Counter[str] = Counter()
     end_s = time.monotonic() + seconds
     tell_s = time.monotonic() + TELL_S
     while time.monotonic() < end_s:
-        time.sleep(min(chance.expovariate(1 / pause_s), max(0.0, end_s - time.monotonic())))
+        time.sleep(min(chance.expovariate(1 / given.pause), max(0.0, end_s - time.monotonic())))
         report = run.report
         if report is not None:
-            kind = chance.choice(list(TARGETS))
+            kind = chance.choice(given.only or list(TARGETS))
             if report["slots"] or kind in {"JobMaster", "JobManager"}:
                 killed[kind] += _kill(TARGETS[kind](report, chance))
         if time.monotonic() > tell_s:
@@ -132,7 +133,9 @@ def _tell(place: Setting, run: TidegateRun, killed: Counter[str]) -> None:
         held.update(_held(pid))
     work = place.folder / ".tidegate"
     files = {name: _files(work / name) for name in ("checkpoints", "state", "logs")}
-    disk = ", ".join(f"{name} {n} files {size >> 20} MiB" for name, (n, size) in files.items())
+    disk = ", ".join(
+        f"{name} {n} files {size / (1 << 20):.1f} MiB" for name, (n, size) in files.items()
+    )
     say(
         f"{time.strftime('%H:%M:%S')}  killed {kills}; attempt {report.get('attempt')}, "
         f"{report.get('checkpoints_completed')} checkpoints, lag {report.get('lag')}; "
@@ -174,6 +177,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=int, default=2_000, help="orders a second")
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between kills, about")
+    parser.add_argument(
+        "--only", action="append", choices=TARGETS, help="kill only this, to see what others gather"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the orders and the kills")
     return parser.parse_args(arguments)
 
