@@ -5,7 +5,7 @@ starts, and a password appears nowhere.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
 )
 
 from integration.brokers import TIMEOUT_S
-from integration.mistakes import Folder, Outcome, assert_golden
+from integration.mistakes import Folder, Outcome, assert_golden, paragraph
 from tidegate.drivers.kafka.broker_config import HOST, choose_ports
 from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
 
@@ -75,7 +75,12 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(started.bootstrap, f"{HOST}:{extra.client}")
 
 
-def run(folder: Folder, secured: Secured, password: str = PASSWORD) -> Outcome:
+def run(
+    folder: Folder,
+    secured: Secured,
+    password: str = PASSWORD,
+    config: Mapping[str, str] | None = None,
+) -> Outcome:
     folder.write(
         "tidegate.toml",
         f"""
@@ -88,7 +93,7 @@ def run(folder: Folder, secured: Secured, password: str = PASSWORD) -> Outcome:
         """,
     )
     secret = {"TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD": password}
-    return folder.run(kafka=False, environment=secret)
+    return folder.run(kafka=False, environment=secret, config=config)
 
 
 def everything_in(folder: Folder) -> str:
@@ -126,6 +131,11 @@ def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
     folder.assert_exact(30)
     assert "offsets could not be committed to the consumer group" in folder.logs()
     assert PASSWORD not in everything_in(folder)
+
+    # The brokers' maximum may not be read without a right on the cluster: they say it themselves.
+    late = run(folder, secured, config={"checkpoint.tolerated_outage": "20min"})
+    assert late.code == 2, late.err
+    assert_golden("transaction-timeout-refused", folder.normalised(paragraph(late.err)))
 
 
 def test_a_wrong_password(secured: Secured, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from tidegate.errors import (
     KafkaNotAuthorisedError,
     KafkaUnavailableError,
     RecordTooLargeError,
+    RefusedError,
+    TidegateError,
     TransactionError,
 )
 from tidegate.ids import TransactionalId
@@ -86,7 +88,7 @@ _REMEDIES: Final = {
     Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant the job's principal WRITE on transactional "
     "ids with the prefix tidegate.",
     Code.INVALID_TRANSACTION_TIMEOUT: "Raise the broker's transaction.max.timeout.ms, or lower "
-    "checkpoint.interval, checkpoint.timeout or checkpoint.tolerated_outage.",
+    "checkpoint.timeout, checkpoint.tolerable_failures or checkpoint.tolerated_outage.",
     Code._AUTHENTICATION: "Correct the credentials in kafka.properties.",
     Code._FENCED: "Another producer took the transactional id: a newer attempt of the job runs, or "
     "something else uses ids with the prefix tidegate.",
@@ -228,10 +230,12 @@ class KafkaProducer:
             if self._failure.denied is not None:
                 raise self._not_initialised(self._failure.denied)
 
-    def _not_initialised(self, cause: Any) -> KafkaError:
+    def _not_initialised(self, cause: Any) -> TidegateError:
         code = cause.code()
         if code in _DENIED:
-            kind: type[KafkaError] = KafkaNotAuthorisedError
+            kind: type[TidegateError] = KafkaNotAuthorisedError
+        elif code == Code.INVALID_TRANSACTION_TIMEOUT:
+            kind = RefusedError  # found at submit, where the brokers' maximum may be read
         elif cause.retriable():
             kind = KafkaUnavailableError
         else:
