@@ -209,6 +209,13 @@ def test_a_journal_that_was_closed_before_the_end_was_told_says_how_it_ended(
     assert (job.error is error) == (state is JobState.FAILED)
 
 
+def test_a_stop_whose_journal_could_not_be_closed_is_no_success() -> None:
+    job = running()
+    job.handle(StopRequested(final_checkpoint=False))
+    job.handle(CloseFailed(error=KafkaUnavailableError("no broker answers")))
+    assert (job.state, str(job.error)) == (JobState.FAILED, "no broker answers")
+
+
 def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
     job = machine(delay=None)
     job.handle(Begin())

@@ -160,8 +160,10 @@ class JobMachine:
             case Closed():
                 return self._end(self._outcome)
             case CloseFailed():
+                # What is published may not be committed yet: whoever reads "finished" would not
+                # submit again, and the transactions would time out.
                 self.error = self.error or event.error
-                return self._end(self._outcome)
+                return self._end(JobState.FAILED)
         assert_never(event)
 
     def validate(self) -> None:
