@@ -23,7 +23,7 @@ from tidegate.api.kafka import KafkaSink
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.errors import TransactionError
+from tidegate.errors import RecordTooLargeError, TransactionError
 from tidegate.ids import Attempt, CheckpointId, Uid
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -217,7 +217,7 @@ def test_a_record_that_the_broker_refuses_fails_the_attempt(
     batch.values[5] = b"x" * 3_000_000
     bench.writer.write(batch)
     bench.prepare()
-    with pytest.raises(TransactionError, match=r"3000000 bytes .*max\.message\.bytes"):
+    with pytest.raises(RecordTooLargeError, match=r"3000000 bytes .*max\.message\.bytes"):
         bench.acknowledged()
     assert bench.acks == []
     bench.close()

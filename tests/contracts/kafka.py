@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tidegate.elements import Origin
-from tidegate.errors import KafkaError, RefusedError, TransactionError
+from tidegate.errors import KafkaError, RecordTooLargeError, RefusedError, TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import (
@@ -274,9 +274,9 @@ class KafkaContract:
         producer.flush(TIMEOUT_S)
         producer.send(topic, [b"x" * 3_000_000], None)
         for _ in range(3):
-            with pytest.raises(TransactionError, match=topic):
+            with pytest.raises(RecordTooLargeError, match=topic):
                 producer.flush(TIMEOUT_S)
-        with pytest.raises(TransactionError, match=topic):
+        with pytest.raises(RecordTooLargeError, match=topic):
             producer.send(topic, [b"more"], None)
         assert cluster.facts(name).state is TransactionState.ONGOING, "Describe would not tell"
         cluster.log.fence(name)
