@@ -266,7 +266,7 @@ def test_the_tree_speaks_of_no_machine_registry_or_tracker() -> None:
     assert not complaints, "\n" + "\n".join(complaints)
 
 
-@pytest.mark.parametrize("line", ["see /home" + "/me/x", "https://pypi" + ".org/simple"])
+@pytest.mark.parametrize("line", ["see /home" + "/me/x", "https://" + "pypi" + ".org/simple"])
 def test_words_of_a_machine_are_recognised(line: str) -> None:
     assert MACHINE_PATH.search(line) or REGISTRY.search(line)
 

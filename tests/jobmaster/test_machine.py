@@ -91,7 +91,7 @@ def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() ->
     instructions = job.handle(SlotGone(attempt=ONE, slot=slot(1), reason="killed by signal 9"))
     assert instructions == [
         EndAttempt(attempt=ONE),
-        BackOff(delay_s=0.5, attempt_before=ONE),
+        BackOff(delay_s=0.5, restart=1),
         Recover(),
     ]
     job.handle(Claimed(attempt=TWO))
@@ -99,7 +99,7 @@ def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() ->
         job.handle(SlotRegistered(attempt=TWO, ordinal=ordinal, slot=slot(ordinal)))
     assert job.handle(Recovered(attempt=TWO)) == []
     assert job.state is JobState.BACKING_OFF
-    assert job.handle(BackedOff(attempt_before=ONE)) == [DeploySlots(attempt=TWO)]
+    assert job.handle(BackedOff(restart=1)) == [DeploySlots(attempt=TWO)]
     assert job.restarts == 1
 
 
@@ -118,7 +118,7 @@ def test_a_recovery_whose_attempt_has_failed_meanwhile_is_not_taken_for_the_next
     job.handle(Begin())
     job.handle(Claimed(attempt=ONE))
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("a slot that was not deployed yet")))
-    assert job.handle(BackedOff(attempt_before=ONE)) == [Recover()]
+    assert job.handle(BackedOff(restart=1)) == [Recover()]
     assert job.handle(Recovered(attempt=ONE)) == []
     job.handle(Claimed(attempt=TWO))
     assert job.handle(Recovered(attempt=TWO)) == []
@@ -129,8 +129,23 @@ def test_a_recovery_that_failed_is_not_tried_again_before_the_wait_is_over() -> 
     job = machine()
     job.handle(Begin())
     failed = job.handle(RecoveryFailed(error=KafkaUnavailableError("no broker")))
-    assert failed == [BackOff(delay_s=0.5, attempt_before=None)]
-    assert job.handle(BackedOff(attempt_before=None)) == [Recover()]
+    assert failed == [BackOff(delay_s=0.5, restart=1)]
+    assert job.handle(BackedOff(restart=1)) == [Recover()]
+
+
+def test_the_wait_of_an_earlier_restart_ends_no_later_one() -> None:
+    job = running()
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(Claimed(attempt=TWO))
+    job.handle(Recovered(attempt=TWO))
+    job.handle(AttemptFailed(attempt=TWO, error=ExternalError("y")))
+    job.handle(Claimed(attempt=Attempt(3)))
+    job.handle(Recovered(attempt=Attempt(3)))
+    for ordinal in range(2):
+        event = SlotRegistered(attempt=Attempt(3), ordinal=ordinal, slot=slot(ordinal))
+        assert job.handle(event) == []
+    assert job.handle(BackedOff(restart=1)) == []
+    assert job.handle(BackedOff(restart=2)) == [DeploySlots(attempt=Attempt(3))]
 
 
 def test_lost_data_fails_the_job_without_another_attempt() -> None:
@@ -247,7 +262,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(lambda a, o: SlotGone(attempt=a, slot=slot(o), reason="x"), attempts, ordinals),
     st.builds(lambda a, o: SlotReady(attempt=a, ordinal=o), attempts, ordinals),
     attempts.map(lambda a: SlotsOverdue(attempt=a)),
-    st.just(BackedOff(attempt_before=None)),
+    st.integers(1, 3).map(lambda n: BackedOff(restart=n)),
     st.builds(lambda a, e: AttemptFailed(attempt=a, error=e), attempts, errors),
     st.builds(
         lambda a, s: InputEnded(attempt=a, subtask=s), attempts, st.sampled_from(sorted(SUBTASKS))

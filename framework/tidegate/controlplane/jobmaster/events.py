@@ -100,7 +100,7 @@ class SlotsOverdue:
 class BackedOff:
     """The restart delay of the attempt has passed."""
 
-    attempt_before: Attempt | None
+    restart: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class BackOff:
     """`BackedOff` after this delay."""
 
     delay_s: float
-    attempt_before: Attempt | None
+    restart: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

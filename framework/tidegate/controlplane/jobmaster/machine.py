@@ -186,7 +186,8 @@ class JobMachine:
         if isinstance(event, Closed | CloseFailed):
             return self.state is not JobState.CLOSING
         if isinstance(event, BackedOff):
-            return not self._backing_off
+            # A wait of an earlier restart, which the recovery outlasted, ends no later one.
+            return not self._backing_off or event.restart != self.restarts
         return attempt is not None and attempt != self.attempt
 
     def _recovered(self, event: Recovered) -> list[Instruction]:
@@ -278,7 +279,6 @@ class JobMachine:
         ended: list[Instruction] = []
         if self.attempt is not None:
             ended = [EndAttempt(attempt=self.attempt)]
-        before = self.attempt
         delay_s = None if _is_hopeless(error) else self._next_delay(error)
         in_recovery = self.state is JobState.RECOVERING
         self._forget_attempt()
@@ -288,7 +288,7 @@ class JobMachine:
             return ended + last
         self.restarts += 1
         self._backing_off = True
-        back_off = BackOff(delay_s=delay_s, attempt_before=before)
+        back_off = BackOff(delay_s=delay_s, restart=self.restarts)
         if in_recovery:  # what just failed is not tried again before the wait is over
             return ended + self._move(JobState.BACKING_OFF, back_off)
         return ended + self._move(JobState.RECOVERING, back_off, Recover())

@@ -207,7 +207,7 @@ class JobMaster:
             case e.EndAttempt(attempt=attempt):
                 self._end_attempt(attempt)
             case e.BackOff():
-                event = e.BackedOff(attempt_before=instruction.attempt_before)
+                event = e.BackedOff(restart=instruction.restart)
                 self._loop.call_later(instruction.delay_s, lambda: self.decide(event))
             case e.Close(outcome=outcome):
                 self._close(outcome)
