@@ -264,6 +264,20 @@ def test_a_loss_is_stated_when_the_others_are_ended(quiet: Quiet) -> None:
     assert named[1].transactional_id not in str(caught.value)
 
 
+def test_a_loss_leaves_nothing_open_that_readers_stand_behind(quiet: Quiet) -> None:
+    older = quiet.claim()
+    named = quiet.prepared(older, 0, 1)
+    quiet.publish(older, 1, *named)
+    (unnamed,) = quiet.prepared(older, 2)
+    quiet.world.init(named[0].transactional_id)
+    newer = quiet.claim()
+    with pytest.raises(DataLossError):
+        quiet.recover(newer)
+    facts = quiet.world.describe(unnamed.transactional_id)
+    assert facts is not None
+    assert facts.state is TransactionState.EMPTY
+
+
 def test_a_job_that_has_stated_a_loss_can_be_closed_and_the_loss_remains(quiet: Quiet) -> None:
     newer, _ = lose_one(quiet)
     with pytest.raises(DataLossError):

@@ -17,7 +17,7 @@ from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, heade
 from tidegate.checkpoint.procedures.patience import ENDING, FENCING, STORING, Patience
 from tidegate.checkpoint.procedures.settle import settle
 from tidegate.checkpoint.recovery import decide, is_complete
-from tidegate.errors import OutcomeUnknownError
+from tidegate.errors import DataLossError, OutcomeUnknownError
 from tidegate.ids import TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -42,7 +42,12 @@ def recover(
     `ending` bounds the time for which Kafka may be away: the transaction timeout. DataLossError if
     the broker has aborted something that is named, KafkaError if it can not be asked in time.
     """
-    ended = yield from _settle_last(journal, ending, storing)
+    try:
+        ended = yield from _settle_last(journal, ending, storing)
+    except DataLossError:
+        # The job stays failed, perhaps for long: readers must not stand still behind what died.
+        yield from fence_older(journal, patience=fencing)
+        raise
     fenced = yield from fence_older(journal, patience=fencing)
     return Recovered(ended=ended, fenced=fenced)
 
