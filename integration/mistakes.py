@@ -226,6 +226,7 @@ class Folder:
         text = re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", text)
         text = re.sub(r"-[0-9a-f]{8}\b", "", text)
         text = re.sub(r"\b[0-9a-f]{16}\b", "JOURNAL", text)
+        text = re.sub(r"(JOURNAL\.[\w-]+)\.\d+\.\d+\.\d+", r"\1.ATTEMPT.SUBTASK.SLOT", text)
         return re.sub(r"process \d+", "process PID", text)
 
 

@@ -92,8 +92,11 @@ def run(
         "sasl.username" = "job"
         """,
     )
-    secret = {"TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD": password}
-    return folder.run(kafka=False, environment=secret, config=config)
+    return folder.run(kafka=False, environment=secret(password), config=config)
+
+
+def secret(password: str) -> dict[str, str]:
+    return {"TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD": password}
 
 
 def everything_in(folder: Folder) -> str:
@@ -125,14 +128,18 @@ def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
         assert not (tmp_path / ".tidegate" / "logs").exists(), "a process was started"
         secured.grant(*right)
     # READ on the source, WRITE on the sink and on the ids: no group, nothing of the cluster.
-    done = run(folder, secured)
+    refusal = "offsets could not be committed to the consumer group"
+    with folder.started(kafka=False, bounded=False, environment=secret(PASSWORD)) as live:
+        live.until(lambda: refusal in folder.logs(), "refused by the group")
+        live.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        done = live.stop()
     assert done.code == 0, f"{done.err}\n{folder.logs()}"
     assert " 0 restarts" in done.err
     folder.assert_exact(30)
-    assert "offsets could not be committed to the consumer group" in folder.logs()
     assert PASSWORD not in everything_in(folder)
 
     # The brokers' maximum may not be read without a right on the cluster: they say it themselves.
+    folder.orders(3, first=30)
     late = run(folder, secured, config={"checkpoint.tolerated_outage": "20min"})
     assert late.code == 2, late.err
     assert_golden("transaction-timeout-refused", folder.normalised(paragraph(late.err)))
