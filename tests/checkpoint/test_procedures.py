@@ -32,6 +32,7 @@ from tidegate.errors import (
     StorageError,
     TransactionError,
 )
+from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import Created
 from tidegate.ports.kafka import EndOutcome, TransactionState
 from tidegate.protocol.snapshots import (
@@ -268,12 +269,13 @@ def test_a_loss_leaves_nothing_open_that_readers_stand_behind(quiet: Quiet) -> N
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
-    (unnamed,) = quiet.prepared(older, 2)
+    unnamed = TransactionalId(f"{named[0].transactional_id[:-1]}9")
+    assert quiet.world.write(unnamed, quiet.world.init(unnamed).epoch, 2)
     quiet.world.init(named[0].transactional_id)
     newer = quiet.claim()
     with pytest.raises(DataLossError):
         quiet.recover(newer)
-    facts = quiet.world.describe(unnamed.transactional_id)
+    facts = quiet.world.describe(unnamed)
     assert facts is not None
     assert facts.state is TransactionState.EMPTY
 
