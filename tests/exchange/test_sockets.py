@@ -175,6 +175,8 @@ def test_closing_does_not_wait_for_a_peer_to_which_nothing_was_said(make_slot: M
 
 def test_both_may_leave_at_once_and_twice(make_slot: MakeSlot) -> None:
     low, high = pair(make_slot)
+    low.exchange.send(1, 0, (b"linked",))
+    high.run_until(lambda: bool(high.frames[0]))
     closers = [threading.Thread(target=slot.exchange.close) for slot in (low, high)]
     began = time.monotonic()
     for closer in closers:
