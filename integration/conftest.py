@@ -7,12 +7,21 @@ that stops or kills a broker starts one for itself.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from integration.brokers import TopicFactory, create_topic, unique
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Started in the background by a shell, tests would inherit that SIGINT is ignored, and so
+    would what they start and interrupt.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
