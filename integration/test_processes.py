@@ -21,11 +21,12 @@ GONE_WITHIN_S = 1.0
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
+    others = psutil.Process().children(recursive=True)  # brokers that tests before have started
     running = Running(tmp_path)
     try:
         yield running
     finally:
-        below = psutil.Process().children(recursive=True)
+        below = [one for one in psutil.Process().children(recursive=True) if one not in others]
         running.client.close()
         running.cluster.close()
         assert left_of(below) == []
