@@ -45,7 +45,7 @@ DEFAULTS: Final[dict[str, str]] = {
     # ms; the default of 1000 costs a factor 4 in throughput once the queue has been full.
     "fetch.queue.backoff.ms": "5",
     # Records read ahead per partition, and at most 32 MiB in all of them together.
-    "queued.min.messages": "100000",
+    "queued.min.messages": "50000",
     "queued.max.messages.kbytes": "32768",
     "reconnect.backoff.max.ms": "1000",
 }
