@@ -1,4 +1,4 @@
-"""The topic of a source or sink in effect: the configuration's override, or the declaration's.
+"""Names at Kafka: a source's or sink's topic in effect, and a source's consumer group.
 
 Topics are no parameters of a pipeline: `sources.orders.topic` in the configuration gives the source
 `orders` another one, without a change of the class or of its state's identity.
@@ -11,6 +11,7 @@ from typing import cast
 from tidegate.api.kafka import Connector
 from tidegate.config import Config
 from tidegate.graph.logical import Node
+from tidegate.ids import JobName
 
 
 def topic_of(config: Config, node: Node) -> str:
@@ -20,3 +21,10 @@ def topic_of(config: Config, node: Node) -> str:
     if override is not None and override.topic is not None:
         return override.topic
     return cast("Connector", node.declaration).topic
+
+
+def consumer_group(job: JobName, source: str) -> str:
+    """The group under which a source's positions are shown, and where `start="group"` begins:
+    `tidegate.<job>.<source>`.
+    """
+    return f"tidegate.{job}.{source}"

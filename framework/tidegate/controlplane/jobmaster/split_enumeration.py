@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from tidegate.api.kafka import KafkaSource
-from tidegate.api.topics import topic_of
+from tidegate.api.topics import consumer_group, topic_of
 from tidegate.checkpoint.restore import PartitionFacts
 from tidegate.config import Config
 from tidegate.elements import Origin
@@ -22,11 +22,6 @@ from tidegate.errors import RefusedError
 from tidegate.graph.logical import Graph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
-
-
-def consumer_group(job: JobName, source: str) -> str:
-    """The group under which positions are shown to lag monitors: `tidegate.<job>.<source>`."""
-    return f"tidegate.{job}.{source}"
 
 
 def enumerate_partitions(

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.api.kafka import KafkaSource
+from tidegate.api.topics import consumer_group
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import InternalError, check
-from tidegate.ids import JobName, Uid
+from tidegate.ids import Uid
 from tidegate.ports.kafka import Message, PartitionReader, Run
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -162,8 +163,3 @@ class KafkaSourceReader:
             message = f"source {self._uid!r} is used before it is opened"
             raise InternalError(message)
         return self._reader
-
-
-def consumer_group(job: JobName, source: Uid) -> str:
-    """Where a source reports its progress: `tidegate.<job>.<source>`."""
-    return f"tidegate.{job}.{source}"
