@@ -18,6 +18,8 @@ bench: .venv/installed  ## side by side with hand-written loops, CPU per record:
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
+chaos: .venv/installed  ## attack every step on real clusters, write docs/kill-matrix.md: make chaos [CELLS='steps/4.3.0/*'] [MISSING=1] [SEED=1]
+	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
 	$(bin)/python -m integration.ready
 
@@ -58,4 +60,4 @@ compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3
 	@$(bin)/uv pip install --quiet --offline --python $(bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo check test bench soak ready lint types unit lock clean
+.PHONY: help demo check test bench soak chaos ready lint types unit lock clean

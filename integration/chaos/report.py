@@ -1,0 +1,146 @@
+"""The record: results as JSON beside the page that is rendered from them.
+
+`docs/kill-matrix.json` holds the newest result of every cell, so that a run of some cells leaves
+the others as they are; `docs/kill-matrix.md` is written from it alone, whenever a result is added.
+A section that has no renderer of its own (`SECTIONS`) is one table, a row per cell.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from integration.chaos.scenarios import Result
+
+RESULTS = "kill-matrix.json"
+PAGE = "kill-matrix.md"
+
+TITLE = "# The kill matrix"
+INTRODUCTION = """
+Written by `make chaos`; do not edit. What was attacked on real Apache Kafka brokers, and what an
+independent checker (`integration/checker.py`: plain confluent-kafka, no code of tidegate's) found
+in the output afterwards. *Exact* means: every output once (as a multiset), each key's outputs in
+order, nothing that a `read_committed` reader saw while it ran was different at the end, and no
+transaction was left open. *Recovery* is what such a reader measures: from the fault to the first
+committed output of the next attempt.
+"""
+
+Results = dict[str, Result]
+"""By cell."""
+
+
+class Record:
+    """The results of all runs so far, in a folder."""
+
+    def __init__(self, folder: Path, order: Sequence[str]) -> None:
+        """`order`: every cell there is; results of others are dropped."""
+        self._folder = folder
+        path = folder / RESULTS
+        known = msgspec.json.decode(path.read_bytes(), type=list[Result]) if path.exists() else []
+        found = {result.cell: result for result in known}
+        self._order = order
+        self.results: Results = {cell: found[cell] for cell in order if cell in found}
+
+    def add(self, result: Result) -> None:
+        """Take a result in, and write both files."""
+        self.results[result.cell] = result
+        self.results = {cell: self.results[cell] for cell in self._order if cell in self.results}
+        lines = [msgspec.json.encode(each).decode() for each in self.results.values()]
+        _replace(self._folder / RESULTS, "[\n" + ",\n".join(lines) + "\n]\n")
+        self.render()
+
+    def render(self) -> None:
+        """Write the page from the results."""
+        _replace(self._folder / PAGE, page(self.results, len(self._order)))
+
+
+Renderer = Callable[[Sequence[Result]], str]
+SECTIONS: dict[str, tuple[str, Renderer]] = {}
+"""Title and renderer of a section. Modules with scenarios enter theirs when they are imported."""
+
+
+def page(results: Results, due: int) -> str:
+    """The whole page."""
+    sections: dict[str, list[Result]] = {}
+    for result in results.values():
+        sections.setdefault(result.section, []).append(result)
+    parts = [TITLE, INTRODUCTION.strip(), summary(list(results.values()), due)]
+    for name, found in sections.items():
+        title, renderer = SECTIONS.get(name, (name.capitalize(), rows))
+        parts += [f"## {title}", renderer(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(results: Sequence[Result], due: int) -> str:
+    """When, where, how many, how fast."""
+    wrong = [result for result in results if not result.right]
+    dates = sorted({result.date for result in results})
+    versions = sorted({result.version for result in results})
+    seeds = sorted({result.seed for result in results})
+    facts = [
+        ("run on", " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "never"),
+        ("machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
+        ("Apache Kafka", ", ".join(versions)),
+        ("seeds", ", ".join(map(str, seeds))),
+        ("cells", f"{len(results)} of {due} run, {len(results) - len(wrong)} exact"),
+        ("kills and faults", str(sum(result.kills for result in results))),
+        ("recovery", seconds(results)),
+    ]
+    return table(("what", "figure"), facts)
+
+
+def rows(results: Sequence[Result]) -> str:
+    """One row for each cell."""
+    columns = ("what", "Kafka", "pipeline", "fault", "kills", "recovery", "verdict")
+    return table(
+        columns,
+        [
+            (
+                result.name,
+                result.version,
+                result.pipeline,
+                result.signal,
+                str(result.kills),
+                seconds([result]),
+                verdict(result),
+            )
+            for result in results
+        ],
+    )
+
+
+def verdict(result: Result) -> str:
+    """With its note; what is wrong stands out."""
+    text = result.verdict if result.right else f"**WRONG**: {result.verdict}"
+    return f"{text} ({result.note})" if result.note else text
+
+
+def seconds(results: Iterable[Result]) -> str:
+    """Median and worst recovery."""
+    times = [each for result in results for each in result.recovery_s]
+    if not times:
+        return ""
+    median, worst = statistics.median(times), max(times)
+    return f"{median:.1f} s" if len(times) == 1 else f"{median:.1f} s, worst {worst:.1f} s"
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(_cell(text) for text in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all: a run may be interrupted at any time."""
+    new = path.with_suffix(path.suffix + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
