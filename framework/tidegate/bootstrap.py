@@ -34,6 +34,8 @@ from tidegate.errors import TidegateError
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 
 SLOT_MAIN = "tidegate.slot.main:run_slot"
+TASKMANAGER_MAIN = "tidegate.controlplane.taskmanager.service:run_taskmanager"
+JOBMANAGER_MAIN = "tidegate.controlplane.dispatcher.service:run_jobmanager"
 JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
 
 FAILED = 1
@@ -64,7 +66,7 @@ class Common:
     cluster: str
     """Names the cluster in the checkpoint storage."""
     mains: Mapping[str, str] = field(default_factory=dict)
-    """`slot` and `jobmaster` as `module:function`, where a test brings its own."""
+    """Roles with their mains as `module:function`, where a test brings its own."""
     path: tuple[str, ...] = ()
     """Folders that come first on the module path of every process."""
 
@@ -152,11 +154,11 @@ def _announce(facts: Mapping[str, object]) -> None:
 
 
 def _jobmanager(common: Common, _arguments: dict[str, Any]) -> int:
-    from tidegate.controlplane.dispatcher.service import run_jobmanager
-
-    return run_jobmanager(
+    run = _named(common.mains.get("jobmanager", JOBMANAGER_MAIN))
+    status: int = run(
         common.cluster, common.config, RealDrivers(), processes(common), announce=_announce
     )
+    return status
 
 
 def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
@@ -175,9 +177,8 @@ def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
 
 
 def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
-    from tidegate.controlplane.taskmanager.service import run_taskmanager
-
-    return run_taskmanager(
+    run = _named(common.mains.get("taskmanager", TASKMANAGER_MAIN))
+    status: int = run(
         TaskManagerId(arguments["id"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
@@ -186,6 +187,7 @@ def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
         RealDrivers(),
         processes(common),
     )
+    return status
 
 
 def _zygote(common: Common, arguments: dict[str, Any]) -> int:
