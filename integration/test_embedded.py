@@ -156,8 +156,14 @@ def test_an_owned_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> 
         assert kafka.alive == [True]
 
 
-def test_three_nodes_elect_another_leader_when_one_is_killed(tmp_path: Path) -> None:
-    with EmbeddedKafka.start(directory=tmp_path, nodes=3, owned=True) as kafka:
+def test_three_nodes_elect_another_leader_and_come_back_together(tmp_path: Path) -> None:
+    threads = {node: {"num.network.threads": str(node + 1)} for node in range(3)}
+    with EmbeddedKafka.start(
+        directory=tmp_path, nodes=3, owned=True, properties=lambda node, _ports: threads[node]
+    ) as kafka:
+        for node in range(3):
+            text = (tmp_path / str(node + 1) / "server.properties").read_text()
+            assert f"num.network.threads={node + 1}\n" in text
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         topic = NewTopic("t", num_partitions=1, replication_factor=3)
         admin.create_topics([topic], operation_timeout=30)["t"].result(30)
@@ -171,6 +177,10 @@ def test_three_nodes_elect_another_leader_when_one_is_killed(tmp_path: Path) -> 
         produce(kafka.bootstrap, "t", [(None, b"still there")])
         kafka.restart(before - 1)
         assert kafka.alive == [True, True, True]
+        assert [record.value() for record in read_all(kafka.bootstrap, "t")] == [b"still there"]
+        pids = kafka.pids
+        kafka.restart(0, 1, 2)
+        assert not set(pids) & set(kafka.pids)
         assert [record.value() for record in read_all(kafka.bootstrap, "t")] == [b"still there"]
 
 

@@ -23,7 +23,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -48,6 +48,9 @@ STOP_TIMEOUT_S = 30.0  # 0.4 s; 2 s when it writes its archive; 5 s for three no
 STARTS_MAX = 3  # a port may be taken between our choice and the broker's bind, rarely twice
 LOG_LINES_SHOWN = 15
 NODES_MAX = 9
+
+Properties = Mapping[str, str] | Callable[[int, Sequence[NodePorts]], Mapping[str, str]]
+"""Settings of every node, or a function of a node (from 0) and the ports of all nodes."""
 
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
@@ -90,7 +93,7 @@ class EmbeddedKafka:
         directory: Path,
         nodes: int = 1,
         owned: bool = False,
-        properties: Mapping[str, str] = NO_PROPERTIES,
+        properties: Properties = NO_PROPERTIES,
         report: Report | None = None,
     ) -> Self:
         """Start a cluster with its data in `directory` and return when it is ready.
@@ -100,7 +103,8 @@ class EmbeddedKafka:
             directory: made if it is not there; with data of an earlier start, that is used.
             nodes: each is broker and controller.
             owned: the brokers die with this process, also when it is killed (on Linux).
-            properties: added to each node's server.properties, or in place of ours.
+            properties: added to each node's server.properties, or in place of ours. As a function
+                it is called again where a port was taken and others are tried.
             report: is told about the progress of a download in short lines.
 
         Raises:
@@ -196,19 +200,25 @@ class EmbeddedKafka:
             process.signal(signal.SIGKILL)
             check(process.wait(STOP_TIMEOUT_S), f"process {process.pid} outlived SIGKILL")
 
-    def restart(self, node: int = 0) -> None:
-        """Start a node again on its data and ports, ending it first if it runs.
+    def restart(self, *nodes: int) -> None:
+        """Start nodes (the first, if none is named) again on their data and ports, all of them
+        together, ending first those that run.
+
+        Together, because of a cluster most of whose nodes are down none gets ready alone.
 
         Raises:
             KafkaError: it did not start; the message ends with the last lines of its log.
         """
-        self.kill(node)
+        chosen = nodes or (0,)
+        for node in chosen:
+            self.kill(node)
         with _locked(self.directory):
-            self._launch(node)
+            for node in chosen:
+                self._launch(node)
             try:
                 self._wait_ready()
             except _PortTakenError:
-                raise self._not_started(node, "its port is taken") from None
+                raise self._not_started(chosen[0], "a port is taken") from None
 
     def __enter__(self) -> Self:
         return self
@@ -221,12 +231,14 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    def _boot(self, properties: Mapping[str, str]) -> None:
+    def _boot(self, properties: Properties) -> None:
         _write_cluster(self.directory, self._cluster)
         nodes = range(len(self._processes))
         for node in nodes:
             self._home(node).mkdir(exist_ok=True)
-            text = server_properties(node, self._cluster.ports, self._home(node), properties)
+            ports = self._cluster.ports
+            added = properties(node, ports) if callable(properties) else properties
+            text = server_properties(node, ports, self._home(node), added)
             (self._home(node) / "server.properties").write_text(text, encoding="utf-8")
         try:
             self._format()
