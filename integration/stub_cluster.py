@@ -47,7 +47,7 @@ class Running:
             path=(str(ROOT),),
         )
         drivers = RealDrivers()
-        self.cluster = LocalCluster(processes(common), drivers.rpc, drivers.clock)
+        self.cluster = LocalCluster(processes(common), drivers.rpc, drivers.clock, drivers.threads)
         self.client: Client = self.cluster.client()
 
     def submit(self, name: str = "job", parallelism: int = 4, **settings: object) -> JobName:

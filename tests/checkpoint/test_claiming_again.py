@@ -10,6 +10,7 @@ import pytest
 from tidegate.checkpoint.procedures import OwnJournal, claim
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import DeposedError
 from tidegate.ids import JobName, TransactionalId
@@ -29,7 +30,9 @@ class Process:
 
     def __init__(self, name: str, folder: Path) -> None:
         log = cast("TransactionLog", NothingListed())
-        self._runner = EffectRunner(LocalStore(folder), log, SystemClock())
+        self._runner = EffectRunner(
+            LocalStore(folder), log, SystemClock(), nonce=lambda: SystemEntropy().token_hex(8)
+        )
         self._name, self._has_claimed = name, False
 
     def claim(self) -> OwnJournal:

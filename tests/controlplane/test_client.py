@@ -11,6 +11,7 @@ from tests.controlplane.test_loop import VirtualClock
 from tidegate.controlplane.client.client import ENDED, PATIENCE_S, Client
 from tidegate.controlplane.client.local import FAILED_STARTS_MAX, LocalCluster
 from tidegate.controlplane.jobmaster import events
+from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.messages import (
@@ -144,7 +145,9 @@ class Jobmanagers:
 class TestLocalCluster:
     def test_follows_the_jobmanager_over_its_deaths(self) -> None:
         jobmanagers, restarts = Jobmanagers(), list[int]()
-        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), on_restart=restarts.append)
+        cluster = LocalCluster(
+            jobmanagers, Lines(), VirtualClock(), SystemThreads(), on_restart=restarts.append
+        )
         exited, ready = jobmanagers.started[0]
         ready({"address": "one"})
         assert (cluster.address(), cluster.pid, cluster.restarts) == ("one", 1, 0)
@@ -158,7 +161,7 @@ class TestLocalCluster:
 
     def test_is_given_up_when_the_jobmanager_does_not_come_up(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
-        cluster = LocalCluster(jobmanagers, Lines(), clock)
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
         for number in range(FAILED_STARTS_MAX):
             jobmanagers.started[number][0](1)
         assert len(jobmanagers.started) == FAILED_STARTS_MAX
@@ -172,7 +175,7 @@ class TestLocalCluster:
     def test_says_when_nothing_can_be_started(self) -> None:
         jobmanagers = Jobmanagers()
         jobmanagers.refuses = True
-        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock())
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
         with pytest.raises(ExternalError):
             cluster.address()
         cluster.close()

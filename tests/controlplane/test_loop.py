@@ -7,6 +7,7 @@ import pytest
 
 from tidegate.controlplane.loop import EventLoop, Question
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import InternalError, RpcError, StorageError
 from tidegate.protocol.messages import Done, ListJobs
 
@@ -32,7 +33,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def loop(clock: VirtualClock) -> EventLoop[str]:
-    return EventLoop(clock)
+    return EventLoop(clock, SystemThreads())
 
 
 def handled(loop: EventLoop[str]) -> list[str]:
@@ -77,7 +78,7 @@ def test_a_handler_may_post_and_set_timers(loop: EventLoop[str], clock: VirtualC
 
 
 def test_work_comes_back_as_an_event() -> None:
-    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     seen: list[str] = []
 
     def handle(event: str) -> None:
@@ -96,14 +97,14 @@ def test_work_comes_back_as_an_event() -> None:
 
 
 def test_a_bug_in_work_ends_the_loop() -> None:
-    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     loop.submit(lambda: 1 // 0, str, str)
     with pytest.raises(ZeroDivisionError):
         loop.run(lambda _: None)
 
 
 def test_a_bug_in_a_handler_ends_the_loop() -> None:
-    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     loop.post("x")
 
     def handle(_: str) -> None:
@@ -114,7 +115,7 @@ def test_a_bug_in_a_handler_ends_the_loop() -> None:
 
 
 def test_a_loop_that_is_far_behind_says_so(clock: VirtualClock) -> None:
-    loop: EventLoop[str] = EventLoop(clock, capacity=2)
+    loop: EventLoop[str] = EventLoop(clock, SystemThreads(), capacity=2)
     loop.post("a")
     loop.post("b")
     with pytest.raises(InternalError, match="behind"):
@@ -122,7 +123,7 @@ def test_a_loop_that_is_far_behind_says_so(clock: VirtualClock) -> None:
 
 
 def test_stop_wakes_a_loop_that_waits() -> None:
-    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     threading.Timer(0.05, loop.stop).start()
     began = time.monotonic()
     loop.run(lambda _: None)
@@ -130,7 +131,7 @@ def test_stop_wakes_a_loop_that_waits() -> None:
 
 
 def test_a_timer_wakes_a_loop_that_waits() -> None:
-    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     loop.call_later(0.02, "due")
     seen: list[str] = []
 
@@ -144,7 +145,7 @@ def test_a_timer_wakes_a_loop_that_waits() -> None:
 
 class TestQuestion:
     def test_is_answered_by_the_loop(self) -> None:
-        loop: EventLoop[Question] = EventLoop(SystemClock())
+        loop: EventLoop[Question] = EventLoop(SystemClock(), SystemThreads())
         replies: list[object] = []
 
         def rpc_thread() -> None:
@@ -158,20 +159,20 @@ class TestQuestion:
         assert replies == [Done()]
 
     def test_may_fail(self) -> None:
-        question = Question(ListJobs())
+        question = Question(ListJobs(), SystemThreads().queue())
         question.fail(StorageError("full"))
         with pytest.raises(StorageError, match="full"):
             question.wait(1)
 
     def test_that_nobody_answers_ends(self) -> None:
-        question = Question(ListJobs())
+        question = Question(ListJobs(), SystemThreads().queue())
         with pytest.raises(RpcError, match="ListJobs was not answered"):
             question.wait(0.01)
 
 
 def test_threads_end_with_the_loop() -> None:
     before = set(threading.enumerate())
-    loop: EventLoop[str] = EventLoop(SystemClock())
+    loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     loop.submit(lambda: "x", lambda _: "done", str)
     loop.run(lambda _: loop.stop())
     deadline = time.monotonic() + 5

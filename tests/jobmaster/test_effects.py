@@ -141,7 +141,7 @@ def test_a_failed_effect_is_thrown_into_the_procedure() -> None:
 
 def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    run = EffectRunner(store, cast("TransactionLog", Log()), Clock())
+    run = EffectRunner(store, cast("TransactionLog", Log()), Clock(), nonce=lambda: "nonce")
     attempts = [run.run(claim(JobName("job"), submission="s")).attempt for _ in range(3)]
     assert attempts == [1, 2, 3]
     assert store.list("job") == [f"job/journal/{n:020d}.json" for n in (1, 2, 3)]

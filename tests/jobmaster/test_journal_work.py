@@ -15,7 +15,9 @@ from tidegate.checkpoint.procedures import read_journal
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.controlplane.jobmaster.journal_work import JournalWork
+from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
+from tidegate.drivers.threads import SystemThreads
 from tidegate.elements import Origin
 from tidegate.ids import JobName
 
@@ -32,10 +34,12 @@ def work(posted: queue.SimpleQueue[Any]) -> JournalWork:
     made = JournalWork(
         cast("Any", submission),
         cast("Any", SimpleNamespace(config=Config())),
-        cast("Any", SimpleNamespace()),
+        cast("Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy())),
         posted.put,
     )
-    made._effects = EffectRunner(open_store("memory:///"), cast("Any", Log()), Clock())
+    made._effects = EffectRunner(
+        open_store("memory:///"), cast("Any", Log()), Clock(), nonce=lambda: "nonce"
+    )
     return made
 
 

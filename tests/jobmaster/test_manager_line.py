@@ -9,6 +9,7 @@ import pytest
 
 from tidegate.controlplane.jobmaster.manager_line import ManagerLine
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.protocol.messages import (
     Done,
@@ -63,7 +64,9 @@ def test_a_jobmaster_whose_report_is_refused_hears_that_it_is_not_wanted(
 ) -> None:
     told = threading.Event()
     epoch = LeaderEpoch(1)
-    line = ManagerLine(JobManager(refused), SystemClock(), JOB, epoch, unwanted=told.set)
+    line = ManagerLine(
+        JobManager(refused), SystemClock(), SystemThreads(), JOB, epoch, unwanted=told.set
+    )
     line.register("here", 1)
     line.send(ReleaseSlots(job=JOB, epoch=epoch, attempt=Attempt(1)))
     line.report_now(JobReport(job=JOB, state="RUNNING", jobmaster_pid=1))

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from tidegate.config import Config
 from tidegate.dataplane.runtime import Action, Counters, Runtime
+from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
@@ -37,7 +38,7 @@ class Surroundings:
         config: Config | None = None,
         threads: bool = False,
     ) -> None:
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(SystemThreads())
         self.io: list[Action] = []
         self.failures: list[BaseException] = []
         self.counters = Counters()

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, JobName
 from tidegate.protocol.messages import CloseTasks
@@ -34,7 +35,9 @@ class Failing:
 def test_a_slot_whose_jobmaster_fails_on_its_message_leaves() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = cast("Any", Failing())
-    line = ControlLine(client=other, clock=other, config=Config(), abandon=said.put)
+    line = ControlLine(
+        client=other, clock=other, threads=SystemThreads(), config=Config(), abandon=said.put
+    )
     line.send(MESSAGE)
     assert said.get(timeout=10) == "the JobMaster cannot take CloseTasks: the event loop is stuck"
 
@@ -42,6 +45,6 @@ def test_a_slot_whose_jobmaster_fails_on_its_message_leaves() -> None:
 def test_a_slot_that_fails_on_its_message_is_lost() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = cast("Any", Failing())
-    line = SlotLine(other, other, name="tm-1/0", timeout_s=1.0, lost=said.put)
+    line = SlotLine(other, other, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
     line.send(MESSAGE)
     assert said.get(timeout=10) == "it cannot take CloseTasks: the event loop is stuck"

@@ -9,13 +9,14 @@ from pathlib import Path
 from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.drivers.threads import SystemThreads
 from tidegate.slot.assembly import source_keys_wanted
 from tidegate.slot.mailbox import Mailbox
 from tidegate.slot.main import remove_older
 
 
 def test_what_an_action_posts_waits_for_the_next_round() -> None:
-    mailbox, story = Mailbox(), []
+    mailbox, story = Mailbox(SystemThreads()), []
 
     def first() -> None:
         story.append("first")
@@ -30,7 +31,7 @@ def test_what_an_action_posts_waits_for_the_next_round() -> None:
 
 
 def test_a_post_wakes_a_waiting_mailbox() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(SystemThreads())
     threading.Timer(0.05, lambda: mailbox.post(lambda: None)).start()
     began = time.monotonic()
     mailbox.wait(10)

@@ -15,6 +15,7 @@ from tidegate.api.state import ValueState
 from tidegate.config import Config
 from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.state.step import StepState, open_step_state
+from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.snapshots import KeyedSnapshot
@@ -33,6 +34,7 @@ class Surroundings:
     def open(self, snapshots: Any = (), attempt: int = 1, **subtask: int) -> StepState:
         class OnlyStores:
             kv_store = staticmethod(open_store)
+            threads = SystemThreads()
 
         runtime = Runtime(
             job=JOB,

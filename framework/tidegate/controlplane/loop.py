@@ -14,14 +14,13 @@ import heapq
 import itertools
 import logging
 import queue
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tidegate.errors import RpcError, TidegateError, check
 from tidegate.ports.clock import Clock
+from tidegate.ports.threads import Queue, Threads
 from tidegate.protocol.messages import Message
 
 E = TypeVar("E")
@@ -55,7 +54,7 @@ class Question:
     """A message that came by RPC and waits for its reply; `answer` or `fail` it exactly once."""
 
     message: Message
-    _reply: queue.SimpleQueue[Message | TidegateError] = field(default_factory=queue.SimpleQueue)
+    _reply: Queue[Message | TidegateError]
 
     def answer(self, reply: Message) -> None:
         self._reply.put(reply)
@@ -90,14 +89,16 @@ class EventLoop(Generic[E]):
     a signal handler.
     """
 
-    def __init__(self, clock: Clock, *, workers: int = 8, capacity: int = CAPACITY) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Clock, threads: Threads, *, workers: int = 8, capacity: int = CAPACITY
+    ) -> None:
+        self._clock, self._threads = clock, threads
         self._capacity = capacity
-        self._arrived: queue.SimpleQueue[E | Timer | _Bug | None] = queue.SimpleQueue()
+        self._arrived: Queue[E | Timer | _Bug | None] = threads.queue()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
-        self._stopped = threading.Event()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="work")
+        self._stopped = threads.event()
+        self._pool = threads.pool(workers, name="work")
 
     def post(self, event: E) -> None:
         """Hand over an event; never blocks. InternalError when the loop is hopelessly behind."""
@@ -120,11 +121,11 @@ class EventLoop(Generic[E]):
         Any other exception than a TidegateError is a bug and ends `run`.
         """
         if not self._stopped.is_set():
-            self._pool.submit(self._work, work, done, failed)
+            self._pool.submit(lambda: self._work(work, done, failed))
 
     def ask(self, make: Callable[[Question], E], message: Message) -> Message:
         """Post `make(question)` and wait for the answer: the body of an RPC handler."""
-        question = Question(message)
+        question = Question(message, self._threads.queue())
         self.post(make(question))
         return question.wait(REPLY_TIMEOUT_S)
 

@@ -12,27 +12,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.entropy import SystemEntropy
+from tidegate.drivers.process.this import OsProcess
+from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ConfigError
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.entropy import Entropy
 from tidegate.ports.exchange import Exchange
 from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
 from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.processes import ThisProcess
 from tidegate.ports.rpc import Rpc
+from tidegate.ports.threads import Threads
 
 
 class RealDrivers:
     """Drivers of one process."""
 
     clock: Clock
+    threads: Threads
+    entropy: Entropy
+    process: ThisProcess
     rpc: Rpc
 
     def __init__(self) -> None:
         from tidegate.drivers.rpc.channel import GrpcRpc
 
         self.clock = SystemClock()
+        self.threads = SystemThreads()
+        self.entropy = SystemEntropy()
+        self.process = OsProcess()
         self.rpc = GrpcRpc()
 
     def blob_store(self, url: str) -> BlobStore:

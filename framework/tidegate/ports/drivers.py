@@ -14,10 +14,13 @@ from tidegate.elements import Origin
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
+from tidegate.ports.entropy import Entropy
 from tidegate.ports.exchange import Exchange
 from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
 from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.processes import ThisProcess
 from tidegate.ports.rpc import Rpc
+from tidegate.ports.threads import Threads
 
 
 class KafkaAdmin(Protocol):
@@ -60,6 +63,9 @@ class Drivers(Protocol):
     """
 
     clock: Clock
+    threads: Threads
+    entropy: Entropy
+    process: ThisProcess
     rpc: Rpc
 
     def blob_store(self, url: str) -> BlobStore:

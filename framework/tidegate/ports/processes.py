@@ -10,10 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 ExitStatus = int
 """As subprocess gives it: an exit code, or the negative number of the signal that killed."""
+
+
+class ThisProcess(Protocol):
+    """The process that is asking."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def leave(self, status: ExitStatus) -> NoReturn:
+        """End at once, whatever other threads do; nothing is closed or cleaned up."""
+        ...
 
 
 class Child(Protocol):

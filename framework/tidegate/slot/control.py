@@ -8,8 +8,6 @@ done again by another attempt, and it must not go on as a zombie longer than it 
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 
 import structlog
@@ -19,6 +17,7 @@ from tidegate.errors import RpcError, TidegateError
 from tidegate.ids import Attempt, JobName
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
+from tidegate.ports.threads import Queue, Threads
 from tidegate.protocol.messages import Message, Refused, SlotHeartbeat, SlotMetrics
 
 _RETRY_PAUSE_S = 0.05
@@ -37,16 +36,16 @@ class ControlLine:
         *,
         client: RpcClient,
         clock: Clock,
+        threads: Threads,
         config: Config,
         abandon: Callable[[str], None],
     ) -> None:
-        self._client, self._clock, self._abandon = client, clock, abandon
+        self._client, self._clock, self._threads = client, clock, threads
+        self._abandon = abandon
         self._interval_s = config.cluster.heartbeat_interval / 1000
         self._timeout_s = config.cluster.heartbeat_timeout / 1000
-        self._outgoing: queue.SimpleQueue[tuple[Message, Callable[[], None] | None]] = (
-            queue.SimpleQueue()
-        )
-        threading.Thread(target=self._send_all, name="control", daemon=True).start()
+        self._outgoing: Queue[tuple[Message, Callable[[], None] | None]] = threads.queue()
+        threads.start(self._send_all, name="control")
 
     def send(self, message: Message, then: Callable[[], None] | None = None) -> None:
         """Deliver in order; `then` is called in the sending thread once it was taken."""
@@ -58,14 +57,14 @@ class ControlLine:
         """Report metrics every heartbeat interval, from a thread of its own."""
 
         def beat() -> None:
-            pause = threading.Event()
+            pause = self._threads.event()
             while not pause.wait(self._interval_s):
                 message = SlotHeartbeat(
                     job=job, attempt=attempt, ordinal=ordinal, metrics=metrics()
                 )
                 self._deliver(message)
 
-        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+        self._threads.start(beat, name="heartbeat")
 
     def _send_all(self) -> None:
         while True:

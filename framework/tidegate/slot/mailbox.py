@@ -7,9 +7,10 @@ and wakes the thread if it waits.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
+
+from tidegate.ports.threads import Threads
 
 Action = Callable[[], None]
 
@@ -17,9 +18,9 @@ Action = Callable[[], None]
 class Mailbox:
     """Posted actions, in order. One thread runs them; any thread posts."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads) -> None:
         self._actions: deque[Action] = deque()
-        self._posted = threading.Event()
+        self._posted = threads.event()
 
     def post(self, action: Action) -> None:
         """Run `action` in the mailbox thread, soon."""

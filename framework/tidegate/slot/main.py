@@ -12,10 +12,7 @@ leaves.
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -92,9 +89,9 @@ class Slot:
         self._start, self._drivers, self._slot = start, drivers, slot
         self._task_manager_pid = task_manager_pid
         self._config = Config.from_dict(start.settings)
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(drivers.threads)
         self._counters = Counters()
-        self._io = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="io")
+        self._io = drivers.threads.pool(IO_THREADS, name="io")
         self._tasks: list[Task] = []
         self._sources: list[SourceTask] = []
         self._failed = False
@@ -107,6 +104,7 @@ class Slot:
         self._control = ControlLine(
             client=drivers.rpc.connect(start.jobmaster_address),
             clock=drivers.clock,
+            threads=drivers.threads,
             config=self._config,
             abandon=self._abandon,
         )
@@ -132,7 +130,7 @@ class Slot:
                 attempt=start.attempt,
                 ordinal=start.ordinal,
                 slot=self._slot,
-                pid=os.getpid(),
+                pid=self._drivers.process.pid,
                 task_manager_pid=self._task_manager_pid,
                 address=server.address,
                 exchange_address=exchange.address,
@@ -141,9 +139,6 @@ class Slot:
         if unusable is not None:  # nobody would hear of it before
             self._fail(unusable, None)
         self._control.start_heartbeat(start.job, start.attempt, start.ordinal, self._metrics)
-        # What was imported lives as long as the process; batches are short-lived and acyclic.
-        gc.freeze()
-        gc.set_threshold(200_000, 50, 50)
         try:
             self._loop()
         finally:
@@ -342,7 +337,7 @@ class Slot:
         """Called by the control threads: nobody listens to us any more. Nothing is worth saving."""
         _log.warning("the slot leaves", reason=reason)
         shutil.rmtree(self._local, ignore_errors=True)
-        os._exit(1)
+        self._drivers.process.leave(1)
 
     # --- helpers --------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ with `close`, and with the death of the owner. The JobManager comes back at anot
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from tidegate.errors import ExternalError, RpcError
 from tidegate.ports.clock import Clock
 from tidegate.ports.processes import Child, ExitStatus, Processes
 from tidegate.ports.rpc import Rpc
+from tidegate.ports.threads import Threads
 
 START_TIMEOUT_S = 30.0
 """A JobManager is up in half a second; on an overloaded machine in some more."""
@@ -38,6 +38,7 @@ class LocalCluster:
         processes: Processes,
         rpc: Rpc,
         clock: Clock,
+        threads: Threads,
         *,
         on_restart: Callable[[ExitStatus], None] | None = None,
     ) -> None:
@@ -45,13 +46,13 @@ class LocalCluster:
         self._rpc = rpc
         self._clock = clock
         self._on_restart = on_restart
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         self._child: Child | None = None
         self._address: str | None = None
         self._exits: list[ExitStatus] = []
         self._failed_starts = 0
         self._closing = False
-        self._gone = threading.Event()
+        self._gone = threads.event()
         self._start()
 
     @property

@@ -5,10 +5,10 @@ Used by worker threads. Addresses of processes that are gone fall out when other
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 
 from tidegate.ports.rpc import Rpc, RpcClient
+from tidegate.ports.threads import Threads
 from tidegate.protocol.messages import Message
 
 OPEN_MAX = 512
@@ -18,9 +18,9 @@ OPEN_MAX = 512
 class Connections:
     """Keeps the most recently used connections open."""
 
-    def __init__(self, rpc: Rpc) -> None:
+    def __init__(self, rpc: Rpc, threads: Threads) -> None:
         self._rpc = rpc
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._clients: OrderedDict[str, RpcClient] = OrderedDict()
 
     def call(self, address: str, message: Message) -> Message:

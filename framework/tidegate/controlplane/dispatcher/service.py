@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -92,8 +90,8 @@ def run_jobmanager(
     """
     blobs = drivers.blob_store(config.checkpoint.storage)
     store = JobStore(blobs, cluster, config.to_dict())
-    epoch = store.claim_epoch(secrets.token_hex(8))
-    loop: EventLoop[_Event] = EventLoop(drivers.clock, workers=WORKERS)
+    epoch = store.claim_epoch(drivers.entropy.token_hex(8))
+    loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads, workers=WORKERS)
     server = drivers.rpc.serve(lambda message: loop.ask(lambda question: question, message))
     service = JobManager(
         epoch=epoch,
@@ -107,11 +105,11 @@ def run_jobmanager(
         resources=ResourceManager(
             epoch, config.cluster.task_managers, config.cluster.heartbeat_timeout
         ),
-        connections=Connections(drivers.rpc),
+        connections=Connections(drivers.rpc, drivers.threads),
     )
     try:
         service.start()
-        announce({"address": server.address, "epoch": epoch, "pid": os.getpid()})
+        announce({"address": server.address, "epoch": epoch, "pid": drivers.process.pid})
         loop.run(service.handle)
         return 0
     finally:

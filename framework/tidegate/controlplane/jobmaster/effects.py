@@ -7,7 +7,6 @@ once, as far as `OwnJournal` allows. It knows nothing of what a procedure means.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,7 +53,7 @@ class EffectRunner:
         transactions: TransactionLog,
         clock: Clock,
         *,
-        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        nonce: Callable[[], str],
         should_stop: Callable[[], bool] = never,
     ) -> None:
         """`should_stop` is asked before every effect; all procedures of this runner end by it."""

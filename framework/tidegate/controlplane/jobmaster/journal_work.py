@@ -9,9 +9,7 @@ of its own.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -111,8 +109,8 @@ class JournalWork:
     ) -> None:
         self._submission, self._plan, self._drivers, self._post = submission, plan, drivers, post
         self._config = plan.config
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
+        self._thread = drivers.threads.pool(1, name="journal")
+        self._sweeper = drivers.threads.pool(1, name="sweep")
         self._effects: EffectRunner | None = None
         self._kafka_cluster = ""
         self._journal: OwnJournal | None = None
@@ -120,7 +118,7 @@ class JournalWork:
         #: Publications asked for before this many attempts had ended are not begun any more.
         self._generation = 0
         #: Names this process in its claims: it may claim again only what is still its own.
-        self._claimant = secrets.token_hex(8)
+        self._claimant = drivers.entropy.token_hex(8)
         self._has_claimed = False
 
     def recover(
@@ -325,7 +323,10 @@ class JournalWork:
             transactions = self._drivers.transaction_log(self._plan.kafka)
             self._kafka_cluster = transactions.cluster_id()
             self._effects = EffectRunner(
-                self._drivers.blob_store(storage), transactions, self._drivers.clock
+                self._drivers.blob_store(storage),
+                transactions,
+                self._drivers.clock,
+                nonce=lambda: self._drivers.entropy.token_hex(8),
             )
         return self._effects
 

@@ -7,7 +7,6 @@ gives up; one that refuses a report has another JobMaster for the job.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -18,6 +17,7 @@ from tidegate.errors import RpcError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
+from tidegate.ports.threads import Threads
 from tidegate.protocol.messages import (
     JobMasterAccepted,
     JobReport,
@@ -42,6 +42,7 @@ class ManagerLine:
         self,
         client: RpcClient,
         clock: Clock,
+        threads: Threads,
         job: JobName,
         epoch: LeaderEpoch,
         *,
@@ -52,10 +53,11 @@ class ManagerLine:
         """
         self.epoch = epoch
         self._unwanted = unwanted
-        self._client, self._clock, self._job = client, clock, job
+        self._client, self._clock, self._threads = client, clock, threads
+        self._job = job
         self._waiting: deque[Message] = deque()
         self._report: JobReport | None = None
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         self._busy = False
 
     def register(self, address: str, pid: int) -> Submission | None:
@@ -66,7 +68,7 @@ class ManagerLine:
             reason = reply.reason if isinstance(reply, Refused) else str(reply)
             _log.warning("this JobMaster is not wanted", reason=reason)
             return None
-        threading.Thread(target=self._send_all, name="to-jobmanager", daemon=True).start()
+        self._threads.start(self._send_all, name="to-jobmanager")
         return reply.submission
 
     def send(self, message: Message) -> None:

@@ -5,7 +5,6 @@ Display only: nothing here decides anything.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Final
 
@@ -26,8 +25,8 @@ HISTORY_LENGTH: Final = 20
 class Reporting:
     """Gathers what a JobReport says."""
 
-    def __init__(self, job: JobName, clock: Clock) -> None:
-        self._job, self._clock = job, clock
+    def __init__(self, job: JobName, pid: int, clock: Clock) -> None:
+        self._job, self._pid, self._clock = job, pid, clock
         self._history: deque[AttemptReport] = deque(maxlen=HISTORY_LENGTH)
         self._last_error: ErrorReport | None = None
         self._last_checkpoint: CheckpointReport | None = None
@@ -35,12 +34,12 @@ class Reporting:
         self._completed = self._failed = 0
 
     @staticmethod
-    def of_refused(job: JobName, error: TidegateError) -> JobReport:
+    def of_refused(job: JobName, pid: int, error: TidegateError) -> JobReport:
         """The report of a job that could not even be planned."""
         return JobReport(
             job=job,
             state=JobState.FAILED.name,
-            jobmaster_pid=os.getpid(),
+            jobmaster_pid=pid,
             error=ErrorReport.of(error),
         )
 
@@ -83,7 +82,7 @@ class Reporting:
             state=machine.state.name,
             attempt=machine.attempt or 0,
             restarts=machine.restarts,
-            jobmaster_pid=os.getpid(),
+            jobmaster_pid=self._pid,
             records_in=metrics.records_in,
             records_out=metrics.records_out,
             skipped=metrics.skipped,

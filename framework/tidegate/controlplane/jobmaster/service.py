@@ -11,8 +11,6 @@ when its JobManager is gone (its lifeline). Another JobMaster then claims the jo
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable
 from typing import Final
 
@@ -83,19 +81,19 @@ def run_jobmaster(
     job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers: Drivers
 ) -> int:
     """Run a job until it ends; the exit code of the process."""
-    loop: EventLoop[Action] = EventLoop(drivers.clock)
+    loop: EventLoop[Action] = EventLoop(drivers.clock, drivers.threads)
     client = drivers.rpc.connect(jobmanager_address)
-    manager = ManagerLine(client, drivers.clock, job, epoch, unwanted=loop.stop)
+    manager = ManagerLine(client, drivers.clock, drivers.threads, job, epoch, unwanted=loop.stop)
     box: list[JobMaster] = []
     server = drivers.rpc.serve(lambda message: _taken(box, message))
-    submission = manager.register(server.address, os.getpid())
+    submission = manager.register(server.address, drivers.process.pid)
     if submission is None:
         return 1
     try:
         plan = plan_job(submission)
         master = JobMaster(submission, plan, loop, manager, drivers, server.address)
     except TidegateError as error:
-        manager.report_now(Reporting.of_refused(job, error))
+        manager.report_now(Reporting.of_refused(job, drivers.process.pid, error))
         return 0
     box.append(master)
     loop.post(lambda: master.decide(e.Begin()))
@@ -125,7 +123,7 @@ class JobMaster:
         self._manager, self._drivers, self._address = manager, drivers, address
         self._job = submission.job
         self._config = plan.config
-        strategy = strategy_of(plan.config.restart, random.random)
+        strategy = strategy_of(plan.config.restart, drivers.entropy.random)
         self._machine = JobMachine(
             slots=submission.parallelism,
             subtasks=plan.subtasks,
@@ -134,7 +132,7 @@ class JobMaster:
         self._journal = JournalWork(submission, plan, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
-        self._reporting = Reporting(self._job, drivers.clock)
+        self._reporting = Reporting(self._job, drivers.process.pid, drivers.clock)
         self._leaving = False
         self._departing: set[SlotId] = set()
         self._asked_s = self._waiting_since_s = drivers.clock.monotonic()
@@ -304,6 +302,7 @@ class JobMaster:
         return SlotLine(
             self._drivers.rpc.connect(registered.address),
             self._drivers.clock,
+            self._drivers.threads,
             name=str(slot),
             timeout_s=self._config.cluster.heartbeat_timeout / 1000,
             lost=lost,

@@ -7,14 +7,13 @@ refuses, is reported lost, once; the attempt ends by that.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from tidegate.errors import RpcError, TidegateError
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
+from tidegate.ports.threads import Queue, Threads
 from tidegate.protocol.messages import Message, Refused
 
 RETRY_PAUSE_S: Final = 0.02
@@ -28,15 +27,16 @@ class SlotLine:
         self,
         client: RpcClient,
         clock: Clock,
+        threads: Threads,
         *,
         name: str,
         timeout_s: float,
         lost: Callable[[str], None],
     ) -> None:
         self._client, self._clock, self._timeout_s, self._lost = client, clock, timeout_s, lost
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outgoing: Queue[Message | None] = threads.queue()
         self._closed = False
-        threading.Thread(target=self._send_all, name=f"to-{name}", daemon=True).start()
+        threads.start(self._send_all, name=f"to-{name}")
 
     def send(self, message: Message) -> None:
         """Deliver after everything sent before; never blocks."""

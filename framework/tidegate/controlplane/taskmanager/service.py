@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from dataclasses import dataclass, field
 
 from tidegate.config import Config
@@ -62,9 +61,9 @@ def run_taskmanager(
 
     RpcError when it cannot register: whoever started it starts another.
     """
-    loop: EventLoop[_Event] = EventLoop(drivers.clock)
+    loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads)
     zygote = processes.start_zygote(
-        {"task_manager": id_, "task_manager_pid": os.getpid()},
+        {"task_manager": id_, "task_manager_pid": drivers.process.pid},
         log=f"{id_}.zygote.log",
         listener=lambda event: loop.post(_from_zygote(event)),
     )
@@ -73,7 +72,7 @@ def run_taskmanager(
     try:
         reply = jobmanager.call(
             RegisterTaskManager(
-                id=id_, epoch=epoch, address=server.address, slots=slots, pid=os.getpid()
+                id=id_, epoch=epoch, address=server.address, slots=slots, pid=drivers.process.pid
             )
         )
         if isinstance(reply, Refused):

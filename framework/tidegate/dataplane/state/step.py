@@ -11,7 +11,6 @@ file is either known to be in the storage or sent once.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import CheckpointId, Uid
+from tidegate.ports.threads import Lock
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 Done = Callable[[KeyedSnapshot], None]
@@ -78,7 +78,12 @@ def open_step_state(
         shared=restored.shared,
     )
     return StepState(
-        state, uploader, directory / "checkpoints", post=runtime.post, run_io=runtime.run_io
+        state,
+        uploader,
+        directory / "checkpoints",
+        uploading=runtime.drivers.threads.lock(),
+        post=runtime.post,
+        run_io=runtime.run_io,
     )
 
 
@@ -91,6 +96,7 @@ class StepState:
         uploader: SnapshotUploader,
         directory: Path,
         *,
+        uploading: Lock,
         post: Callable[[Action], None],
         run_io: Callable[[Action], None],
     ) -> None:
@@ -98,7 +104,7 @@ class StepState:
         self._post, self._run_io = post, run_io
         self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done, Failed]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
-        self._uploading = threading.Lock()
+        self._uploading = uploading
 
     def entries(self, keys: Sequence[Any]) -> list[Cells]:
         """The cells of a batch's keys, key by key; valid until the next call."""

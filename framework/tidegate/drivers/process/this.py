@@ -1,0 +1,23 @@
+"""The process that is asking, by the operating system."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from tidegate.ports.processes import ExitStatus, ThisProcess
+
+
+class OsProcess:
+    """`ports.processes.ThisProcess`; right also in a fork of the process that made it."""
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def leave(self, status: ExitStatus) -> NoReturn:
+        os._exit(status)
+
+
+if TYPE_CHECKING:
+    _: ThisProcess = OsProcess()
