@@ -1,0 +1,295 @@
+"""The contract of `ports/rpc.py`: what every driver of control messages does.
+
+A test class inherits it and gives both ends. Nothing here says how often a message arrives whose
+reply did not come: that is open, and the caller's to bear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from tests.contracts.surroundings import PATIENCE_S, Surroundings
+from tidegate.errors import DeposedError, InternalError, RpcError, UserCodeError
+from tidegate.ids import Attempt, JobName, LeaderEpoch
+from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
+from tidegate.protocol.messages import (
+    Done,
+    GetJob,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    StartSlot,
+)
+
+
+@dataclass
+class Ends:
+    """Makes servers and clients, and closes them after the test."""
+
+    rpc: Rpc
+    _made: list[RpcServer | RpcClient] = field(default_factory=list)
+
+    def serve(self, handler: Handler) -> RpcServer:
+        server = self.rpc.serve(handler)
+        self._made.append(server)
+        return server
+
+    def client(self, address: str) -> RpcClient:
+        client = self.rpc.connect(address)
+        self._made.append(client)
+        return client
+
+    def pair(self, handler: Handler) -> RpcClient:
+        """A client of a new server."""
+        return self.client(self.serve(handler).address)
+
+    def close(self) -> None:
+        for end in reversed(self._made):
+            end.close()
+
+
+def start_slot(settings: dict[str, object]) -> StartSlot:
+    """A message that carries what can change in place, and what may not be encodable."""
+    return StartSlot(
+        epoch=LeaderEpoch(1),
+        index=0,
+        ordinal=0,
+        job=JobName("a"),
+        attempt=Attempt(1),
+        jobmaster_address="here",
+        working_folder="/",
+        settings=settings,
+    )
+
+
+class RpcContract:
+    """Inherit, and override the fixture `rpc`, and `around` where time is not real."""
+
+    @pytest.fixture
+    def rpc(self) -> Rpc:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def around(self) -> Surroundings:
+        return Surroundings()
+
+    @pytest.fixture
+    def ends(self, rpc: Rpc) -> Iterator[Ends]:
+        ends = Ends(rpc)
+        yield ends
+        ends.close()
+
+    # --- a call and its reply ---
+
+    def test_a_message_comes_back_as_its_reply(self, ends: Ends) -> None:
+        seen: list[Message] = []
+
+        def handler(message: Message) -> Message:
+            seen.append(message)
+            return JobReport(job=JobName("a"), state="RUNNING")
+
+        reply = ends.pair(handler).call(GetJob(job=JobName("a")))
+        assert reply == JobReport(job=JobName("a"), state="RUNNING")
+        assert seen == [GetJob(job=JobName("a"))]
+
+    def test_a_client_reaches_the_server_it_names(self, ends: Ends) -> None:
+        one = ends.serve(lambda _: Refused(reason="one"))
+        two = ends.serve(lambda _: Refused(reason="two"))
+        assert one.address != two.address
+        assert ends.client(two.address).call(ListJobs()) == Refused(reason="two")
+        assert ends.client(one.address).call(ListJobs()) == Refused(reason="one")
+
+    def test_the_ends_share_nothing(self, ends: Ends) -> None:
+        kept: list[StartSlot] = []
+
+        def handler(message: StartSlot) -> Message:
+            message.settings["list"].append("changed by the handler")  # type: ignore[attr-defined]
+            reply = start_slot({"replied": [1]})
+            kept.append(reply)
+            return reply
+
+        sent = start_slot({"list": ["as sent"]})
+        reply = ends.pair(handler).call(sent)
+        assert sent.settings == {"list": ["as sent"]}
+        reply.settings["replied"].append(2)
+        assert kept[0].settings == {"replied": [1]}
+
+    def test_calls_do_not_wait_for_each_other(self, ends: Ends, around: Surroundings) -> None:
+        leave = around.event()
+
+        def handler(message: Message) -> Message:
+            if isinstance(message, GetJob):
+                leave.wait(PATIENCE_S)
+            return Done()
+
+        client = ends.pair(handler)
+        slow = around.beside(lambda: client.call(GetJob(job=JobName("slow")), PATIENCE_S))
+        assert client.call(ListJobs()) == Done()
+        assert not leave.is_set()
+        leave.set()
+        slow()
+
+    def test_many_threads_may_share_a_client(self, ends: Ends, around: Surroundings) -> None:
+        client = ends.pair(lambda message: message)
+        wrong: list[str] = []
+
+        def calls(number: int) -> None:
+            for turn in range(50):
+                sent = Refused(reason=f"{number}: {turn}")
+                if client.call(sent) != sent:
+                    wrong.append(sent.reason)
+
+        joins = [around.beside(partial(calls, number)) for number in range(8)]
+        for join in joins:
+            join()
+        assert wrong == []
+
+    def test_a_handler_may_call_others_and_its_own_server(self, ends: Ends) -> None:
+        def handler(message: Message) -> Message:
+            if isinstance(message, ListJobs):
+                return Refused(reason="from within")
+            return ends.client(address).call(ListJobs())  # type: ignore[no-any-return]
+
+        address = ends.serve(handler).address
+        assert ends.client(address).call(Done()) == Refused(reason="from within")
+
+    # --- errors ---
+
+    @pytest.mark.parametrize(
+        ("raised", "arrives", "words"),
+        [
+            (DeposedError("a newer claim"), DeposedError, "a newer claim"),
+            (UserCodeError("step x failed"), UserCodeError, "step x failed"),
+            (KeyError("ours"), InternalError, "KeyError: 'ours'"),
+        ],
+    )
+    def test_what_a_handler_raises_is_raised_at_the_caller(
+        self, ends: Ends, raised: Exception, arrives: type[Exception], words: str
+    ) -> None:
+        def handler(message: Message) -> Message:
+            if isinstance(message, ListJobs):
+                raise raised
+            return Done()
+
+        client = ends.pair(handler)
+        with pytest.raises(arrives, match=words) as caught:
+            client.call(ListJobs())
+        assert type(caught.value) is arrives
+        assert client.call(Done()) == Done(), "the server goes on"
+
+    def test_what_cannot_be_encoded_is_never_sent(self, ends: Ends) -> None:
+        seen: list[Message] = []
+
+        def handler(message: Message) -> Message:
+            seen.append(message)
+            return Done()
+
+        client = ends.pair(handler)
+        with pytest.raises(TypeError):
+            client.call(start_slot({"what": object()}))
+        assert client.call(ListJobs()) == Done()
+        assert seen == [ListJobs()]
+
+    def test_a_reply_that_cannot_be_encoded_is_a_bug_that_the_caller_hears_of(
+        self, ends: Ends
+    ) -> None:
+        client = ends.pair(lambda _: start_slot({"what": object()}))
+        with pytest.raises(InternalError, match="TypeError"):
+            client.call(ListJobs())
+
+    # --- no answer ---
+
+    def test_an_address_where_nobody_is_fails_at_once_and_is_named(
+        self, ends: Ends, rpc: Rpc, around: Surroundings
+    ) -> None:
+        server = rpc.serve(lambda _: Done())
+        address = server.address
+        server.close()
+        began = around.clock.monotonic()
+        with pytest.raises(RpcError, match=f"ListJobs to {address} failed: nobody answers"):
+            ends.client(address).call(ListJobs(), timeout_s=PATIENCE_S)
+        assert around.clock.monotonic() - began < PATIENCE_S / 2
+
+    def test_a_handler_that_takes_too_long_is_not_awaited_and_may_have_its_effect(
+        self, ends: Ends, around: Surroundings
+    ) -> None:
+        leave, done = around.event(), around.event()
+
+        def handler(_: Message) -> Message:
+            leave.wait(PATIENCE_S)
+            done.set()
+            return Done()
+
+        client = ends.pair(handler)
+        began = around.clock.monotonic()
+        with pytest.raises(RpcError, match=r"no reply within 0\.1 s"):
+            client.call(ListJobs(), timeout_s=0.1)
+        assert 0.09 < around.clock.monotonic() - began < PATIENCE_S
+        assert not done.is_set()
+        leave.set()
+        assert done.wait(PATIENCE_S)
+
+    def test_a_server_that_closes_leaves_no_caller_waiting(
+        self, ends: Ends, around: Surroundings
+    ) -> None:
+        leave, called = around.event(), around.event()
+
+        def handler(_: Message) -> Message:
+            called.set()
+            leave.wait(PATIENCE_S)
+            return Done()
+
+        server = ends.serve(handler)
+        client = ends.client(server.address)
+
+        def call() -> None:
+            with pytest.raises(RpcError, match=server.address):
+                client.call(ListJobs(), timeout_s=10 * PATIENCE_S)
+
+        join = around.beside(call)
+        assert called.wait(PATIENCE_S)
+        server.close()
+        join()
+        leave.set()
+        with pytest.raises(RpcError, match="nobody answers"):
+            client.call(ListJobs())
+
+    def test_a_client_that_is_closed_leaves_no_caller_waiting_and_sends_nothing(
+        self, ends: Ends, around: Surroundings
+    ) -> None:
+        leave, called = around.event(), around.event()
+        seen: list[Message] = []
+
+        def handler(message: Message) -> Message:
+            seen.append(message)
+            called.set()
+            leave.wait(PATIENCE_S)
+            return Done()
+
+        client = ends.pair(handler)
+
+        def call() -> None:
+            with pytest.raises(RpcError):
+                client.call(ListJobs(), timeout_s=10 * PATIENCE_S)
+
+        join = around.beside(call)
+        assert called.wait(PATIENCE_S)
+        client.close()
+        join()
+        leave.set()
+        with pytest.raises(RpcError, match="its connection is shut"):
+            client.call(Done())
+        assert seen == [ListJobs()]
+
+    def test_closing_twice_does_nothing(self, rpc: Rpc) -> None:
+        server = rpc.serve(lambda _: Done())
+        client = rpc.connect(server.address)
+        assert client.call(ListJobs()) == Done()
+        for end in (client, server):
+            end.close()
+            end.close()

@@ -1,0 +1,57 @@
+"""Time and threads for the tests of contracts: real ones here, virtual ones in the simulator.
+
+A contract's test says what happens beside it and how long it waits by these means only, so that the
+same sentence is tested on a driver with threads and sockets and on one without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.threads import SystemThreads
+from tidegate.ports.clock import Clock
+from tidegate.ports.threads import Event, Threads
+
+PATIENCE_S = 30.0
+"""A bound for a machine that is busy with other things, not a figure."""
+_STEP_S = 0.005
+
+
+class Surroundings:
+    """The time and the threads of a test; real unless others are given."""
+
+    def __init__(self, clock: Clock | None = None, threads: Threads | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self._threads = threads or SystemThreads()
+
+    def event(self) -> Event:
+        return self._threads.event()
+
+    def beside(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Run `work` beside the test; what is returned waits for it, and raises what it raised."""
+        raised: list[BaseException] = []
+        ended = self._threads.event()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  # raised again by who waits
+                raised.append(error)
+            ended.set()
+
+        self._threads.start(run, name="beside")
+
+        def join() -> None:
+            assert ended.wait(PATIENCE_S), f"not ended within {PATIENCE_S} s"
+            if raised:
+                raise raised[0]
+
+        return join
+
+    def until(self, holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+        """Wait for something that happens beside the test."""
+        deadline = self.clock.monotonic() + patience_s
+        while not holds():
+            assert self.clock.monotonic() < deadline, f"not within {patience_s} s"
+            self.clock.sleep(_STEP_S)
