@@ -1,57 +1,45 @@
-"""A mailbox without a slot: what the exchange posts, run by the test."""
+"""Slots of the exchange's contract, on real sockets."""
 
 from __future__ import annotations
 
-import queue
-import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+import socket
 
+from tests.contracts.exchange import Slot
+from tests.contracts.surroundings import Surroundings
 from tidegate.drivers.exchange import SocketExchange
-from tidegate.errors import ExchangeError
-from tidegate.ports.exchange import Frame
-
-PATIENCE_S = 10.0
 
 
-class Slot:
-    """An exchange, its mailbox, and what came."""
+def socket_slot(
+    ordinal: int, *, host: str | None = None, job: str = "job", attempt: int = 1
+) -> Slot:
+    """A slot that listens on a Unix socket, or on a free port of `host`."""
+    exchange = SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
+    return Slot(exchange, Surroundings())
 
-    def __init__(
-        self, ordinal: int, *, host: str | None = None, job: str = "job", attempt: int = 1
-    ) -> None:
-        self.exchange = SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
-        self.address = self.exchange.address
-        self.mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.frames: dict[int, list[Frame]] = defaultdict(list)
-        self.lost: dict[int, ExchangeError] = {}
-        self.posts = 0
 
-    def connect(self, peers: Mapping[int, str]) -> None:
-        self.exchange.connect(
-            peers, post=self.mailbox.put, on_frames=self._on_frames, on_lost=self._on_lost
-        )
+class SocketWorld:
+    """Makes slots in this process and closes them."""
 
-    def run_until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        """Run the mailbox until something holds."""
-        until = time.monotonic() + patience_s
-        while not holds():
-            left = until - time.monotonic()
-            assert left > 0, f"not within {patience_s} s; lost: {self.lost}"
-            try:
-                self.mailbox.get(timeout=min(left, 0.05))()
-            except queue.Empty:
-                continue
+    def __init__(self, host: str | None = None) -> None:
+        self.around = Surroundings()
+        self._host = host
+        self._slots: list[Slot] = []
 
-    def run_rest(self) -> None:
-        """Run what was posted."""
-        while not self.mailbox.empty():
-            self.mailbox.get()()
+    def slot(self, ordinal: int, *, job: str = "job", attempt: int = 1) -> Slot:
+        slot = socket_slot(ordinal, host=self._host, job=job, attempt=attempt)
+        self._slots.append(slot)
+        return slot
 
-    def _on_frames(self, peer: int, frames: list[Frame]) -> None:
-        self.posts += 1
-        self.frames[peer].extend(frames)
+    def break_off(self, slot: Slot) -> None:
+        """As the kernel does for a process that is gone; `test_two_processes` kills a real one."""
+        assert isinstance(slot.exchange, SocketExchange)
+        for peer in slot.exchange._links.values():
+            if peer.socket is not None:
+                peer.socket.shutdown(socket.SHUT_RDWR)
 
-    def _on_lost(self, peer: int, error: ExchangeError) -> None:
-        assert peer not in self.lost, "lost twice"
-        self.lost[peer] = error
+    def nowhere(self) -> str:
+        return "unix:/nowhere/x" if self._host is None else f"{self._host}:1"
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.exchange.close()

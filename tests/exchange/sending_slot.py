@@ -6,7 +6,8 @@ import time
 from multiprocessing.connection import Connection
 
 from tests.channels.parts import PlainColumn
-from tests.exchange.mailbox import Slot
+from tests.contracts.exchange import Slot
+from tests.exchange.mailbox import socket_slot
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.graph.key_groups import key_group, subtask_of
@@ -68,11 +69,13 @@ def batches(source: VertexId, records: int) -> list[RecordBatch]:
 
 def send(pipe: Connection, host: str | None, records: int) -> None:
     """Main of the process: `records` from each source, then the end; then wait to be told."""
-    slot = Slot(0, host=host)
+    slot = socket_slot(0, host=host)
     sender = channels(slot, 0)
     pipe.send(slot.address)
     sender.connect(
-        [slot.address, pipe.recv()], post=slot.mailbox.put, on_lost=lambda _, error: _raise(error)
+        [slot.address, pipe.recv()],
+        post=slot.mailbox.append,
+        on_lost=lambda _, error: _raise(error),
     )
     waiting = {source: batches(source, records)[::-1] for source in SOURCES}
     sent = dict.fromkeys(SOURCES, 0)
@@ -89,8 +92,7 @@ def send(pipe: Connection, host: str | None, records: int) -> None:
             else:
                 outlet.emit_control(EndOfInput())
                 del waiting[source]
-        while not slot.mailbox.empty():
-            slot.mailbox.get()()
+        slot.run_rest()
         time.sleep(0)
     slot.exchange.close()
     pipe.send("sent")

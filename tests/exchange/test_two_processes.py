@@ -18,7 +18,8 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from tests.exchange.mailbox import Slot
+from tests.contracts.exchange import Slot
+from tests.exchange.mailbox import socket_slot
 from tests.exchange.sending_slot import (
     BARRIER_EVERY,
     BATCH,
@@ -47,7 +48,7 @@ def host(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture
 def receiver(host: str | None) -> Iterator[Slot]:
-    slot = Slot(1, host=host)
+    slot = socket_slot(1, host=host)
     yield slot
     slot.exchange.close()
 
@@ -101,7 +102,7 @@ def start(receiver: Slot, sender: Sender) -> tuple[Received, list[ExchangeError]
     lost: list[ExchangeError] = []
     here.connect(
         [pipe.recv(), receiver.address],
-        post=receiver.mailbox.put,
+        post=receiver.mailbox.append,
         on_lost=lambda _, error: lost.append(error),
     )
     pipe.send(receiver.address)

@@ -47,19 +47,25 @@ class Exchange(Protocol):
     ) -> None:
         """Join the peers, addresses by ordinal, and begin to deliver; called once.
 
-        Returns at once: what is sent meanwhile waits, and a peer that cannot be reached is lost.
-        Both callbacks run where `post` runs its actions, which is the mailbox thread.
+        Returns at once: what is sent meanwhile waits, on both sides, and a peer that cannot be
+        reached, or is of another job or attempt, is lost. Both callbacks run where `post` runs its
+        actions, which is the mailbox thread; frames that arrive together are one action.
         """
         ...
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
         """Send one frame whose payload is the parts, joined; never blocks.
 
-        Callers bound what waits here (credits do). What is sent to a peer that is lost or has said
-        goodbye is dropped.
+        The sequence is the caller's again at once; the parts are not copied, so they must never
+        change. Callers bound what waits here (credits do). What is sent to a peer that is lost or
+        has said goodbye is dropped. InternalError for more than MAX_FRAME_BYTES.
         """
         ...
 
     def close(self) -> None:
-        """Send what waits (for two seconds at most), say goodbye, free everything. Idempotent."""
+        """Send what waits (for two seconds at most), say goodbye, free everything. Idempotent.
+
+        Nothing is posted once this has returned. A peer that was never linked is told nothing: if
+        it waits for this slot, it loses it.
+        """
         ...
