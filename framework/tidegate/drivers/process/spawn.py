@@ -174,7 +174,8 @@ class OsZygote:
             self._commands.shutdown(socket.SHUT_WR)
 
     def _tell(self, command: frames.Command) -> None:
-        with contextlib.suppress(ConnectionError):  # it is gone: the reader reports that
+        # It is gone: the reader reports that, and may have closed the socket meanwhile.
+        with contextlib.suppress(OSError):
             frames.send(self._commands, command)
 
     def _listen(self) -> None:
