@@ -79,7 +79,11 @@ ZygoteEvent = ZygoteReady | SlotForked | SlotEnded | ZygoteEnded
 
 
 class Zygote(Protocol):
-    """The process that a TaskManager's slots are forked from."""
+    """The process that a TaskManager's slots are forked from.
+
+    Its methods do nothing once it has ended. ZygoteEnded is the last that its listener hears: slots
+    that end with it, or after it, are not told of.
+    """
 
     @property
     def pid(self) -> int: ...
@@ -89,7 +93,7 @@ class Zygote(Protocol):
         ...
 
     def kill(self, pid: int) -> None:
-        """SIGKILL a slot process; nothing happens if it was reaped already."""
+        """SIGKILL a slot process; nothing happens if it was reaped already, or is none of its."""
         ...
 
     def close(self) -> None:
@@ -111,7 +115,8 @@ class Processes(Protocol):
     ) -> Child:
         """Start `role` (see `bootstrap`). `log` is a file below the configured log folder.
 
-        `on_ready` gets what the process announces once it serves. ExternalError if it cannot start.
+        `on_ready` gets what the process announces once it serves, if it does before it ends.
+        `on_exit` is called once, and after that. ExternalError if it cannot start.
         """
         ...
 

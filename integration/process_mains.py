@@ -1,0 +1,91 @@
+"""Real processes that behave as the contract says; imported inside them, and by who starts them.
+
+A JobMaster stands for any child: its role takes a main of a test's own. Its job's name is what it
+does, and its JobManager's address the folder of the world.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.contracts.behaviour import behave
+from tidegate.bootstrap import Common, processes
+from tidegate.config_load import load
+from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.processes import Child, ExitStatus, Processes, Zygote, ZygoteEvent
+from tidegate.protocol.messages import StartSlot
+
+ROOT = Path(__file__).parent.parent
+
+
+class OsStarter:
+    """Starts real processes of the real bootstrap, with logs below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        config = load(folder=folder, command_line={"logs.directory": str(folder / "logs")})
+        here = "integration.process_mains"
+        self._processes: Processes = processes(
+            Common(
+                config=config,
+                cluster="test",
+                mains={"slot": f"{here}:slot", "jobmaster": f"{here}:child"},
+                path=(str(ROOT),),
+            )
+        )
+
+    def spawn(
+        self,
+        does: str,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Child:
+        arguments = {
+            "job": does,
+            "jobmanager_address": str(self._folder),
+            "epoch": 1,
+            "working_folder": str(self._folder),
+        }
+        return self._processes.spawn(
+            "jobmaster", arguments, log="children.log", on_exit=on_exit, on_ready=on_ready
+        )
+
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> Zygote:
+        arguments = {"task_manager": "tm-1", "task_manager_pid": os.getpid()}
+        return self._processes.start_zygote(arguments, log="zygote.log", listener=listener)
+
+
+class OsMe:
+    """This process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pid = os.getpid()
+        self._folder = folder
+
+    def announce(self, facts: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+
+    def wait(self) -> NoReturn:
+        while True:
+            time.sleep(60)
+
+    def starter(self) -> OsStarter:
+        return OsStarter(self._folder)
+
+
+def child(does: JobName, folder: str, _epoch: LeaderEpoch, _drivers: Drivers) -> int:
+    """Named in `Common.mains`."""
+    return behave(does, OsMe(Path(folder)))
+
+
+def slot(start: StartSlot, _drivers: Drivers, _tm: TaskManagerId, _tm_pid: int) -> int:
+    """Named in `Common.mains`."""
+    return behave(str(start.settings["does"]), OsMe(Path.cwd()))

@@ -1,0 +1,82 @@
+"""What processes under test do: named by a word or two, the same for a real and a simulated one.
+
+Apart from the contract, because processes that behave so import nothing of pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from tidegate.errors import check
+from tidegate.ids import Attempt, JobName, LeaderEpoch
+from tidegate.ports.processes import Child, ExitStatus, SlotForked, Zygote, ZygoteEvent
+from tidegate.protocol.messages import StartSlot
+
+
+def start_slot(index: int, does: str) -> StartSlot:
+    """What a slot is forked for."""
+    return StartSlot(
+        epoch=LeaderEpoch(1),
+        index=index,
+        ordinal=index,
+        job=JobName("job"),
+        attempt=Attempt(1),
+        jobmaster_address="nowhere",
+        working_folder=".",
+        settings={"does": does},
+    )
+
+
+class Starter(Protocol):
+    """Starts processes that do as they are told."""
+
+    def spawn(
+        self,
+        does: str,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Child: ...
+
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> Zygote:
+        """Its slots do what their StartSlot says in `settings["does"]`."""
+        ...
+
+
+class Me(Protocol):
+    """The process that behaves."""
+
+    pid: int
+
+    def announce(self, facts: dict[str, Any]) -> None: ...
+
+    def wait(self) -> NoReturn:
+        """For ever."""
+        ...
+
+    def starter(self) -> Starter: ...
+
+
+def behave(does: str, me: Me) -> int:
+    """The main of every process under test; returns its exit status."""
+    match does.split():
+        case ["exit", status]:
+            return int(status)
+        case ["raise"]:
+            raise RuntimeError("as the test wishes")
+        case ["announce"]:
+            me.announce({"pid": me.pid, "text": "two\nlines, ä"})
+        case ["parent"]:
+            child = me.starter().spawn("wait", lambda _status: None)
+            me.announce({"child": child.pid})
+        case ["taskmanager"]:
+
+            def listener(event: ZygoteEvent) -> None:
+                if isinstance(event, SlotForked):
+                    me.announce({"zygote": zygote.pid, "slot": event.pid})
+
+            zygote = me.starter().start_zygote(listener)
+            zygote.fork(start_slot(0, "wait"))
+        case _:
+            check(does == "wait", f"nobody knows how to {does}")
+    return me.wait()

@@ -1,0 +1,232 @@
+"""The contract of `ports/processes.py`: processes that are watched and end with their parent, and
+slots that are forked from a zygote.
+
+A test class inherits it and gives a `world`. What a process under test does is named by a word or
+two, see `behaviour.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from tests.contracts.behaviour import Starter, start_slot
+from tests.contracts.surroundings import Surroundings
+from tidegate.ports.processes import (
+    ExitStatus,
+    SlotEnded,
+    SlotForked,
+    ZygoteEnded,
+    ZygoteEvent,
+    ZygoteReady,
+)
+
+SHORT_S = 0.3
+"""Time for something that must not happen."""
+
+
+class ProcessesWorld(Starter, Protocol):
+    """Where processes live; what was started is ended after the test."""
+
+    around: Surroundings
+
+    def alive(self, pid: int) -> bool:
+        """Whether a process runs; false once it is dead, reaped or not."""
+        ...
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL from outside."""
+        ...
+
+
+class Watched:
+    """A child and what was told of it, in order."""
+
+    def __init__(self, world: ProcessesWorld, does: str, *, announces: bool = False) -> None:
+        self.told: list[ExitStatus | dict[str, Any]] = []
+        on_ready = self.told.append if announces else None
+        self.child = world.spawn(does, self.told.append, on_ready)
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+
+class Slots:
+    """A zygote and what was told of it, in order."""
+
+    def __init__(self, world: ProcessesWorld) -> None:
+        self.told: list[ZygoteEvent] = []
+        self._around = world.around
+        self.zygote = world.start_zygote(self.told.append)
+
+    def wait_for(self, kind: type[ZygoteEvent], count: int = 1) -> list[Any]:
+        """The events of a kind, once there are so many."""
+        self._around.until(lambda: len(self._of(kind)) >= count)
+        return self._of(kind)
+
+    def _of(self, kind: type[ZygoteEvent]) -> list[Any]:
+        return [event for event in list(self.told) if isinstance(event, kind)]
+
+
+class ProcessesContract:
+    """Inherit, and override the fixture `world`."""
+
+    @pytest.fixture
+    def world(self) -> Iterator[ProcessesWorld]:
+        raise NotImplementedError
+
+    # --- children ---
+
+    def test_exits_are_told_once_with_their_status(self, world: ProcessesWorld) -> None:
+        children = {does: Watched(world, does) for does in ("exit 0", "exit 7", "raise")}
+        world.around.until(lambda: all(child.told for child in children.values()))
+        world.around.clock.sleep(SHORT_S)
+        assert children["exit 0"].told == [0]
+        assert children["exit 7"].told == [7]
+        (status,) = children["raise"].told
+        assert status != 0
+        assert not any(world.alive(child.pid) for child in children.values())
+
+    def test_ends_from_outside_are_told_too_and_nothing_is_done_to_the_dead(
+        self, world: ProcessesWorld
+    ) -> None:
+        killed, terminated, shot = (Watched(world, "announce", announces=True) for _ in range(3))
+        every = (killed, terminated, shot)
+        world.around.until(lambda: all(child.told for child in every))
+        assert len({child.pid for child in every}) == 3
+        assert all(world.alive(child.pid) for child in every)
+        killed.child.kill()
+        terminated.child.terminate()
+        world.kill(shot.pid)
+        world.around.until(lambda: all(len(child.told) == 2 for child in every))
+        assert [child.told[1] for child in every] == [-9, 0, -9]
+        for child in every:
+            child.child.terminate()
+            child.child.kill()
+        world.around.clock.sleep(SHORT_S)
+        assert all(len(child.told) == 2 for child in every)
+
+    def test_what_a_child_announces_comes_before_its_end(self, world: ProcessesWorld) -> None:
+        serving = Watched(world, "announce", announces=True)
+        mute = Watched(world, "exit 3", announces=True)
+        world.around.until(lambda: serving.told and mute.told)
+        assert serving.told == [{"pid": serving.pid, "text": "two\nlines, ä"}]
+        assert mute.told == [3], "it ended before it had anything to say"
+
+    @pytest.mark.parametrize("end", ["kill", "terminate"])
+    def test_a_child_ends_with_its_parent(self, world: ProcessesWorld, end: str) -> None:
+        parent = Watched(world, "parent", announces=True)
+        world.around.until(lambda: parent.told)
+        (facts,) = parent.told
+        assert isinstance(facts, dict)
+        assert world.alive(facts["child"])
+        getattr(parent.child, end)()
+        world.around.until(lambda: not world.alive(facts["child"]))
+        world.around.until(lambda: len(parent.told) == 2)
+
+    # --- a zygote and its slots ---
+
+    def test_what_is_asked_before_it_is_ready_is_done_after(self, world: ProcessesWorld) -> None:
+        slots = Slots(world)
+        slots.zygote.fork(start_slot(3, "wait"))
+        (forked,) = slots.wait_for(SlotForked)
+        assert slots.told == [ZygoteReady(pid=slots.zygote.pid), forked]
+        assert forked.index == 3
+        assert world.alive(forked.pid)
+
+    def test_every_slot_is_told_of_when_it_is_forked_and_when_it_ends(
+        self, world: ProcessesWorld
+    ) -> None:
+        slots = Slots(world)
+        for index in range(12):
+            slots.zygote.fork(start_slot(index, f"exit {index}"))
+        slots.zygote.fork(start_slot(12, "raise"))
+        slots.wait_for(SlotEnded, 13)
+        world.around.clock.sleep(SHORT_S)
+        pids: dict[int, int] = {}
+        ended: dict[int, ExitStatus] = {}
+        for event in slots.told[1:]:
+            match event:
+                case SlotForked(index=index, pid=pid):
+                    assert index not in pids
+                    pids[index] = pid
+                case SlotEnded(index=index, pid=pid, status=status):
+                    assert pids[index] == pid, "it ended before it was forked"
+                    assert index not in ended
+                    ended[index] = status
+                case _:
+                    pytest.fail(f"{event}")
+        assert list(pids) == list(range(13)), "forked in the order asked for"
+        assert len(set(pids.values())) == 13
+        assert [ended[index] for index in range(12)] == list(range(12))
+        assert ended[12] != 0
+        assert not any(world.alive(pid) for pid in pids.values())
+
+    def test_a_slot_is_killed_by_its_pid_once_and_nobody_else_is(
+        self, world: ProcessesWorld
+    ) -> None:
+        slots = Slots(world)
+        for index in range(2):
+            slots.zygote.fork(start_slot(index, "wait"))
+        one, two = slots.wait_for(SlotForked, 2)
+        foreign = Watched(world, "wait")
+        for pid in (foreign.pid, one.pid, one.pid):
+            slots.zygote.kill(pid)
+        ended = slots.wait_for(SlotEnded)
+        assert ended == [SlotEnded(index=0, pid=one.pid, status=-9)]
+        slots.zygote.kill(one.pid)
+        slots.zygote.fork(start_slot(0, "wait"))
+        slots.wait_for(SlotForked, 3)
+        world.around.clock.sleep(SHORT_S)
+        assert len(slots.told) == 5
+        assert world.alive(two.pid)
+        assert world.alive(foreign.pid)
+
+    def test_a_slot_that_is_killed_from_outside_is_told_of(self, world: ProcessesWorld) -> None:
+        slots = Slots(world)
+        slots.zygote.fork(start_slot(0, "wait"))
+        (forked,) = slots.wait_for(SlotForked)
+        world.kill(forked.pid)
+        assert slots.wait_for(SlotEnded) == [SlotEnded(index=0, pid=forked.pid, status=-9)]
+
+    @pytest.mark.parametrize("end", ["close", "kill"])
+    def test_the_end_of_a_zygote_is_the_last_that_is_told(
+        self, world: ProcessesWorld, end: str
+    ) -> None:
+        slots = Slots(world)
+        slots.zygote.fork(start_slot(0, "wait"))
+        (forked,) = slots.wait_for(SlotForked)
+        if end == "close":
+            slots.zygote.close()
+        else:
+            world.kill(slots.zygote.pid)
+        slots.wait_for(ZygoteEnded)
+        if end == "close":
+            world.around.until(lambda: not world.alive(forked.pid))
+        slots.zygote.fork(start_slot(1, "wait"))
+        slots.zygote.kill(forked.pid)
+        slots.zygote.close()
+        world.around.clock.sleep(SHORT_S)
+        assert slots.told == [
+            ZygoteReady(pid=slots.zygote.pid),
+            forked,
+            ZygoteEnded(status=0 if end == "close" else -9),
+        ]
+
+    @pytest.mark.parametrize("first", ["taskmanager", "zygote"])
+    def test_slots_end_with_their_task_manager(self, world: ProcessesWorld, first: str) -> None:
+        """Also those of a zygote that is gone and could kill nobody."""
+        manager = Watched(world, "taskmanager", announces=True)
+        world.around.until(lambda: manager.told)
+        (facts,) = manager.told
+        assert isinstance(facts, dict)
+        assert world.alive(facts["slot"])
+        if first == "zygote":
+            world.kill(facts["zygote"])
+            world.around.until(lambda: not world.alive(facts["zygote"]))
+        world.kill(manager.pid)
+        for pid in (facts["zygote"], facts["slot"]):
+            world.around.until(lambda pid=pid: not world.alive(pid))  # type: ignore[misc]  # now
