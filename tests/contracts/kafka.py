@@ -7,17 +7,18 @@ A test class inherits it and gives a `cluster`. No test of its own runs from her
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from tidegate.drivers.clock import SystemClock
 from tidegate.elements import Origin
 from tidegate.errors import KafkaError, RecordTooLargeError, RefusedError, TransactionError
 from tidegate.ids import TransactionalId
-from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.clock import Clock
+from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import (
     EndOutcome,
     PartitionReader,
@@ -29,6 +30,7 @@ from tidegate.ports.kafka import (
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
+REAL = SystemClock()
 TRANSACTION_TIMEOUT_MS = 60_000
 
 MURMUR2 = {
@@ -41,16 +43,33 @@ MURMUR2 = {
 """Hashes of Kafka's Java client, which topics of ours must be partitioned like."""
 
 
+class KafkaDrivers(Protocol):
+    """The part of `Drivers` that is about Kafka: a fake cluster has no other."""
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog: ...
+    def partition_reader(
+        self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
+    ) -> PartitionReader: ...
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> Producer: ...
+
+
 @dataclass(kw_only=True)
 class KafkaUnderTest:
     """A cluster, the drivers to it, and ways to make topics and names that nobody else uses."""
 
-    drivers: Drivers
+    drivers: KafkaDrivers
     settings: dict[str, str]
     make_topic: Callable[[int], str]
     unique: Callable[[str], str]
     log: TransactionLog
     admin: KafkaAdmin
+    clock: Clock = REAL
 
     def new_id(self) -> TransactionalId:
         return TransactionalId(self.unique("tidegate.job"))
@@ -71,9 +90,9 @@ class KafkaUnderTest:
         ends = self.admin.latest([Origin(topic, number) for number in range(partitions)])
         found: dict[Origin, list[bytes | None]] = {origin: [] for origin in ends}
         positions = dict.fromkeys(ends, 0)
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = self.clock.monotonic() + TIMEOUT_S
         while any(positions[origin] < end for origin, end in ends.items()):
-            assert time.monotonic() < deadline, f"read up to {positions} of {ends}"
+            assert self.clock.monotonic() < deadline, f"read up to {positions} of {ends}"
             for run in reader.poll(1000, 0.2):
                 found[run.origin] += [message.value() for message in run.messages]
                 positions[run.origin] = run.position
@@ -87,14 +106,14 @@ class KafkaUnderTest:
 
     def commit(self, name: TransactionalId) -> None:
         facts = self.facts(name)
-        eventually(
+        self.eventually(
             lambda: self.log.end(name, facts.producer_id, facts.epoch, commit=True),
             lambda outcome: outcome is EndOutcome.ACCEPTED,
         )
         self.settled(name)
 
     def settled(self, name: TransactionalId) -> TransactionFacts:
-        return eventually(
+        return self.eventually(
             lambda: self.facts(name),
             lambda facts: (
                 facts.state
@@ -105,12 +124,29 @@ class KafkaUnderTest:
             ),
         )
 
+    def eventually(self, ask: Callable[[], T], holds: Callable[[T], bool]) -> T:
+        return eventually(ask, holds, self.clock)
 
-def eventually(ask: Callable[[], T], holds: Callable[[T], bool]) -> T:
-    deadline = time.monotonic() + TIMEOUT_S
+    def runs(
+        self, reader: PartitionReader, last: Callable[[tuple[object, object, int]], bool]
+    ) -> list[Any]:
+        """What the reader brings, up to and with a run of which `last` holds."""
+        found: list[Any] = []
+        deadline = self.clock.monotonic() + TIMEOUT_S
+        while True:
+            assert self.clock.monotonic() < deadline, f"no more than {found}"
+            for run in reader.poll(1000, 0.2):
+                found.append(run)
+                if last(run):
+                    return found
+
+
+def eventually(ask: Callable[[], T], holds: Callable[[T], bool], clock: Clock = REAL) -> T:
+    """The first answer of which `holds`; asked often, for TIMEOUT_S."""
+    deadline = clock.monotonic() + TIMEOUT_S
     while not holds(found := ask()):
-        assert time.monotonic() < deadline, f"still {found}"
-        time.sleep(0.01)
+        assert clock.monotonic() < deadline, f"still {found}"
+        clock.sleep(0.01)
     return found
 
 
@@ -162,7 +198,7 @@ class KafkaContract:
         assert not hasattr(producer, "__exit__")
         del producer
         gc.collect()
-        time.sleep(0.2)
+        cluster.clock.sleep(0.2)
         assert cluster.facts(name).state is TransactionState.ONGOING
         cluster.commit(name)
         assert cluster.read(topic) == [[b"a"]]
@@ -319,7 +355,7 @@ class KafkaContract:
         producer.flush(TIMEOUT_S)
         reader = cluster.reader(topic)
         messages = []
-        for run in _runs(reader, lambda run: run[2] == 2):
+        for run in cluster.runs(reader, lambda run: run[2] == 2):
             messages += run.messages
         first, second = messages
         assert (first.value(), first.key(), first.offset()) == (b"v", b"k", 0)
@@ -339,9 +375,9 @@ class KafkaContract:
         producer.flush(TIMEOUT_S)
         reader = cluster.reader(topic, ends=False, partitions=2)
         positions = {Origin(topic, 0): 0, Origin(topic, 1): 0}
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = cluster.clock.monotonic() + TIMEOUT_S
         while sum(positions.values()) < 100:
-            assert time.monotonic() < deadline
+            assert cluster.clock.monotonic() < deadline
             runs = reader.poll(30, 0.5)
             assert sum(len(run.messages) for run in runs) <= 30
             for origin, messages, position in runs:
@@ -364,14 +400,14 @@ class KafkaContract:
         end = cluster.admin.latest([origin])[origin]
         assert end == 2, "a record and the transaction's marker"
         reader = cluster.reader(topic)
-        *_, last = _runs(reader, lambda run: run[2] == end)
+        *_, last = cluster.runs(reader, lambda run: run[2] == end)
         assert (last.origin, list(last.messages)) == (origin, [])
         reader.close()
 
     def test_a_paused_partition_brings_nothing_new(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
         reader = cluster.reader(topic)
-        _runs(reader, lambda run: run[2] == 0)
+        cluster.runs(reader, lambda run: run[2] == 0)
         reader.pause([Origin(topic, 0)])
         producer = cluster.producer(None)
         producer.send(topic, [b"a"], None)
@@ -384,7 +420,7 @@ class KafkaContract:
         reader = cluster.reader(topic)
         reader.assign({Origin(topic, 0): 77})
         with pytest.raises(KafkaError, match=rf"{topic}-0 .* offset 77"):
-            _runs(reader, lambda _: False)
+            cluster.runs(reader, lambda _: False)
         reader.close()
 
     def test_committed_offsets_are_seen_by_the_admin(self, cluster: KafkaUnderTest) -> None:
@@ -396,7 +432,7 @@ class KafkaContract:
         )
         reader.assign(dict.fromkeys(origins, 0))
         reader.commit({origins[1]: 5})
-        found = eventually(
+        found = cluster.eventually(
             lambda: (reader.poll(1, 0.05), cluster.admin.committed(group, origins))[1],
             lambda committed: committed[origins[1]] is not None,
         )
@@ -434,14 +470,3 @@ def _write(producer: Producer, topic: str) -> None:
     producer.send(topic, [b"late"], None)
     producer.flush(TIMEOUT_S)
     producer.send(topic, [b"later"], None)
-
-
-def _runs(reader: PartitionReader, last: Callable[[tuple[object, object, int]], bool]) -> list[Any]:
-    found = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        assert time.monotonic() < deadline
-        for run in reader.poll(1000, 0.2):
-            found.append(run)
-            if last(run):
-                return found

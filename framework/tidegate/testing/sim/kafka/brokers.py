@@ -1,0 +1,204 @@
+"""What the fake brokers do with a request: topics, groups, rights, and the coordinator's answers.
+
+Every method is one request as its broker handles it: at once, without waiting, for a user of whom
+nothing but the name is known. What is refused is a `BrokerError` with Kafka's name for it. How a
+request gets here, and whether, is `connection.py`'s matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tidegate.elements import Origin
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.testing.sim.kafka.coordinator import TransactionCoordinator
+from tidegate.testing.sim.kafka.faults import BrokerError, Code
+from tidegate.testing.sim.kafka.log import PartitionLog, Record, StoredRecord
+from tidegate.testing.sim.kafka.timeline import Timeline
+
+OPERATIONS: Final = frozenset(
+    {
+        "READ",
+        "WRITE",
+        "CREATE",
+        "DELETE",
+        "ALTER",
+        "DESCRIBE",
+        "DESCRIBE_CONFIGS",
+        "ALTER_CONFIGS",
+    }
+)
+"""What can be allowed on a topic."""
+
+
+class Fetched(NamedTuple):
+    """The answer to a fetch of one partition by a `read_committed` reader."""
+
+    records: Sequence[StoredRecord]
+    position: int
+    last_stable: int
+    end: int
+
+
+class Rights:
+    """Who may do what. A user of whom nothing was said may do everything."""
+
+    def __init__(self) -> None:
+        self._granted: dict[str, list[tuple[str, str]]] = {}
+
+    def restrict(self, user: str, *granted: tuple[str, str]) -> None:
+        """Allow a user these operations only: pairs of one and a prefix of what it is about (the
+        name of a topic or group, or a transactional id).
+        """
+        self._granted[user] = list(granted)
+
+    def of(self, user: str, name: str) -> frozenset[str]:
+        """What a user may do with a resource. To read or to write implies to describe."""
+        granted = self._granted.get(user)
+        if granted is None:
+            return OPERATIONS
+        found = {operation for operation, prefix in granted if name.startswith(prefix)}
+        return frozenset(found | ({"DESCRIBE"} if found & {"READ", "WRITE"} else set()))
+
+    def check(self, user: str, operation: str, name: str, code: Code) -> None:
+        """BrokerError(code) unless the user may."""
+        if user in self._granted and operation not in self.of(user, name):
+            raise BrokerError(code)
+
+
+class Brokers:
+    """The state of a cluster. `coordinator` is given after construction: it writes markers here."""
+
+    coordinator: TransactionCoordinator
+
+    def __init__(self, timeline: Timeline, cluster_id: str) -> None:
+        self.timeline = timeline
+        self.cluster_id = cluster_id
+        self.rights = Rights()
+        self.topics: dict[str, list[PartitionLog]] = {}
+        self._offsets: dict[str, dict[Origin, int]] = {}
+
+    def partition(self, origin: Origin) -> PartitionLog:
+        """The log of a partition that exists."""
+        found = self.topics.get(origin.topic, ())
+        if not 0 <= origin.partition < len(found):
+            raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return found[origin.partition]
+
+    def mark(self, origin: Origin, producer_id: int, epoch: int, commit: bool) -> None:
+        """WriteTxnMarkers of the coordinator. A partition that was deleted meanwhile needs none."""
+        found = self.topics.get(origin.topic, ())
+        if origin.partition < len(found):
+            now_ms = self.timeline.now_ms()
+            found[origin.partition].mark(producer_id, epoch, now_ms, commit=commit)
+
+    # --- data -----------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        user: str,
+        origin: Origin,
+        name: TransactionalId | None,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        records: Sequence[Record],
+    ) -> None:
+        """Produce to one partition, within a transaction where `name` is given."""
+        self.rights.check(user, "WRITE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        self.partition(origin).append(
+            producer_id,
+            epoch,
+            sequence,
+            records,
+            is_open=None
+            if name is None
+            else lambda: self.coordinator.includes(name, producer_id, epoch, origin),
+        )
+
+    def fetch(self, user: str, origin: Origin, position: int, records_max: int) -> Fetched:
+        """Fetch from one partition."""
+        self.rights.check(user, "READ", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        log = self.partition(origin)
+        records, reached = log.read(position, records_max)
+        return Fetched(records, reached, log.last_stable, log.end)
+
+    def partitions(self, user: str, topic: str) -> int:
+        """How many partitions a topic has."""
+        self.rights.check(user, "DESCRIBE", topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        if topic not in self.topics:
+            raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return len(self.topics[topic])
+
+    def offset(self, user: str, origin: Origin, at: int | None, *, earliest: bool = False) -> int:
+        """ListOffsets for `read_committed`: the earliest, at a time (-1: none), or the latest."""
+        self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        log = self.partition(origin)
+        if earliest:
+            return log.start
+        if at is None:
+            return log.last_stable
+        found = log.at_time(at)
+        return -1 if found is None else found
+
+    def commit_offsets(self, user: str, group: str, positions: Mapping[Origin, int]) -> None:
+        """OffsetCommit of a group without members."""
+        self.rights.check(user, "READ", group, Code.GROUP_AUTHORIZATION_FAILED)
+        self._offsets.setdefault(group, {}).update(positions)
+
+    def committed(
+        self, user: str, group: str, origins: Iterable[Origin]
+    ) -> dict[Origin, int | None]:
+        """OffsetFetch."""
+        self.rights.check(user, "DESCRIBE", group, Code.GROUP_AUTHORIZATION_FAILED)
+        known = self._offsets.get(group, {})
+        return {origin: known.get(origin) for origin in origins}
+
+    # --- transactions ---------------------------------------------------------------------------
+
+    def init_producer_id(
+        self, user: str, name: TransactionalId, timeout_ms: int
+    ) -> tuple[int, int]:
+        """InitProducerId with a transactional id: producer id and epoch."""
+        self._check_id(user, "WRITE", name)
+        return self.coordinator.init_producer_id(name, timeout_ms)
+
+    def add_partitions(
+        self,
+        user: str,
+        name: TransactionalId,
+        producer_id: int,
+        epoch: int,
+        origins: Sequence[Origin],
+    ) -> None:
+        """AddPartitionsToTxn: all of them or none."""
+        self._check_id(user, "WRITE", name)
+        for origin in origins:
+            self.rights.check(user, "WRITE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+            self.partition(origin)
+        self.coordinator.add_partitions(name, producer_id, epoch, origins)
+
+    def end(
+        self, user: str, name: TransactionalId, producer_id: int, epoch: int, *, commit: bool
+    ) -> None:
+        """EndTxn v3."""
+        self._check_id(user, "WRITE", name)
+        self.coordinator.end(name, producer_id, epoch, commit=commit)
+
+    def describe(self, user: str, name: TransactionalId) -> TransactionFacts:
+        """DescribeTransactions."""
+        self._check_id(user, "DESCRIBE", name)
+        return self.coordinator.describe(name)
+
+    def list(self, user: str, prefix: str) -> dict[TransactionalId, TransactionState]:
+        """ListTransactions: those that the user may describe."""
+        return {
+            name: state
+            for name, state in self.coordinator.list().items()
+            if name.startswith(prefix) and "DESCRIBE" in self.rights.of(user, name)
+        }
+
+    def _check_id(self, user: str, operation: str, name: TransactionalId) -> None:
+        self.rights.check(user, operation, name, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

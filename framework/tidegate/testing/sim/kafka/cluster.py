@@ -1,0 +1,154 @@
+"""`FakeKafka`: a cluster for tests and simulators, and the drivers of the processes that use it.
+
+    kafka = FakeKafka(clock, faults=hook)
+    kafka.create_topic("orders", 4)
+    slot = kafka.process("slot-1", clock_of_slot_1)
+    slot.producer({}, name, 60_000)  # and transaction_log, partition_reader, kafka_admin
+    slot.kill(drop_in_flight=True)
+
+Time belongs to the brokers' `clock`; a process may have a clock of its own, whose `sleep` is where
+its calls block. Whoever looks at the cluster from outside, not by a driver, calls `run_due` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tidegate.elements import Origin
+from tidegate.ids import TransactionalId
+from tidegate.ports.clock import Clock
+from tidegate.testing.sim.kafka.brokers import Brokers, Rights
+from tidegate.testing.sim.kafka.connection import Connection
+from tidegate.testing.sim.kafka.control import FakeAdmin, FakeTransactionLog
+from tidegate.testing.sim.kafka.coordinator import TransactionCoordinator
+from tidegate.testing.sim.kafka.faults import Faults, NoFaults
+from tidegate.testing.sim.kafka.log import PartitionLog
+from tidegate.testing.sim.kafka.producer import FakeProducer
+from tidegate.testing.sim.kafka.reader import FakeReader
+from tidegate.testing.sim.kafka.timeline import Timeline
+
+TRANSACTION_MAX_TIMEOUT_MS: Final = 900_000
+SCAN_S: Final = 10.0
+EXPIRATION_S: Final = 7 * 86_400.0
+MARKER_S: Final = 0.01
+"""Between a transaction's decision and its markers; 7 to 26 ms on a real broker."""
+MESSAGE_BYTES_MAX: Final = 1_048_588
+ANONYMOUS: Final = "ANONYMOUS"
+
+
+class FakeProcess:
+    """The Kafka clients of one process: those methods of `Drivers` that are about Kafka."""
+
+    def __init__(self, brokers: Brokers, connection: Connection) -> None:
+        self._brokers, self._connection = brokers, connection
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> FakeAdmin:
+        return FakeAdmin(self._brokers, self._connection, _user(kafka))
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> FakeTransactionLog:
+        return FakeTransactionLog(self._brokers, self._connection, _user(kafka))
+
+    def partition_reader(
+        self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
+    ) -> FakeReader:
+        return FakeReader(
+            self._brokers,
+            self._connection,
+            _user(kafka),
+            group,
+            with_end_of_partition=with_end_of_partition,
+        )
+
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> FakeProducer:
+        return FakeProducer(
+            self._brokers,
+            self._connection,
+            _user(kafka),
+            kafka,
+            transactional_id,
+            transaction_timeout_ms,
+        )
+
+    def freeze(self) -> None:
+        """SIGSTOP. What was sent still arrives; nothing more is sent."""
+        self._connection.freeze()
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._connection.thaw()
+
+    def kill(self, *, drop_in_flight: bool = False) -> None:
+        """SIGKILL. `drop_in_flight`: what was sent and has not arrived never does."""
+        self._connection.kill(drop_in_flight=drop_in_flight)
+
+
+class FakeKafka:
+    """A cluster. Settings have Kafka's defaults; durations are seconds but for `max_timeout_ms`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        faults: Faults | None = None,
+        cluster_id: str = "fake-kafka",
+        max_timeout_ms: int = TRANSACTION_MAX_TIMEOUT_MS,
+        scan_s: float = SCAN_S,
+        expiration_s: float = EXPIRATION_S,
+        marker_s: float = MARKER_S,
+    ) -> None:
+        self._faults = faults or NoFaults()
+        self._timeline = Timeline(clock)
+        self._brokers = Brokers(self._timeline, cluster_id)
+        self.coordinator = self._brokers.coordinator = TransactionCoordinator(
+            self._timeline,
+            self._faults,
+            self._brokers.mark,
+            max_timeout_ms=max_timeout_ms,
+            scan_s=scan_s,
+            expiration_s=expiration_s,
+            marker_s=marker_s,
+        )
+
+    @property
+    def rights(self) -> Rights:
+        """Who may do what: all, as long as nothing is said."""
+        return self._brokers.rights
+
+    def process(self, name: str, clock: Clock) -> FakeProcess:
+        """The drivers of a process that starts; `name` is what the hook of faults is told."""
+        connection = Connection(name, clock, self._timeline, self._faults)
+        return FakeProcess(self._brokers, connection)
+
+    def create_topic(
+        self, name: str, partitions: int, *, message_bytes_max: int = MESSAGE_BYTES_MAX
+    ) -> None:
+        """A topic with empty partitions."""
+        self._brokers.topics[name] = [
+            PartitionLog(Origin(name, number), message_bytes_max) for number in range(partitions)
+        ]
+
+    def delete_topic(self, name: str) -> None:
+        """With all that is in it."""
+        del self._brokers.topics[name]
+
+    def log(self, origin: Origin) -> PartitionLog:
+        """A partition, to look into or to trim (`start`)."""
+        return self._brokers.topics[origin.topic][origin.partition]
+
+    def run_due(self) -> None:
+        """Carry out what the brokers and clients were to do by now."""
+        self._timeline.run_due()
+
+    def next_s(self) -> float | None:
+        """When there is something to do next, by the brokers' monotonic clock."""
+        return self._timeline.next_s()
+
+
+def _user(kafka: Mapping[str, str]) -> str:
+    return kafka.get("sasl.username", ANONYMOUS)

@@ -1,0 +1,241 @@
+"""`TransactionLog` and `KafkaAdmin` on the fake brokers, with the patience of the real drivers.
+
+What is retried, for how long and with which pauses is as in `drivers/kafka/`: describe, fence and
+list until a deadline, EndTxn never. Errors are of the same classes and name the same things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from tidegate.elements import Origin
+from tidegate.errors import (
+    KafkaError,
+    KafkaNotAuthorisedError,
+    KafkaUnavailableError,
+    NotAllowedError,
+    RefusedError,
+    TidegateError,
+)
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.testing.sim.kafka.brokers import Brokers
+from tidegate.testing.sim.kafka.connection import Connection
+from tidegate.testing.sim.kafka.faults import RETRIABLE, Api, BrokerError, Call, Code
+
+T = TypeVar("T")
+
+CONTROL_DEADLINE_S: Final = 30.0
+ADMIN_DEADLINE_S: Final = 9.0
+RETRY_PAUSE_S: Final = (0.02, 0.5)
+"""First and longest."""
+FENCE_TIMEOUT_MS: Final = 1_000
+"""The timeout that a fenced id is left with."""
+
+_REFUSED: Final = frozenset(
+    {
+        Code.INVALID_TXN_STATE,
+        Code.PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.TRANSACTIONAL_ID_NOT_FOUND,
+    }
+)
+_DENIED: Final = frozenset(
+    {
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.GROUP_AUTHORIZATION_FAILED,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
+class FakeTransactionLog:
+    """Transaction control for one process."""
+
+    def __init__(self, brokers: Brokers, connection: Connection, user: str) -> None:
+        self._brokers, self._connection, self._user = brokers, connection, user
+
+    def cluster_id(self) -> str:
+        """The cluster's own id."""
+        return self._retried("connect", self._cluster_id)
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+        """The coordinator's facts; None when it does not know the id."""
+        call = self._call(Api.DESCRIBE_TRANSACTIONS, transactional_id)
+
+        def once() -> TransactionFacts | None:
+            try:
+                return self._connection.ask(
+                    call, lambda: self._brokers.describe(self._user, transactional_id)
+                )
+            except BrokerError as error:
+                if error.code is Code.TRANSACTIONAL_ID_NOT_FOUND:
+                    return None
+                raise
+
+        return self._retried(f"describe transaction {transactional_id}", once)
+
+    def end(
+        self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
+    ) -> EndOutcome:
+        """One EndTxn v3, sent once. RETRY leaves open whether it took effect."""
+        try:
+            self._connection.ask(
+                self._call(Api.END_TXN, transactional_id),
+                lambda: self._brokers.end(
+                    self._user, transactional_id, producer_id, epoch, commit=commit
+                ),
+            )
+        except BrokerError as error:
+            if error.code in RETRIABLE:
+                return EndOutcome.RETRY
+            if error.code in _REFUSED:
+                return EndOutcome.REFUSED
+            if error.code in _DENIED:
+                return EndOutcome.NOT_AUTHORISED
+            raise _translated(f"end transaction {transactional_id}", error) from None
+        return EndOutcome.ACCEPTED
+
+    def fence(self, transactional_id: TransactionalId) -> None:
+        """InitProducerId, again while it aborts what is open."""
+        call = self._call(Api.INIT_PRODUCER_ID, transactional_id)
+
+        def once() -> None:
+            self._connection.ask(
+                call,
+                lambda: self._brokers.init_producer_id(
+                    self._user, transactional_id, FENCE_TIMEOUT_MS
+                ),
+            )
+
+        self._retried(f"fence transactional id {transactional_id}", once)
+
+    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+        """All ids with this prefix."""
+        call = Call(Api.LIST_TRANSACTIONS, self._connection.name, name=prefix)
+
+        def once() -> dict[TransactionalId, TransactionState]:
+            return self._connection.ask(call, lambda: self._brokers.list(self._user, prefix))
+
+        return self._retried("list transactions", once)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _call(self, api: Api, transactional_id: TransactionalId) -> Call:
+        return Call(api, self._connection.name, transactional_id)
+
+    def _cluster_id(self) -> str:
+        call = Call(Api.METADATA, self._connection.name)
+        return self._connection.ask(call, lambda: self._brokers.cluster_id)
+
+    def _retried(self, what: str, once: Callable[[], T]) -> T:
+        return _retried(self._connection, what, CONTROL_DEADLINE_S, once)
+
+
+class FakeAdmin:
+    """Questions of one process to the cluster."""
+
+    def __init__(self, brokers: Brokers, connection: Connection, user: str) -> None:
+        self._brokers, self._connection, self._user = brokers, connection, user
+
+    def cluster_id(self) -> str:
+        """The cluster's own id."""
+        return self._asked("describe the cluster", "", lambda: self._brokers.cluster_id)
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions; RefusedError that names the topic where there is none."""
+        return self._asked(
+            f"describe topic {topic}", topic, lambda: self._brokers.partitions(self._user, topic)
+        )
+
+    def rights(self, topic: str) -> frozenset[str] | None:
+        """What we may do with a topic."""
+        self.partitions(topic)
+        return self._brokers.rights.of(self._user, topic)
+
+    def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
+        """First offsets that are still in the log."""
+        return self._offsets(
+            origins, lambda each: self._brokers.offset(self._user, each, None, earliest=True)
+        )
+
+    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+        """Last stable offsets."""
+        return self._offsets(origins, lambda each: self._brokers.offset(self._user, each, None))
+
+    def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
+        """First offset at or after a time; the end offset where there is none."""
+        found = self._offsets(
+            origins, lambda each: self._brokers.offset(self._user, each, timestamp_ms)
+        )
+        return {**found, **self.latest([each for each, at in found.items() if at < 0])}
+
+    def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]:
+        """A consumer group's offsets; None where it has none."""
+        call = Call(Api.OFFSET_FETCH, self._connection.name, name=group)
+        return self._retried(
+            f"read the offsets of consumer group {group}",
+            call,
+            lambda: self._brokers.committed(self._user, group, origins),
+        )
+
+    def transaction_max_timeout_ms(self) -> int | None:
+        """The brokers' maximum."""
+        maximum = self._brokers.coordinator.max_timeout_ms
+        return self._asked("describe the cluster", "", lambda: maximum)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _offsets(self, origins: list[Origin], ask: Callable[[Origin], int]) -> dict[Origin, int]:
+        found = {}
+        for origin in origins:
+            call = Call(Api.LIST_OFFSETS, self._connection.name, origin=origin)
+            what = f"tell the offsets of {origin.topic}-{origin.partition}"
+            found[origin] = self._retried(what, call, partial(ask, origin))
+        return found
+
+    def _asked(self, what: str, name: str, act: Callable[[], T]) -> T:
+        return self._retried(what, Call(Api.METADATA, self._connection.name, name=name), act)
+
+    def _retried(self, what: str, call: Call, act: Callable[[], T]) -> T:
+        return _retried(
+            self._connection, what, ADMIN_DEADLINE_S, lambda: self._connection.ask(call, act)
+        )
+
+
+def _retried(connection: Connection, what: str, deadline_s: float, once: Callable[[], T]) -> T:
+    end_s = connection.timeline.now_s() + deadline_s
+    pause_s, longest_s = RETRY_PAUSE_S
+    while True:
+        try:
+            return once()
+        except BrokerError as error:
+            retried_s = connection.timeline.now_s() + pause_s
+            if error.code not in RETRIABLE:
+                raise _translated(what, error) from None
+            if retried_s > end_s:
+                raise KafkaUnavailableError(
+                    f"The fake Kafka could not {what} within {deadline_s:.0f} s; the last answer "
+                    f"was: {error}."
+                ) from None
+        connection.sleep_until(retried_s)
+        pause_s = min(pause_s * 2, longest_s)
+
+
+def _translated(what: str, error: BrokerError) -> TidegateError:
+    if error.code is Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return KafkaNotAuthorisedError(
+            f"The fake Kafka does not allow tidegate to {what}: grant WRITE on the id."
+        )
+    if error.code in _DENIED:
+        return NotAllowedError(f"The fake Kafka does not allow tidegate to {what}: {error}.")
+    if error.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return RefusedError(
+            f"The fake Kafka could not {what}: there is no such topic or partition."
+        )
+    return KafkaError(f"The fake Kafka could not {what}: {error}")

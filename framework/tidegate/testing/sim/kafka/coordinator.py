@@ -1,0 +1,265 @@
+"""The transaction coordinator: producer ids, epochs, states, timeouts, by transactional id.
+
+It answers as Kafka's does to clients of the old protocol (InitProducerId v4, AddPartitionsToTxn v3,
+EndTxn v3), which are the only ones that the drivers send: no epoch is spent by an EndTxn. Tables of
+what brokers 3.9.1 and 4.3.0 answer are in the contract suite, which runs on them and on this.
+
+Ending a transaction is two steps, as there: the decision (PrepareCommit, PrepareAbort), which is
+what EndTxn's answer confirms, and the markers, one per partition, each with a verdict of its own.
+
+Invariant: a transaction's epoch moves only by InitProducerId and by the coordinator's own aborts,
+and never down for one producer id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tidegate.elements import Origin
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.testing.sim.kafka.faults import Api, BrokerError, Call, Code, Faults, Lost
+from tidegate.testing.sim.kafka.timeline import MS_PER_S, Timeline
+
+EPOCH_LAST: Final = 32_766
+"""The largest signed 16-bit number but one; the last is kept for fencing the producer of this one.
+"""
+FIRST_PRODUCER_ID: Final = 1000
+MARKER_RETRY_S: Final = 0.1
+
+MarkPartition = Callable[[Origin, int, int, bool], None]
+"""Writes a marker: partition, producer id, epoch, whether to commit."""
+
+_ENDED: Final = {
+    TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
+    TransactionState.PREPARE_ABORT: TransactionState.COMPLETE_ABORT,
+}
+_BY_COMMIT: Final = {
+    TransactionState.PREPARE_COMMIT: True,
+    TransactionState.COMPLETE_COMMIT: True,
+    TransactionState.PREPARE_ABORT: False,
+    TransactionState.COMPLETE_ABORT: False,
+}
+"""Whether a transaction in this state was ended by a commit."""
+
+
+class _Transaction:
+    """What the coordinator knows of one transactional id."""
+
+    __slots__ = (
+        "epoch",
+        "partitions",
+        "producer_id",
+        "start_ms",
+        "state",
+        "timeout_s",
+        "updated_s",
+    )
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.epoch = -1
+        self.state = TransactionState.EMPTY
+        self.start_ms = -1
+        self.timeout_s = 0.0
+        self.updated_s = 0.0
+        self.partitions: dict[Origin, None] = {}
+        """Of the open transaction; while it is being ended, those that lack their marker."""
+
+
+class TransactionCoordinator:
+    """All coordinators of a cluster, as one.
+
+    `max_timeout_ms` is the brokers' transaction.max.timeout.ms, `scan_s` the interval of the search
+    for timed-out transactions, `expiration_s` transactional.id.expiration.ms, `marker_s` how long
+    a marker takes to its partition.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        faults: Faults,
+        mark: MarkPartition,
+        *,
+        max_timeout_ms: int,
+        scan_s: float,
+        expiration_s: float,
+        marker_s: float,
+    ) -> None:
+        self._timeline, self._faults, self._mark = timeline, faults, mark
+        self.max_timeout_ms = max_timeout_ms
+        self._scan_s, self._expiration_s, self._marker_s = scan_s, expiration_s, marker_s
+        self._started_s = timeline.now_s()
+        self._known: dict[TransactionalId, _Transaction] = {}
+        self._producer_ids = FIRST_PRODUCER_ID
+
+    def new_producer_id(self) -> int:
+        """An id that no producer has had."""
+        self._producer_ids += 1
+        return self._producer_ids
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def init_producer_id(self, name: TransactionalId, timeout_ms: int) -> tuple[int, int]:
+        """InitProducerId of a producer that has no id yet: producer id and epoch.
+
+        On an open transaction it only starts the abort: CONCURRENT_TRANSACTIONS until that is done.
+        """
+        if not 0 < timeout_ms <= self.max_timeout_ms:
+            raise BrokerError(Code.INVALID_TRANSACTION_TIMEOUT)
+        found = self._find(name)
+        if found is None:
+            found = self._known[name] = _Transaction(self.new_producer_id())
+        if found.state is TransactionState.ONGOING:
+            self._abort_by_epoch(found, name)
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+        if found.state in _ENDED:
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+        if found.epoch >= EPOCH_LAST:
+            found.producer_id, found.epoch = self.new_producer_id(), 0
+        else:
+            found.epoch += 1
+        found.timeout_s = timeout_ms / MS_PER_S
+        found.start_ms = -1
+        self._to(found, TransactionState.EMPTY)
+        return found.producer_id, found.epoch
+
+    def add_partitions(
+        self, name: TransactionalId, producer_id: int, epoch: int, origins: Iterable[Origin]
+    ) -> None:
+        """AddPartitionsToTxn: the first one begins the transaction and its timeout."""
+        found = self._of_producer(name, producer_id, epoch)
+        if found.state in _ENDED:
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+        if found.state is not TransactionState.ONGOING:
+            found.start_ms = self._timeline.now_ms()
+            self._to(found, TransactionState.ONGOING)
+            self._watch(found, name)
+        found.partitions.update(dict.fromkeys(origins))
+
+    def end(self, name: TransactionalId, producer_id: int, epoch: int, *, commit: bool) -> None:
+        """EndTxn v3. Success means that the decision is made; markers follow."""
+        found = self._of_producer(name, producer_id, epoch)
+        if found.state is TransactionState.ONGOING:
+            self._end(found, name, commit=commit)
+            return
+        if _BY_COMMIT.get(found.state) is not commit:
+            raise BrokerError(Code.INVALID_TXN_STATE)
+        if found.state in _ENDED:
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+
+    def describe(self, name: TransactionalId) -> TransactionFacts:
+        """DescribeTransactions of one id."""
+        found = self._find(name)
+        if found is None:
+            raise BrokerError(Code.TRANSACTIONAL_ID_NOT_FOUND)
+        return TransactionFacts(
+            state=found.state,
+            producer_id=found.producer_id,
+            epoch=found.epoch,
+            start_ms=found.start_ms,
+        )
+
+    def list(self) -> dict[TransactionalId, TransactionState]:
+        """ListTransactions, of all brokers."""
+        return {
+            name: found.state
+            for name in list(self._known)
+            if (found := self._find(name)) is not None
+        }
+
+    def includes(self, name: TransactionalId, producer_id: int, epoch: int, origin: Origin) -> bool:
+        """Whether a partition is in the producer's open transaction: a leader asks before it takes
+        the first batch.
+        """
+        found = self._find(name)
+        return (
+            found is not None
+            and (found.producer_id, found.epoch) == (producer_id, epoch)
+            and found.state is TransactionState.ONGOING
+            and origin in found.partitions
+        )
+
+    def spend_epochs(self, name: TransactionalId, epoch: int) -> None:
+        """For tests: as if the id had been initialised so often that its epoch is `epoch`."""
+        self._known[name].epoch = epoch
+
+    # --- a transaction's end --------------------------------------------------------------------
+
+    def _end(self, found: _Transaction, name: TransactionalId, *, commit: bool) -> None:
+        self._to(
+            found, TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
+        )
+        for origin in list(found.partitions):
+            self._send_marker(found, name, origin, commit=commit)
+
+    def _abort_by_epoch(self, found: _Transaction, name: TransactionalId) -> None:
+        """The coordinator's own abort, which locks the producer out."""
+        found.epoch += 1
+        self._end(found, name, commit=False)
+
+    def _send_marker(
+        self, found: _Transaction, name: TransactionalId, origin: Origin, *, commit: bool
+    ) -> None:
+        verdict = self._faults.decide(Call(Api.WRITE_MARKERS, "", name, origin))
+        due_s = self._timeline.now_s() + self._marker_s + verdict.request_s
+
+        def again() -> None:
+            self._send_marker(found, name, origin, commit=commit)
+
+        def arrive() -> None:
+            self._mark(origin, found.producer_id, found.epoch, commit)
+            if verdict.lost is not None:
+                # Written, and not known to be: a second marker will follow, as in Kafka.
+                self._timeline.at(due_s + verdict.answer_s + MARKER_RETRY_S, again)
+                return
+            del found.partitions[origin]
+            if not found.partitions:
+                self._to(found, _ENDED[found.state])
+
+        if verdict.lost is Lost.REQUEST or verdict.refusal is not None:
+            self._timeline.at(due_s + verdict.answer_s + MARKER_RETRY_S, again)
+        elif due_s > self._timeline.now_s():
+            self._timeline.at(due_s, arrive)
+        else:
+            arrive()
+
+    def _watch(self, found: _Transaction, name: TransactionalId) -> None:
+        """Abort the transaction at the first search that finds it timed out."""
+        of = (found.producer_id, found.epoch, found.start_ms)
+        ends_s = self._timeline.now_s() + found.timeout_s
+        scans = math.floor((ends_s - self._started_s) / self._scan_s) + 1
+
+        def search() -> None:
+            same = (found.producer_id, found.epoch, found.start_ms) == of
+            if same and found.state is TransactionState.ONGOING:
+                self._abort_by_epoch(found, name)
+
+        self._timeline.at(self._started_s + scans * self._scan_s, search)
+
+    # --- what is known --------------------------------------------------------------------------
+
+    def _find(self, name: TransactionalId) -> _Transaction | None:
+        """What is known of an id: nothing, once it has been idle for too long."""
+        found = self._known.get(name)
+        if found is None:
+            return None
+        idle = found.state is not TransactionState.ONGOING and found.state not in _ENDED
+        if idle and self._timeline.now_s() - found.updated_s >= self._expiration_s:
+            del self._known[name]
+            return None
+        return found
+
+    def _of_producer(self, name: TransactionalId, producer_id: int, epoch: int) -> _Transaction:
+        found = self._find(name)
+        if found is None or found.producer_id != producer_id:
+            raise BrokerError(Code.INVALID_PRODUCER_ID_MAPPING)
+        if found.epoch != epoch:
+            raise BrokerError(Code.PRODUCER_FENCED)
+        return found
+
+    def _to(self, found: _Transaction, state: TransactionState) -> None:
+        found.state = state
+        found.updated_s = self._timeline.now_s()

@@ -1,0 +1,204 @@
+"""One partition: a log of records and markers, each at its offset, and who may write to it.
+
+A record knows the span it was written in: what one producer wrote into this partition within one
+transaction. A marker ends the span, and with that decides for all of its records at once whether
+readers see them. The last stable offset is the first offset of the oldest open span, as in Kafka.
+
+Nothing is copied but what is read. Reads and writes cost what they return or append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from tidegate.elements import Origin
+from tidegate.testing.sim.kafka.faults import BrokerError, Code
+
+CREATE_TIME: Final = 1
+"""The client library's word for a timestamp that the producer gave."""
+
+
+class Record(NamedTuple):
+    """A record as a producer sends it."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+class Span:
+    """A producer's records of one transaction in one partition, from offset `first` on."""
+
+    __slots__ = ("first", "hidden")
+
+    def __init__(self, first: int, *, hidden: bool = False) -> None:
+        self.first = first
+        self.hidden = hidden
+        """Whether `read_committed` readers pass over it (they do not get to an open one)."""
+
+
+_PLAIN: Final = Span(0)
+_CONTROL: Final = Span(0, hidden=True)
+
+
+class StoredRecord:
+    """A record in the log, with the accessors of the client library's messages."""
+
+    __slots__ = ("_offset", "_record", "span")
+
+    def __init__(self, record: Record, offset: int, span: Span) -> None:
+        self._record = record
+        self._offset = offset
+        self.span = span
+
+    def value(self) -> bytes | None:
+        return self._record.value
+
+    def key(self) -> bytes | None:
+        return self._record.key
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return CREATE_TIME, self._record.timestamp_ms
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        found = self._record.headers
+        return list(found) if found else None  # type: ignore[arg-type]  # null values are real
+
+
+class Marker:
+    """A control record: a transaction's end in this partition."""
+
+    __slots__ = ("commit", "epoch", "producer_id", "timestamp_ms")
+
+    span = _CONTROL
+
+    def __init__(self, producer_id: int, epoch: int, timestamp_ms: int, *, commit: bool) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.timestamp_ms = timestamp_ms
+        self.commit = commit
+
+
+class _Writer:
+    """What a leader knows of a producer id: its epoch and the next sequence number."""
+
+    __slots__ = ("epoch", "sequence")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.sequence = 0
+
+
+class PartitionLog:
+    """The log of one partition; `message_bytes_max` is the topic's max.message.bytes."""
+
+    def __init__(self, origin: Origin, message_bytes_max: int) -> None:
+        self.origin = origin
+        self.start = 0
+        """First offset that retention has left."""
+        self._message_bytes_max = message_bytes_max
+        self._entries: list[StoredRecord | Marker] = []
+        self._open: dict[int, Span] = {}
+        self._writers: dict[int, _Writer] = {}
+
+    @property
+    def end(self) -> int:
+        """The high watermark: the offset of the next record."""
+        return len(self._entries)
+
+    @property
+    def last_stable(self) -> int:
+        """Where the oldest open transaction begins; the end, if there is none."""
+        # A span begins at the end of the log, so the first one opened is the first in the log.
+        for span in self._open.values():
+            return span.first
+        return len(self._entries)
+
+    def append(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        records: Sequence[Record],
+        *,
+        is_open: Callable[[], bool] | None,
+    ) -> None:
+        """Take a batch, unless it was taken before. `is_open` is given for transactional ones: it
+        asks the coordinator whether the transaction includes this partition.
+
+        As a leader does it, the coordinator is asked for the first batch of a transaction only.
+        Raises BrokerError.
+        """
+        if any(size_of(record) > self._message_bytes_max for record in records):
+            raise BrokerError(Code.MESSAGE_TOO_LARGE)
+        writer = self._writers.get(producer_id)
+        if writer is not None and epoch < writer.epoch:
+            raise BrokerError(Code.INVALID_PRODUCER_EPOCH)
+        expected = writer.sequence if writer is not None and epoch == writer.epoch else 0
+        if sequence < expected:
+            return
+        if sequence > expected:
+            raise BrokerError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        span = _PLAIN if is_open is None else self._open.get(producer_id)
+        if span is None:
+            if is_open is not None and not is_open():
+                raise BrokerError(Code.INVALID_TXN_STATE)
+            span = self._open[producer_id] = Span(self.end)
+        if writer is None or writer.epoch != epoch:
+            writer = self._writers[producer_id] = _Writer(epoch)
+        writer.sequence += len(records)
+        self._entries += [
+            StoredRecord(record, offset, span) for offset, record in enumerate(records, self.end)
+        ]
+
+    def mark(self, producer_id: int, epoch: int, timestamp_ms: int, *, commit: bool) -> None:
+        """End a transaction here. The marker takes an offset also where nothing was written."""
+        writer = self._writers.get(producer_id)
+        if writer is None or writer.epoch < epoch:
+            self._writers[producer_id] = _Writer(epoch)
+        self._entries.append(Marker(producer_id, epoch, timestamp_ms, commit=commit))
+        span = self._open.pop(producer_id, None)
+        if span is not None and not commit:
+            span.hidden = True
+
+    def read(self, position: int, records_max: int) -> tuple[list[StoredRecord], int]:
+        """What a `read_committed` fetch from `position` brings, and the offset to go on from.
+
+        BrokerError(OFFSET_OUT_OF_RANGE) for an offset that is not in the log.
+        """
+        if not self.start <= position <= self.end:
+            raise BrokerError(Code.OFFSET_OUT_OF_RANGE)
+        found: list[StoredRecord] = []
+        entries, end = self._entries, self.last_stable
+        while position < end and len(found) < records_max:
+            entry = entries[position]
+            if not entry.span.hidden:
+                found.append(entry)  # type: ignore[arg-type]  # markers are hidden
+            position += 1
+        return found, position
+
+    def everything(self) -> Sequence[StoredRecord | Marker]:
+        """All that was ever appended, by offset, aborted and open records too. Not to be changed.
+
+        For checkers and tests.
+        """
+        return self._entries
+
+    def at_time(self, timestamp_ms: int) -> int | None:
+        """First offset at or after a time, below the last stable one; None where there is none."""
+        for offset in range(self.start, self.last_stable):
+            entry = self._entries[offset]
+            at_ms = entry.timestamp_ms if isinstance(entry, Marker) else entry.timestamp()[1]
+            if at_ms >= timestamp_ms:
+                return offset
+        return None
+
+
+def size_of(record: Record) -> int:
+    """Bytes of a record, about: its key and value and what the format adds."""
+    return len(record.value or b"") + len(record.key or b"") + 70

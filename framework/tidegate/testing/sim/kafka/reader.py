@@ -1,0 +1,207 @@
+"""`PartitionReader` on the fake brokers, with what librdkafka shows to its caller.
+
+It fetches when it is polled; nothing is read ahead. A fetch that the hook of faults delays or loses
+holds back its own partition only, because librdkafka fetches behind its caller's back. Ends of
+partitions are told as librdkafka tells them: once for each position at which the reader meets the
+end, and only where asked for; so a position behind trailing markers is seen there and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tidegate.elements import Origin
+from tidegate.errors import KafkaError, KafkaNotAuthorisedError, TidegateError
+from tidegate.ports.kafka import Run
+from tidegate.testing.sim.kafka.brokers import Brokers
+from tidegate.testing.sim.kafka.connection import Connection
+from tidegate.testing.sim.kafka.faults import PROCEED, Api, BrokerError, Call, Code
+from tidegate.testing.sim.kafka.timeline import ROUNDING_S
+
+POLL_SLICE_S: Final = 0.05
+"""While it waits it looks so often: nobody wakes it when something arrives."""
+REFETCH_S: Final = 0.1
+"""After a fetch without an answer."""
+IDLE_CHECK_S: Final = 30.0
+"""Silence after which it is found that a topic is gone."""
+
+
+class _Assigned:
+    """A partition that is read: where, and what was told of it."""
+
+    __slots__ = ("asked", "end_told", "fetch_s", "high", "paused", "position", "start")
+
+    def __init__(self, position: int) -> None:
+        self.start = self.position = position
+        self.end_told = -1
+        self.high: int | None = None
+        self.paused = False
+        self.asked = False
+        """Whether a fetch is on its way, until `fetch_s`."""
+        self.fetch_s = 0.0
+
+
+class FakeReader:
+    """A consumer of assigned partitions."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        connection: Connection,
+        user: str,
+        group: str,
+        *,
+        with_end_of_partition: bool,
+    ) -> None:
+        self._brokers, self._connection, self._user = brokers, connection, user
+        self._group, self._tells_ends = group, with_end_of_partition
+        self._assigned: dict[Origin, _Assigned] = {}
+        self._heard_s = connection.timeline.now_s()
+        self._turn = 0
+        self.commit_failures = 0
+
+    def assign(self, positions: Mapping[Origin, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+        self._assigned = {origin: _Assigned(at) for origin, at in positions.items()}
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+        """What has arrived, waiting up to `timeout_s` for the first of it; KafkaError."""
+        timeline = self._connection.timeline
+        timeline.run_due()
+        end_s = timeline.now_s() + timeout_s
+        while True:
+            runs = self._arrived(max_records)
+            now_s = timeline.now_s()
+            if runs:
+                self._heard_s = now_s
+                return runs
+            if now_s >= end_s - ROUNDING_S:
+                self._when_idle(now_s)
+                return []
+            self._connection.sleep_until(min(end_s, now_s + POLL_SLICE_S))
+
+    def pause(self, origins: Sequence[Origin]) -> None:
+        """Stop fetching these partitions."""
+        for origin in origins:
+            self._assigned[origin].paused = True
+
+    def high_watermarks(self) -> dict[Origin, int]:
+        """The newest known end offsets; without partitions that nothing was fetched from yet."""
+        return {
+            origin: each.high for origin, each in self._assigned.items() if each.high is not None
+        }
+
+    def commit(self, positions: Mapping[Origin, int]) -> None:
+        """Commit offsets to the consumer group, without waiting; failures are counted."""
+        if not positions:
+            return
+        kept = dict(positions)
+
+        def act() -> None:
+            self._brokers.commit_offsets(self._user, self._group, kept)
+
+        call = Call(Api.OFFSET_COMMIT, self._connection.name, name=self._group)
+        self._connection.send(call, act, self._committed)
+
+    def close(self) -> None:
+        """Leave."""
+        self._assigned = {}
+
+    def _committed(self, exchange: object) -> None:
+        try:
+            exchange.result()  # type: ignore[attr-defined]
+        except BrokerError:
+            self.commit_failures += 1
+
+    def _arrived(self, records_max: int) -> list[Run]:
+        """Runs of the partitions in turn, so that none starves."""
+        order = list(self._assigned)
+        self._turn = (self._turn + 1) % max(1, len(order))
+        runs: list[Run] = []
+        left = records_max
+        for origin in order[self._turn :] + order[: self._turn]:
+            each = self._assigned[origin]
+            if left <= 0:
+                break
+            if each.paused:
+                continue
+            for run in self._fetched(origin, each, left):
+                runs.append(run)
+                left -= max(1, len(run.messages))
+        return runs
+
+    def _fetched(self, origin: Origin, each: _Assigned, records_max: int) -> list[Run]:
+        try:
+            if not self._may_fetch(origin, each):
+                return []
+            fetched = self._brokers.fetch(self._user, origin, each.position, records_max)
+        except BrokerError as error:
+            if error.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
+                return []  # librdkafka goes on asking, and says nothing
+            raise self._error(origin, each, error.code) from None
+        each.high, each.asked = fetched.end, False
+        each.position = fetched.position
+        runs = []
+        if fetched.records:
+            runs.append(Run(origin, fetched.records, fetched.records[-1].offset() + 1))
+        at_end = each.position == fetched.last_stable and len(fetched.records) < records_max
+        if self._tells_ends and at_end and each.end_told != each.position:
+            each.end_told = each.position
+            runs.append(Run(origin, (), each.position))
+        return runs
+
+    def _may_fetch(self, origin: Origin, each: _Assigned) -> bool:
+        """Whether an answer is there. Only a fetch that brings something is shown to the hook:
+        brokers keep others waiting until it does.
+        """
+        now_s = self._connection.timeline.now_s()
+        if each.asked:
+            return now_s >= each.fetch_s
+        if now_s < each.fetch_s:
+            return False
+        if each.high is not None and self._nothing_new(origin, each):
+            return False
+        verdict = self._connection.verdict(
+            Call(Api.FETCH, self._connection.name, origin=origin, name=self._group)
+        )
+        if verdict is PROCEED:
+            return True
+        each.fetch_s = now_s + verdict.request_s + verdict.answer_s
+        if verdict.lost is None and verdict.refusal is None:
+            each.asked = True
+            return now_s >= each.fetch_s
+        each.fetch_s += REFETCH_S
+        return False
+
+    def _nothing_new(self, origin: Origin, each: _Assigned) -> bool:
+        log = self._brokers.partition(origin)
+        each.high = log.end
+        at_end = each.position == log.last_stable
+        return at_end and (not self._tells_ends or each.end_told == each.position)
+
+    def _when_idle(self, now_s: float) -> None:
+        if now_s - self._heard_s <= IDLE_CHECK_S:
+            return
+        self._heard_s = now_s
+        for origin in self._assigned:
+            try:
+                self._brokers.partition(origin)
+            except BrokerError:
+                raise KafkaError(
+                    f"Partition {origin.topic}-{origin.partition}: there is no such topic or "
+                    "partition. It was deleted, or made anew with fewer partitions."
+                ) from None
+
+    def _error(self, origin: Origin, each: _Assigned, code: Code) -> TidegateError:
+        where = f"{origin.topic}-{origin.partition}"
+        if code is Code.OFFSET_OUT_OF_RANGE:
+            return KafkaError(
+                f"Partition {where} of the fake Kafka cannot be read from offset {each.start}: "
+                "it is not in the log any more, or not yet."
+            )
+        if code is Code.TOPIC_AUTHORIZATION_FAILED:
+            return KafkaNotAuthorisedError(
+                f"The fake Kafka does not allow reading {where}: grant READ on the topic."
+            )
+        return KafkaError(f"Reading {where} of the fake Kafka failed: {code.value}")
