@@ -1,0 +1,1 @@
+"""The simulator: its scheduler, its fakes, and thousands of seeds."""
