@@ -15,6 +15,8 @@ from confluent_kafka.admin import AdminClient
 
 from integration.brokers import create_topic, unique
 from tests.contracts.kafka import TIMEOUT_S, KafkaContract, KafkaUnderTest, eventually
+from tests.contracts.kafka_transactions import TransactionContract
+from tests.contracts.kafka_visibility import VisibilityContract
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.kafka import reader as reader_module
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
@@ -48,7 +50,7 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-def under_test(bootstrap: str) -> KafkaUnderTest:
+def under_test(bootstrap: str, version: str = "4.3.0") -> KafkaUnderTest:
     settings = {"bootstrap.servers": bootstrap}
 
     def make_topic(partitions: int) -> str:
@@ -56,20 +58,26 @@ def under_test(bootstrap: str) -> KafkaUnderTest:
         create_topic(bootstrap, name, partitions=partitions)
         return name
 
+    def delete_topic(name: str) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.delete_topics([name])[name].result(TIMEOUT_S)
+
     return KafkaUnderTest(
+        version=version,
         drivers=RealDrivers(),
         settings=settings,
         make_topic=make_topic,
+        delete_topic=delete_topic,
         unique=unique,
         log=KafkaTransactionLog(settings),
         admin=KafkaClusterAdmin(settings),
     )
 
 
-class TestRealKafka(KafkaContract):
+class TestRealKafka(KafkaContract, TransactionContract, VisibilityContract):
     @pytest.fixture
     def cluster(self, any_kafka: EmbeddedKafka) -> Iterator[KafkaUnderTest]:
-        made = under_test(any_kafka.bootstrap)
+        made = under_test(any_kafka.bootstrap, any_kafka.version)
         yield made
         made.log.close()
 
@@ -151,30 +159,9 @@ def test_a_topic_that_is_deleted_meanwhile_is_an_error_for_readers(
     topic = cluster.make_topic(1)
     reader = cluster.reader(topic)
     eventually(lambda: reader.poll(10, 0.5), bool)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+    cluster.delete_topic(topic)
     with pytest.raises(KafkaError, match=f"{topic}.* no such topic"):
         eventually(lambda: reader.poll(10, 0.5), lambda _: False)
-
-
-def test_a_topic_that_is_deleted_meanwhile_fails_its_producer(
-    kafka: EmbeddedKafka, opened: Callable[[EmbeddedKafka], KafkaUnderTest]
-) -> None:
-    cluster = opened(kafka)
-    topic = cluster.make_topic(1)
-    settings = {**cluster.settings, "topic.metadata.propagation.max.ms": "1000"}
-    producer = KafkaProducer(settings, None, 0)
-    producer.send(topic, [b"a"], None)
-    producer.flush(TIMEOUT_S)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
-
-    def write() -> None:
-        producer.send(topic, [b"b"], None)
-        producer.flush(TIMEOUT_S)
-
-    with pytest.raises(TransactionError, match=topic):
-        eventually(write, lambda _: False)
 
 
 class TestNoBrokerAnswers:

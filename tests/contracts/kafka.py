@@ -63,9 +63,12 @@ class KafkaDrivers(Protocol):
 class KafkaUnderTest:
     """A cluster, the drivers to it, and ways to make topics and names that nobody else uses."""
 
+    version: str
+    """Kafka's, as `major.minor.patch`."""
     drivers: KafkaDrivers
     settings: dict[str, str]
     make_topic: Callable[[int], str]
+    delete_topic: Callable[[str], None]
     unique: Callable[[str], str]
     log: TransactionLog
     admin: KafkaAdmin

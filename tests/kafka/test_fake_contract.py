@@ -7,11 +7,15 @@ from itertools import count
 import pytest
 
 from tests.contracts.kafka import KafkaContract, KafkaUnderTest
+from tests.contracts.kafka_transactions import TransactionContract
+from tests.contracts.kafka_visibility import VisibilityContract
 from tests.kafka.clocks import SleepingClock
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 
 
-def under_test(kafka: FakeKafka, clock: SleepingClock) -> KafkaUnderTest:
+def under_test(version: str) -> KafkaUnderTest:
+    clock = SleepingClock()
+    kafka = FakeKafka(clock, version=version)
     numbers = count()
     process = kafka.process("test", clock)
 
@@ -24,9 +28,11 @@ def under_test(kafka: FakeKafka, clock: SleepingClock) -> KafkaUnderTest:
         return name
 
     return KafkaUnderTest(
+        version=version,
         drivers=process,
         settings={},
         make_topic=make_topic,
+        delete_topic=kafka.delete_topic,
         unique=unique,
         log=process.transaction_log({}),
         admin=process.kafka_admin({}),
@@ -34,8 +40,7 @@ def under_test(kafka: FakeKafka, clock: SleepingClock) -> KafkaUnderTest:
     )
 
 
-class TestFakeKafka(KafkaContract):
-    @pytest.fixture
-    def cluster(self) -> KafkaUnderTest:
-        clock = SleepingClock()
-        return under_test(FakeKafka(clock), clock)
+class TestFakeKafka(KafkaContract, TransactionContract, VisibilityContract):
+    @pytest.fixture(params=["3.9.1", "4.3.0"])
+    def cluster(self, request: pytest.FixtureRequest) -> KafkaUnderTest:
+        return under_test(request.param)

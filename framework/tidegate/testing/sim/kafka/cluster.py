@@ -34,6 +34,8 @@ EXPIRATION_S: Final = 7 * 86_400.0
 MARKER_S: Final = 0.01
 """Between a transaction's decision and its markers; 7 to 26 ms on a real broker."""
 MESSAGE_BYTES_MAX: Final = 1_048_588
+TRANSACTION_REWRITTEN: Final = 4
+"""The major version whose coordinator forgets a transaction's start at the next InitProducerId."""
 ANONYMOUS: Final = "ANONYMOUS"
 
 
@@ -89,12 +91,16 @@ class FakeProcess:
 
 
 class FakeKafka:
-    """A cluster. Settings have Kafka's defaults; durations are seconds but for `max_timeout_ms`."""
+    """A cluster of one `version`, as `major.minor.patch`: those before 4 differ from later ones.
+
+    Settings have Kafka's defaults; durations are seconds but for `max_timeout_ms`.
+    """
 
     def __init__(
         self,
         clock: Clock,
         *,
+        version: str = "4.3.0",
         faults: Faults | None = None,
         cluster_id: str = "fake-kafka",
         max_timeout_ms: int = TRANSACTION_MAX_TIMEOUT_MS,
@@ -113,6 +119,7 @@ class FakeKafka:
             scan_s=scan_s,
             expiration_s=expiration_s,
             marker_s=marker_s,
+            keeps_start=int(version.partition(".")[0]) < TRANSACTION_REWRITTEN,
         )
 
     @property

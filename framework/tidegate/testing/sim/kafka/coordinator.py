@@ -74,7 +74,8 @@ class TransactionCoordinator:
 
     `max_timeout_ms` is the brokers' transaction.max.timeout.ms, `scan_s` the interval of the search
     for timed-out transactions, `expiration_s` transactional.id.expiration.ms, `marker_s` how long
-    a marker takes to its partition.
+    a marker takes to its partition. `keeps_start`: an id that is initialised again is described
+    with the start of its last transaction, as before Kafka 4.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class TransactionCoordinator:
         scan_s: float,
         expiration_s: float,
         marker_s: float,
+        keeps_start: bool,
     ) -> None:
         self._timeline, self._faults, self._mark = timeline, faults, mark
         self.max_timeout_ms = max_timeout_ms
         self._scan_s, self._expiration_s, self._marker_s = scan_s, expiration_s, marker_s
+        self._keeps_start = keeps_start
         self._started_s = timeline.now_s()
         self._known: dict[TransactionalId, _Transaction] = {}
         self._producer_ids = FIRST_PRODUCER_ID
@@ -122,7 +125,8 @@ class TransactionCoordinator:
         else:
             found.epoch += 1
         found.timeout_s = timeout_ms / MS_PER_S
-        found.start_ms = -1
+        if not self._keeps_start:
+            found.start_ms = -1
         self._to(found, TransactionState.EMPTY)
         return found.producer_id, found.epoch
 

@@ -1,0 +1,128 @@
+"""The contract of `read_committed` readers: what they see of transactions, in which order and when,
+and at which offsets.
+
+Measured first on Apache Kafka 3.9.1 and 4.3.0; a test class inherits it beside `KafkaContract` and
+gives a `cluster`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest
+from tests.contracts.kafka_transactions import end, opened, write
+from tidegate.elements import Origin
+
+
+def keyed(partition: int) -> bytes:
+    """A key of that partition among three."""
+    return {0: b"f", 1: b"a", 2: b"b"}[partition]
+
+
+class VisibilityContract:
+    """Inherit, and override the fixture `cluster`."""
+
+    @pytest.fixture
+    def cluster(self) -> KafkaUnderTest:
+        raise NotImplementedError
+
+    def test_the_oldest_open_transaction_holds_readers_back(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        origin = Origin(topic, 0)
+        plain = cluster.producer(None)
+        write(plain, topic, b"0")
+        first, one = opened(cluster, topic, b"1")
+        second, _ = opened(cluster, topic, b"2")
+        write(plain, topic, b"3")
+        write(one, topic, b"4")
+        third, _ = opened(cluster, topic, b"5")
+        reader = cluster.reader(topic)
+        cluster.runs(reader, lambda run: run[2] == 1)
+        assert reader.high_watermarks() == {origin: 6}, "the end of the log, not of what is seen"
+        reader.close()
+        assert cluster.read(topic) == [[b"0"]]
+        end(cluster, second, commit=True)
+        assert cluster.admin.latest([origin]) == {origin: 1}
+        assert cluster.read(topic) == [[b"0"]]
+        end(cluster, first, commit=False)
+        assert cluster.admin.latest([origin]) == {origin: 5}
+        assert cluster.read(topic) == [[b"0", b"2", b"3"]]
+        end(cluster, third, commit=True)
+        assert cluster.admin.latest([origin]) == {origin: 9}, "6 records and 3 markers"
+        assert cluster.read(topic) == [[b"0", b"2", b"3", b"5"]]
+
+    def test_a_reader_may_start_anywhere(self, cluster: KafkaUnderTest) -> None:
+        """Also at a marker and within what was aborted; and take one record at a time."""
+        topic = cluster.make_topic(1)
+        origin = Origin(topic, 0)
+        for value, commit in ((b"0", True), (b"2", False), (b"4", True)):
+            name, _ = opened(cluster, topic, value)
+            end(cluster, name, commit=commit)
+        plain = cluster.producer(None)
+        write(plain, topic, b"6", b"7")
+        seen = {0: b"0", 4: b"4", 6: b"6", 7: b"7"}
+        for start in range(9):
+            reader = cluster.reader(topic)
+            reader.assign({origin: start})
+            found = []
+            position = -1
+            while position < 8:
+                for run in reader.poll(1, 1.0):
+                    assert len(run.messages) <= 1
+                    found += [(each.offset(), each.value()) for each in run.messages]
+                    assert run.position == run.messages[-1].offset() + 1 if run.messages else 8
+                    position = run.position
+            assert found == [(offset, value) for offset, value in seen.items() if offset >= start]
+            reader.close()
+
+    def test_an_end_is_told_once_for_each_position(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        ends, plain = cluster.reader(topic), cluster.reader(topic, ends=False)
+        producer = cluster.producer(None)
+        cluster.runs(ends, lambda run: run[2] == 0)
+        assert ends.poll(10, 0.5) == []
+        write(producer, topic, b"a")
+        runs = cluster.runs(ends, lambda run: run[2] == 1 and not run[1])
+        assert [len(run.messages) for run in runs] == [1, 0]
+        assert ends.poll(10, 0.5) == []
+        name, _ = opened(cluster, topic, b"never")
+        end(cluster, name, commit=False)
+        cluster.runs(ends, lambda run: run[2] == 3 and not run[1])
+        (run,) = cluster.runs(plain, lambda run: run[2] == 1)
+        assert [each.value() for each in run.messages] == [b"a"]
+        assert plain.poll(10, 0.5) == [], "nothing is told of markers and ends"
+        ends.close()
+        plain.close()
+
+    def test_a_transaction_becomes_visible_in_all_its_partitions(
+        self, cluster: KafkaUnderTest
+    ) -> None:
+        topic, name = cluster.make_topic(3), cluster.new_id()
+        origins = [Origin(topic, number) for number in range(3)]
+        producer = cluster.producer(name)
+        producer.begin()
+        for partition in (0, 2, 2):
+            producer.send(topic, [b"%d" % partition], [keyed(partition)])
+        producer.flush(TIMEOUT_S)
+        assert cluster.admin.latest(origins) == dict.fromkeys(origins, 0)
+        end(cluster, name, commit=True)
+        assert cluster.read(topic, 3) == [[b"0"], [], [b"2", b"2"]]
+        assert list(cluster.admin.latest(origins).values()) == [2, 0, 3], "markers where it wrote"
+
+    def test_times_are_found_up_to_what_is_stable(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        origin = Origin(topic, 0)
+        plain = cluster.producer(None)
+        plain.send_one(topic, b"x", None, (), 1000)
+        plain.flush(TIMEOUT_S)
+        name = cluster.new_id()
+        producer = cluster.producer(name)
+        producer.begin()
+        producer.send_one(topic, b"y", None, (), 2000)
+        producer.flush(TIMEOUT_S)
+        assert cluster.admin.at_time([origin], 2000) == {origin: 1}
+        assert cluster.admin.at_time([origin], 500) == {origin: 0}
+        end(cluster, name, commit=True)
+        assert cluster.admin.at_time([origin], 2000) == {origin: 1}
+        assert cluster.admin.at_time([origin], 3000) == {origin: 2}, "the marker's own time"
+        assert cluster.admin.latest([origin]) == {origin: 3}
