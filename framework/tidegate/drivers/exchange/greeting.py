@@ -96,3 +96,11 @@ def objection(hello: Hello, *, job: str, attempt: int, ordinal: int) -> str | No
     if hello.sender >= ordinal:
         return f"slot {hello.sender} does not dial slot {ordinal}: the lower one dials"
     return None
+
+
+def lost(peer: int, why: str, *, job: str, attempt: int, ordinal: int) -> ExchangeError:
+    """What `on_lost` is told."""
+    return ExchangeError(
+        f"slot {ordinal} lost slot {peer} in attempt {attempt} of job {job!r}: {why}; the attempt "
+        "ends and the job is restored"
+    )

@@ -36,6 +36,7 @@ from tidegate.drivers.exchange.greeting import (
     Stranger,
     Welcomed,
     greeting,
+    lost,
     objection,
     receive,
 )
@@ -313,10 +314,7 @@ class SocketExchange:
         if link.closed:
             return
         self._drop(link)
-        error = ExchangeError(
-            f"slot {self._ordinal} lost slot {link.peer} in attempt {self._attempt} of job "
-            f"{self._job!r}: {why}; the attempt ends and the job is restored"
-        )
+        error = lost(link.peer, why, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
         self._post(partial(self._on_lost, link.peer, error))
 
     def _drop(self, link: Link) -> None:

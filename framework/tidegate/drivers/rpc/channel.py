@@ -1,15 +1,14 @@
 """Both ends of `ports.rpc` over gRPC.
 
 One unary method carries every message: bytes in, bytes out, written and read by `protocol.codec`.
-What a handler raises travels as `Failed` and is raised at the caller as the same class; what gRPC
-itself reports becomes RpcError with the address. No retries here: only the caller knows what is
-safe to repeat. A process that forks must never have imported a live server from here (the zygote
-imports, but starts nothing).
+What a handler raises travels as `Failed` and is raised at the caller as the same class (`calls`);
+what gRPC itself reports becomes RpcError with the address. No retries here: only the caller knows
+what is safe to repeat. A process that forks must never have imported a live server from here (the
+zygote imports, but starts nothing).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +21,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
-from tidegate.errors import RpcError, TidegateError
+from tidegate.drivers.rpc import calls
+from tidegate.errors import RpcError
 from tidegate.ports.rpc import Handler
 from tidegate.protocol import codec
-from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import Failed, Message
 
 MESSAGE_BYTES_MAX = 64 << 20
 """A Deploy names every restored file of a slot; 64 MiB is hundreds of thousands of them."""
@@ -50,25 +48,10 @@ _CLIENT_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A connection whose other end is gone without a word (a host that lost its power, a firewall
-    # that forgot it) takes calls for ever and answers none. So each is asked, also while no call
-    # is under way, and after six seconds in all replaced: in less than the heartbeat timeout.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 4_000),
-    ("grpc.http2.ping_timeout_ms", 4_000),  # of its own questions, behind which ours would wait
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_SERVER_OPTIONS = [
-    *_LIMITS,
-    ("grpc.so_reuseport", 0),
-    # By default a server hangs up on a client that asks more often than every five minutes.
-    ("grpc.http2.max_ping_strikes", 0),
-]
-
-_log = logging.getLogger(__name__)
+_SERVER_OPTIONS = [*_LIMITS, ("grpc.so_reuseport", 0)]
 
 
 class GrpcRpc:
@@ -113,14 +96,7 @@ class GrpcServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, data: bytes, _context: object) -> bytes:
-        try:
-            reply: Message = self._handler(codec.decode(data))
-            return codec.encode(reply)
-        except TidegateError as error:
-            return codec.encode(Failed(error=ErrorReport.of(error)))
-        except Exception as error:  # noqa: BLE001  # a bug: reported to the caller, and logged here
-            _log.exception("a handler failed")
-            return codec.encode(Failed(error=ErrorReport.of(error)))
+        return calls.answer(self._handler, data)
 
 
 class GrpcClient:
@@ -138,30 +114,23 @@ class GrpcClient:
         try:
             data: bytes = self._method(codec.encode(message), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise self._translated(message, _code_of(error), timeout_s) from error
+            why = _why(_code_of(error), timeout_s)
+            raise calls.failed(message, self._address, why) from error
         except ValueError as error:  # the channel was closed by another thread
-            raise RpcError(
-                f"{type(message).__name__} to {self._address} was not sent: its connection is shut."
-            ) from error
-        reply = codec.decode(data)
-        if isinstance(reply, Failed):
-            raise reply.error.exception()
-        return reply
+            raise calls.not_sent(message, self._address) from error
+        return calls.result(data)
 
     def close(self) -> None:
         """Calls under way end with RpcError."""
         self._channel.close()
 
-    def _translated(
-        self, message: object, code: grpc.StatusCode | None, timeout_s: float
-    ) -> RpcError:
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            why = f"no reply within {timeout_s:g} s"
-        elif code is grpc.StatusCode.UNAVAILABLE:
-            why = "nobody answers there (the process is gone or not yet up)"
-        else:
-            why = f"gRPC says {code.name if code else 'nothing'}"
-        return RpcError(f"{type(message).__name__} to {self._address} failed: {why}.")
+
+def _why(code: grpc.StatusCode | None, timeout_s: float) -> str:
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return calls.in_time(timeout_s)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return calls.NOBODY
+    return f"gRPC says {code.name if code else 'nothing'}"
 
 
 def _code_of(error: Any) -> grpc.StatusCode | None:
