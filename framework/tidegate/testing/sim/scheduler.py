@@ -32,6 +32,7 @@ PORT_CALLS_MAX: Final = 24
 ORPHAN_S_MAX: Final = 0.05
 """A process notices within this time that its parent is gone."""
 KILLED: Final = -9
+TERMINATED: Final = -15
 
 
 class Unwound(greenlet.GreenletExit):  # type: ignore[misc]  # greenlet ships no types
@@ -41,14 +42,23 @@ class Unwound(greenlet.GreenletExit):  # type: ignore[misc]  # greenlet ships no
 class SimThread:
     """One thread of a process; made by `SimProcess.start`."""
 
-    __slots__ = ("calls_left", "greenlet", "name", "process", "turn", "waits", "woken")
+    __slots__ = (
+        "asked_to_leave",
+        "calls_left",
+        "greenlet",
+        "name",
+        "process",
+        "turn",
+        "waits",
+        "woken",
+    )
 
     def __init__(self, process: SimProcess, name: str) -> None:
         self.process, self.name = process, name
         self.greenlet: greenlet.greenlet
         self.turn = 0
         """Counts its waits: a timer of an earlier one wakes nobody."""
-        self.waits = self.woken = False
+        self.waits = self.woken = self.asked_to_leave = False
         self.calls_left = 1
 
 
@@ -95,9 +105,7 @@ class Scheduler:
         if timeout_s is not None:
             due = self.now + max(timeout_s, 0.0)
             heapq.heappush(self._timers, (due, next(self._numbers), thread, thread.turn))
-        self.hub.switch()
-        if self.closed:
-            raise Unwound
+        self._switch(thread)
         return thread.woken
 
     def wake(self, thread: SimThread) -> bool:
@@ -121,9 +129,7 @@ class Scheduler:
         if thread.calls_left <= 0:
             thread.calls_left = self.random.randint(1, PORT_CALLS_MAX)
             self.ready.append(thread)
-            self.hub.switch()
-            if self.closed:
-                raise Unwound
+            self._switch(thread)
 
     def running(self) -> SimThread:
         """The thread that runs; blocking outside of any is a mistake of a fake."""
@@ -185,6 +191,15 @@ class Scheduler:
         self.ready.clear()
         self._timers.clear()
 
+    def _switch(self, thread: SimThread) -> None:
+        """Let others run until it is this thread's turn again."""
+        self.hub.switch()
+        if self.closed:
+            raise Unwound
+        if thread.asked_to_leave:
+            thread.asked_to_leave = False
+            raise SystemExit(0)
+
     def _turn(self) -> None:
         ready = self.ready
         if not ready:
@@ -223,6 +238,8 @@ class SimProcess:
         self.on_exit: list[Callable[[int], None]] = []
         """Called with the status at the moment of the end, in no thread or in whoever killed."""
         self.started_s = scheduler.now
+        self._main: SimThread | None = None
+        self._orphan = False
         if parent is not None:
             parent.children.append(self)
 
@@ -248,7 +265,7 @@ class SimProcess:
 
     def run_main(self, main: Callable[[], int]) -> None:
         """Start the main thread: the process ends, orderly, with what `main` returns."""
-        self.start(lambda: self.exit(main()), name="main")
+        self._main = self.start(lambda: self.exit(main()), name="main")
 
     def exit(self, status: int) -> None:
         """End this process now; does not return if one of its threads asks."""
@@ -262,6 +279,21 @@ class SimProcess:
         """SIGKILL: no thread of it runs again. Nothing happens if it has ended."""
         self.end(KILLED)
 
+    def terminate(self) -> None:
+        """SIGTERM: SystemExit in the main thread, where it waits or at its next turn, as
+        `bootstrap` has it.
+        """
+        if not self.alive:
+            return
+        main = self._main
+        if main is None:  # before anything was said about signals
+            self.end(TERMINATED)
+            return
+        main.asked_to_leave = True
+        if main.waits:
+            main.waits = False
+            self.scheduler.ready.append(main)
+
     def end(self, status: int) -> None:
         """What both ends have in common; returns also to a thread of the process."""
         if not self.alive:
@@ -272,7 +304,7 @@ class SimProcess:
         self.parked.clear()
         for child in self.children:
             if child.alive:
-                scheduler.call_later(scheduler.random.random() * ORPHAN_S_MAX, child.kill)
+                child.lose_parent()
         for callback in self.on_exit:
             callback(status)
 
@@ -285,3 +317,15 @@ class SimProcess:
         self.frozen = False
         self.scheduler.ready += self.parked
         self.parked.clear()
+        if self._orphan and self.alive:
+            self.lose_parent()
+
+    def lose_parent(self) -> None:
+        """The lifeline has ended: a thread of this process notices, so not while it is frozen."""
+        self._orphan = True
+        chance = self.scheduler.random
+        self.scheduler.call_later(chance.random() * ORPHAN_S_MAX, self._notice)
+
+    def _notice(self) -> None:
+        if not self.frozen:
+            self.kill()
