@@ -10,7 +10,6 @@ line's to interpret); SIGTERM is an orderly exit; the exit never waits for threa
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import json
@@ -140,8 +139,7 @@ def main(role: str) -> NoReturn:
 def _leave(status: int) -> NoReturn:
     """Exit without waiting for threads: one may hang in a call that nobody will answer."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # of the disk of the logs: it must not change the status
-            stream.flush()
+        stream.flush()
     os._exit(status)
 
 

@@ -1,0 +1,279 @@
+"""Processes and zygotes of a simulated cluster: `ports.processes` of one process.
+
+A role is a function of the simulator's (`Programs`): it gets the new process, its arguments and a
+way to announce itself, and returns the exit status. Starting takes time, as imports do; news of a
+child comes by a thread of its parent, so a frozen parent hears of it when it wakes up, and a dead
+one never. Children end soon after their parent. Slots are children of the TaskManager although its
+zygote forks them, because that is whose lifeline they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tidegate.errors import InternalError, TidegateError
+from tidegate.ports.processes import (
+    ExitStatus,
+    Processes,
+    SlotEnded,
+    SlotForked,
+    ZygoteEnded,
+    ZygoteEvent,
+    ZygoteReady,
+)
+from tidegate.protocol.messages import StartSlot
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.testing.sim.threads import SimQueue
+
+FAILED: Final = 1
+"""Exit status of a role that raised, as `bootstrap`'s."""
+CRASHED: Final = 70
+"""Exit status of a slot that raised, as the real zygote's."""
+NEWS_S: Final = 0.0005
+"""From an event in a child to its parent's thread, of all kinds: so their order holds."""
+
+Announce = Callable[[Mapping[str, Any]], None]
+Role = Callable[[SimProcess, Mapping[str, Any], Announce], ExitStatus]
+"""The main of a role: its process, its arguments, and how it tells its parent that it serves."""
+SlotMain = Callable[[SimProcess, StartSlot, Mapping[str, Any]], ExitStatus]
+"""The main of a slot: its process, what it was forked for, the arguments of its zygote."""
+
+
+class Programs(Protocol):
+    """What processes run; the composition root of a simulation."""
+
+    @property
+    def roles(self) -> Mapping[str, Role]: ...
+
+    @property
+    def slot(self) -> SlotMain: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paces:
+    """Seconds that things take at most; each time is drawn, down to a fifth of it."""
+
+    start_s: float = 0.5
+    """A role's imports."""
+    zygote_s: float = 1.0
+    """A zygote's imports: all that slots need."""
+    fork_s: float = 0.01
+
+
+class SimProcesses:
+    """`ports.processes.Processes` of one process, which is the parent of what it starts."""
+
+    def __init__(self, owner: SimProcess, programs: Programs, paces: Paces | None = None) -> None:
+        self._owner, self._programs = owner, programs
+        self._paces = paces or Paces()
+        self._scheduler = owner.scheduler
+
+    def spawn(
+        self,
+        role: str,
+        arguments: Mapping[str, object],
+        *,
+        log: str,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> SimChild:
+        self._scheduler.point()
+        process = self._scheduler.process(log.removesuffix(".log"), self._owner)
+        news = _News(self._owner, process, f"wait-{process.pid}")
+
+        def hear(item: dict[str, Any] | ExitStatus) -> bool:
+            if isinstance(item, dict):
+                if on_ready is not None:
+                    on_ready(item)
+                return True
+            on_exit(item)
+            return False
+
+        news.tell_to(hear)
+        main = partial(self._programs.roles[role], process, dict(arguments), news.later)
+        _start_later(process, _drawn(self._scheduler, self._paces.start_s), main, FAILED)
+        return SimChild(process)
+
+    def start_zygote(
+        self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
+    ) -> SimZygote:
+        self._scheduler.point()
+        process = self._scheduler.process(log.removesuffix(".log"), self._owner)
+        slot = partial(_slot, self._programs.slot, dict(arguments))
+        return SimZygote(self._owner, process, slot, self._paces, listener)
+
+
+class SimChild:
+    """`ports.processes.Child`."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def terminate(self) -> None:
+        self._process.scheduler.point()
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.scheduler.point()
+        self._process.kill()
+
+
+class SimZygote:
+    """`ports.processes.Zygote`: a process with one thread that forks, kills and reaps."""
+
+    def __init__(
+        self,
+        owner: SimProcess,
+        process: SimProcess,
+        slot: Callable[[SimProcess, StartSlot], ExitStatus],
+        paces: Paces,
+        listener: Callable[[ZygoteEvent], None],
+    ) -> None:
+        self.pid = process.pid
+        self._owner, self._process, self._slot, self._paces = owner, process, slot, paces
+        self._scheduler = owner.scheduler
+        self._commands = SimQueue(self._scheduler)
+        self._children: dict[int, tuple[int, SimProcess]] = {}
+        """Slot index and process by pid, of slots that are not reaped."""
+        self._news = _News(owner, process, "zygote")
+
+        def hear(item: ZygoteEvent | ExitStatus) -> bool:
+            if isinstance(item, int):
+                listener(ZygoteEnded(status=item))
+                return False
+            listener(item)
+            return True
+
+        self._news.tell_to(hear)
+        _start_later(process, _drawn(self._scheduler, paces.zygote_s), self._serve, CRASHED)
+
+    def fork(self, start: Any) -> None:
+        self._commands.put(start)
+
+    def kill(self, pid: int) -> None:
+        self._commands.put(_Kill(pid))
+
+    def close(self) -> None:
+        self._commands.put(None)
+
+    def _serve(self) -> ExitStatus:
+        self._news.now(ZygoteReady(pid=self.pid))
+        while (command := self._commands.get()) is not None:
+            match command:
+                case StartSlot():
+                    self._fork(command)
+                case _Kill(pid=pid) if pid in self._children:
+                    self._children[pid][1].kill()
+                case _Reap(pid=pid, status=status):
+                    index, _ = self._children.pop(pid)
+                    self._news.now(SlotEnded(index=index, pid=pid, status=status))
+                case _:
+                    pass
+        for _, slot in self._children.values():
+            slot.kill()
+        return 0
+
+    def _fork(self, start: StartSlot) -> None:
+        self._scheduler.wait(_drawn(self._scheduler, self._paces.fork_s))
+        slot = self._scheduler.process(
+            f"{start.job} {start.attempt} slot {start.ordinal}", self._owner
+        )
+        self._children[slot.pid] = start.index, slot
+        slot.on_exit.append(partial(self._ended, slot.pid))
+        slot.run_main(_guarded(slot, partial(self._slot, slot, start), CRASHED))
+        self._news.now(SlotForked(index=start.index, pid=slot.pid))
+
+    def _ended(self, pid: int, status: ExitStatus) -> None:
+        reap = partial(self._commands.put, _Reap(pid, status))
+        self._scheduler.call_later(NEWS_S, reap)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kill:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reap:
+    pid: int
+    status: ExitStatus
+
+
+class _News:
+    """What a parent is told of one process, in order, in a thread of its own; last its status."""
+
+    def __init__(self, parent: SimProcess, process: SimProcess, name: str) -> None:
+        self._parent, self._name = parent, name
+        self._scheduler = parent.scheduler
+        self._queue = SimQueue(self._scheduler)
+        process.on_exit.append(self.later)
+
+    def tell_to(self, hear: Callable[[Any], bool]) -> None:
+        """Call `hear` with each until it returns False."""
+
+        def listen() -> None:
+            while hear(self._queue.get()):
+                pass
+
+        self._parent.start(listen, name=self._name)
+
+    def now(self, item: object) -> None:
+        """Tell, from a thread."""
+        self._queue.put(item)
+
+    def later(self, item: object) -> None:
+        """Tell, from anywhere: the end of a process is told in the middle of other things."""
+        self._scheduler.call_later(NEWS_S, partial(self._queue.put, item))
+
+
+def _start_later(
+    process: SimProcess, seconds: float, main: Callable[[], ExitStatus], failed: ExitStatus
+) -> None:
+    def start() -> None:
+        if process.alive:
+            process.run_main(_guarded(process, main, failed))
+
+    process.scheduler.call_later(seconds, start)
+
+
+def _guarded(
+    process: SimProcess, main: Callable[[], ExitStatus], failed: ExitStatus
+) -> Callable[[], ExitStatus]:
+    """The main of a process as `bootstrap` runs it: whatever it raises becomes a status.
+
+    A bug of ours is kept for who judges the run.
+    """
+
+    def run() -> ExitStatus:
+        scheduler = process.scheduler
+        try:
+            return main()
+        except SystemExit as exit_:
+            return exit_.code if isinstance(exit_.code, int) else failed
+        except Exception as error:  # noqa: BLE001  # the last frame of a process: told, then left
+            scheduler.tell("fails: %r", error)
+            if not isinstance(error, TidegateError) or isinstance(error, InternalError):
+                scheduler.bugs.append((scheduler.running(), error))
+            return failed
+
+    return run
+
+
+def _slot(
+    main: SlotMain, arguments: Mapping[str, Any], process: SimProcess, start: StartSlot
+) -> ExitStatus:
+    return main(process, start, arguments)
+
+
+def _drawn(scheduler: Scheduler, most_s: float) -> float:
+    return most_s * scheduler.random.uniform(0.2, 1.0)
+
+
+if TYPE_CHECKING:
+
+    def _(owner: SimProcess, programs: Programs) -> Processes:
+        return SimProcesses(owner, programs)

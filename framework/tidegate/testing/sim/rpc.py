@@ -1,0 +1,172 @@
+"""Control calls over the simulated network: `ports.rpc` of one process.
+
+A call is a request and a reply, each a message of its own: either may be lost, come late or come
+twice, and a request that comes twice is handled twice. Bytes travel, written and read by the true
+codec, so what cannot be encoded fails here as well; handlers run in a few threads of their
+server's process, as the real driver's do. A dead process refuses at once; a frozen one, and one
+behind a partition, is silence until the caller's time is over, and may act on the call later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.drivers.rpc import calls
+from tidegate.ports.rpc import Handler, Rpc
+from tidegate.protocol import codec
+from tidegate.testing.sim.network import CALM_S, Network
+from tidegate.testing.sim.scheduler import SimProcess, SimThread
+from tidegate.testing.sim.threads import SimPool
+
+SERVER_THREADS: Final = 16
+"""As the real driver's."""
+STOP_GRACE_S: Final = 0.2
+"""As the real driver's: handlers under way may finish."""
+SHUT: Final = "its connection was shut meanwhile"
+
+
+class Calling:
+    """The control calls of all processes of a network: who serves at which address."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.servers: dict[str, SimServer] = {}
+        """Closed ones and those of dead processes too: they refuse."""
+
+    def of(self, process: SimProcess) -> SimRpc:
+        """The port of one process."""
+        return SimRpc(self, process)
+
+
+class SimRpc:
+    """`ports.rpc.Rpc` of one process."""
+
+    def __init__(self, calling: Calling, process: SimProcess) -> None:
+        self._calling, self._process = calling, process
+
+    def serve(self, handler: Handler, host: str = "127.0.0.1") -> SimServer:
+        del host  # there is one network
+        self._process.scheduler.point()
+        server = SimServer(self._calling.network, self._process, handler)
+        self._calling.servers[server.address] = server
+        return server
+
+    def connect(self, address: str) -> SimClient:
+        self._process.scheduler.point()
+        return SimClient(self._calling, self._process, address)
+
+
+class _Call:
+    """One call that somebody waits for."""
+
+    __slots__ = ("process", "reply", "thread", "why")
+
+    def __init__(self, thread: SimThread) -> None:
+        self.thread: SimThread | None = thread
+        self.process = thread.process
+        self.reply: bytes | None = None
+        self.why: str | None = None
+
+    def finish(self, reply: bytes | None, why: str | None) -> None:
+        """The reply, or why there is none, is there; the first that comes counts."""
+        if self.thread is not None and self.reply is None and self.why is None:
+            self.reply, self.why = reply, why
+            self.process.scheduler.wake(self.thread)
+
+
+class SimServer:
+    """`ports.rpc.RpcServer`; its handlers run in threads of its process."""
+
+    def __init__(self, network: Network, process: SimProcess, handler: Handler) -> None:
+        self.address = network.new_address()
+        self.process = process
+        self.under_way: dict[_Call, None] = {}
+        """Calls that wait for this server, also those that have not arrived."""
+        self._network, self._handler = network, handler
+        self._pool = SimPool(process, SERVER_THREADS, "rpc")
+        self._closed = False
+        network.join(process, self)
+
+    def close(self) -> None:
+        """Take no more calls; those under way get a moment to finish."""
+        scheduler = self.process.scheduler
+        if self._closed:
+            return
+        self._closed = True
+        if self.under_way and scheduler.current is not None:
+            scheduler.wait(STOP_GRACE_S)
+        self._network.leave(self.process, self)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.gone()
+
+    def arrive(self, call: _Call, data: bytes) -> None:
+        """A copy of a request is there. In no thread."""
+        if self._closed or not self.process.alive:
+            self._refuse(call)
+        else:
+            self._pool.submit(partial(self._handle, call, data))
+
+    def gone(self) -> None:
+        """Whoever waits for this server hears that nobody answers."""
+        for call in self.under_way:
+            self._refuse(call)
+
+    def cut(self, others: Collection[SimProcess]) -> None:
+        """Calls of these end; their handlers know nothing of it."""
+        for call in self.under_way:
+            if call.process in others:
+                call.finish(None, calls.NOBODY)
+
+    def _refuse(self, call: _Call) -> None:
+        self._network.inform(self.process, call.process, partial(call.finish, None, calls.NOBODY))
+
+    def _handle(self, call: _Call, data: bytes) -> None:
+        reply = calls.answer(self._handler, data)
+        self._network.carry(self.process, call.process, "reply", partial(call.finish, reply, None))
+
+
+class SimClient:
+    """`ports.rpc.RpcClient` of one address."""
+
+    def __init__(self, calling: Calling, process: SimProcess, address: str) -> None:
+        self._calling, self._process, self._address = calling, process, address
+        self._under_way: dict[_Call, None] = {}
+        self._closed = False
+
+    def call(self, message: Any, timeout_s: float = 10.0) -> Any:
+        """Send and wait for the reply, as `ports.rpc` says."""
+        scheduler = self._process.scheduler
+        scheduler.point()
+        data = codec.encode(message)
+        if self._closed:
+            raise calls.not_sent(message, self._address)
+        call = _Call(scheduler.running())
+        network, server = self._calling.network, self._calling.servers.get(self._address)
+        self._under_way[call] = None
+        if server is None:
+            scheduler.call_later(CALM_S, partial(call.finish, None, calls.NOBODY))
+        else:
+            server.under_way[call] = None
+            network.carry(self._process, server.process, "call", partial(server.arrive, call, data))
+        scheduler.wait(timeout_s)
+        call.thread = None
+        del self._under_way[call]
+        if server is not None:
+            del server.under_way[call]
+        if call.reply is not None:
+            return calls.result(call.reply)
+        raise calls.failed(message, self._address, call.why or calls.in_time(timeout_s))
+
+    def close(self) -> None:
+        """Calls under way end with RpcError."""
+        self._closed = True
+        for call in self._under_way:
+            call.finish(None, SHUT)
+
+
+if TYPE_CHECKING:
+
+    def _(calling: Calling, process: SimProcess) -> Rpc:
+        return calling.of(process)
