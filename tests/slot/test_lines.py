@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import queue
+from types import SimpleNamespace
 from typing import Any, cast
 
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import InternalError
-from tidegate.ids import Attempt, JobName
-from tidegate.protocol.messages import CloseTasks
+from tidegate.errors import InternalError, RpcError
+from tidegate.ids import Attempt, CheckpointId, JobName, SlotId, TaskManagerId
+from tidegate.protocol.messages import (
+    CloseTasks,
+    Done,
+    SlotOrder,
+    StartSlot,
+    TriggerCheckpoint,
+)
 from tidegate.slot.control import ControlLine
+from tidegate.slot.main import Slot
 
 MESSAGE = CloseTasks(job=JobName("job"), attempt=Attempt(1))
 
@@ -48,3 +56,69 @@ def test_a_slot_that_fails_on_its_message_is_lost() -> None:
     line = SlotLine(other, other, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
     line.send(MESSAGE)
     assert said.get(timeout=10) == "it cannot take CloseTasks: the event loop is stuck"
+
+
+class Taking:
+    """A client whose first call is answered too late, and which is called again."""
+
+    def __init__(self) -> None:
+        self.heard: queue.SimpleQueue[SlotOrder] = queue.SimpleQueue()
+        self.calls = 0
+
+    def call(self, message: Any, timeout_s: float = 0.0) -> Any:
+        self.heard.put(message)
+        self.calls += 1
+        if self.calls == 1:
+            raise RpcError("no reply in time")
+        return Done()
+
+    def close(self) -> None:
+        pass
+
+
+def test_orders_to_a_slot_keep_their_number_when_they_are_repeated() -> None:
+    client = Taking()
+    line = SlotLine(
+        cast("Any", client),
+        cast("Any", Failing()),
+        SystemThreads(),
+        name="tm-1/0",
+        timeout_s=1.0,
+        lost=lambda _: None,
+    )
+    line.send(MESSAGE)
+    line.send(MESSAGE)
+    assert [client.heard.get(timeout=10).number for _ in range(3)] == [1, 1, 2]
+
+
+def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
+    """A barrier that is injected a second time cuts the stream elsewhere, under the same id: the
+    files of the checkpoint were overwritten by it, or its channels fell out of step.
+    """
+    start = StartSlot(
+        epoch=1,  # type: ignore[arg-type]
+        index=0,
+        ordinal=0,
+        job=JobName("job"),
+        attempt=Attempt(1),
+        jobmaster_address="",
+        working_folder="",
+        settings={},
+        serial=1,
+    )
+    drivers = SimpleNamespace(
+        threads=SystemThreads(), clock=None, rpc=SimpleNamespace(connect=lambda _: Failing())
+    )
+    slot = Slot(start, cast("Any", drivers), SlotId(TaskManagerId("tm-1"), 0), 1)
+    obeyed: list[int] = []
+    slot._mailbox.post = lambda action: obeyed.append(1)  # type: ignore[method-assign]
+
+    def trigger(number: int) -> SlotOrder:
+        checkpoint = CheckpointId(Attempt(1), number)
+        return TriggerCheckpoint(
+            job=JobName("job"), attempt=Attempt(1), checkpoint=checkpoint, number=number
+        )
+
+    for number in (1, 1, 2, 3, 1, 2, 3):
+        assert slot._handle(trigger(number)) == Done()
+    assert len(obeyed) == 3

@@ -395,19 +395,27 @@ class SlotHeartbeat(Message, frozen=True, kw_only=True):
 # --- JobMaster to slot --------------------------------------------------------------------------
 
 
+class SlotOrder(Message, frozen=True, kw_only=True):
+    """Base of what a JobMaster tells a slot."""
+
+    job: JobName
+    attempt: Attempt
+    number: int = 0
+    """Counts what is sent to the slot, from 1; each is sent after the one before was taken. So a
+    slot obeys nothing twice, and nothing that comes late."""
+
+
 class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
     """Keyed snapshots of one step that overlap this slot's key groups."""
 
     snapshots: tuple[KeyedSnapshot, ...]
 
 
-class Deploy(Message, frozen=True, kw_only=True):
+class Deploy(SlotOrder, frozen=True, kw_only=True):
     """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot
     i's).
     """
 
-    job: JobName
-    attempt: Attempt
     ordinal: int
     journal: str
     """The journal's random name, part of transactional ids."""
@@ -423,51 +431,37 @@ class Deploy(Message, frozen=True, kw_only=True):
     transaction_slots: int
 
 
-class StartSources(Message, frozen=True, kw_only=True):
+class StartSources(SlotOrder, frozen=True, kw_only=True):
     """Every slot is ready and the fencing is done: sources may read."""
 
-    job: JobName
-    attempt: Attempt
 
-
-class TriggerCheckpoint(Message, frozen=True, kw_only=True):
+class TriggerCheckpoint(SlotOrder, frozen=True, kw_only=True):
     """Sources of the slot inject the barrier; after a final one they emit nothing more."""
 
-    job: JobName
-    attempt: Attempt
     checkpoint: CheckpointId
     final: bool = False
 
 
-class CheckpointCompleted(Message, frozen=True, kw_only=True):
+class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True):
     """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit."""
 
-    job: JobName
-    attempt: Attempt
     checkpoint: CheckpointId
     ended: tuple[TransactionalId, ...]
 
 
-class CheckpointAborted(Message, frozen=True, kw_only=True):
+class CheckpointAborted(SlotOrder, frozen=True, kw_only=True):
     """Declined or expired: snapshots may be dropped, prepared transactions may not."""
 
-    job: JobName
-    attempt: Attempt
     checkpoint: CheckpointId
 
 
-class TransactionsFreed(Message, frozen=True, kw_only=True):
+class TransactionsFreed(SlotOrder, frozen=True, kw_only=True):
     """The journal names these no more (settled, or a newer publication): their ids may be used
     again.
     """
 
-    job: JobName
-    attempt: Attempt
     freed: tuple[TransactionalId, ...]
 
 
-class CloseTasks(Message, frozen=True, kw_only=True):
+class CloseTasks(SlotOrder, frozen=True, kw_only=True):
     """The job has ended: close the user's functions and leave."""
-
-    job: JobName
-    attempt: Attempt

@@ -90,6 +90,8 @@ class Slot:
         self._task_manager_pid = task_manager_pid
         self._config = Config.from_dict(start.settings)
         self._mailbox = Mailbox(drivers.threads)
+        self._taking, self._taken = drivers.threads.lock(), 0
+        """Number of the last order that was taken."""
         self._counters = Counters()
         self._io = drivers.threads.pool(IO_THREADS, name="io")
         self._tasks: list[Task] = []
@@ -200,7 +202,12 @@ class Slot:
         job, attempt = getattr(message, "job", None), getattr(message, "attempt", None)
         if (job, attempt) != (start.job, start.attempt):
             return Refused(reason=f"this slot runs attempt {start.attempt} of {start.job}")
-        self._mailbox.post(lambda: self._obey(message))
+        with self._taking:
+            number = getattr(message, "number", 0)
+            if 0 < number <= self._taken:
+                return Done()  # a try whose answer was lost, or one that was under way for long
+            self._taken = max(self._taken, number)
+            self._mailbox.post(lambda: self._obey(message))
         return Done()
 
     def _obey(self, message: Message) -> None:  # noqa: C901 - one arm for each message

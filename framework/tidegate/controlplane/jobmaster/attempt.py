@@ -41,9 +41,9 @@ from tidegate.protocol.messages import (
     CheckpointCompleted,
     CloseTasks,
     DeclineCheckpoint,
-    Message,
     RegisterSlot,
     SlotMetrics,
+    SlotOrder,
     SlotReport,
     StartSources,
     TransactionsFreed,
@@ -121,11 +121,11 @@ class LiveAttempt:
         before = self._shell.clock.monotonic() - timeout_s
         return [slot.registered for slot in self.slots.values() if slot.heard_s < before]
 
-    def send(self, ordinal: int, message: Message) -> None:
+    def send(self, ordinal: int, message: SlotOrder) -> None:
         """To one slot."""
         self.slots[ordinal].line.send(message)
 
-    def send_all(self, message: Message) -> None:
+    def send_all(self, message: SlotOrder) -> None:
         """To every slot, in the order in which messages were sent."""
         for slot in self.slots.values():
             slot.line.send(message)

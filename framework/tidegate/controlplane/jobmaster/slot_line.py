@@ -1,8 +1,9 @@
 """The JobMaster's line to one slot: messages in order, each repeated until the slot has taken it.
 
 One thread for each slot of the live attempt, so that a slow slot delays nobody else and two
-messages to one slot never change places. A slot that stays silent for the heartbeat timeout, or
-refuses, is reported lost, once; the attempt ends by that.
+messages to one slot never change places. They are numbered, because a try that seemed to fail may
+arrive all the same, at any later time: the slot passes over what it has taken. A slot that stays
+silent for the heartbeat timeout, or refuses, is reported lost, once; the attempt ends by that.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from tidegate.errors import RpcError, TidegateError
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
 from tidegate.ports.threads import Queue, Threads
-from tidegate.protocol.messages import Message, Refused
+from tidegate.protocol.messages import Refused, SlotOrder
 
 RETRY_PAUSE_S: Final = 0.02
 """Between two tries: a slot that is starting or busy is back within milliseconds."""
@@ -34,11 +37,11 @@ class SlotLine:
         lost: Callable[[str], None],
     ) -> None:
         self._client, self._clock, self._timeout_s, self._lost = client, clock, timeout_s, lost
-        self._outgoing: Queue[Message | None] = threads.queue()
+        self._outgoing: Queue[SlotOrder | None] = threads.queue()
         self._closed = False
         threads.start(self._send_all, name=f"to-{name}")
 
-    def send(self, message: Message) -> None:
+    def send(self, message: SlotOrder) -> None:
         """Deliver after everything sent before; never blocks."""
         self._outgoing.put(message)
 
@@ -48,12 +51,14 @@ class SlotLine:
         self._closed = True
 
     def _send_all(self) -> None:
+        number = 0
         while (message := self._outgoing.get()) is not None:
-            if not self._deliver(message):
+            number += 1
+            if not self._deliver(msgspec.structs.replace(message, number=number)):
                 break
         self._client.close()
 
-    def _deliver(self, message: Message) -> bool:
+    def _deliver(self, message: SlotOrder) -> bool:
         give_up_s = self._clock.monotonic() + self._timeout_s
         while True:
             try:
