@@ -7,7 +7,7 @@ request gets here, and whether, is `connection.py`'s matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tidegate.elements import Origin
@@ -78,6 +78,7 @@ class Brokers:
         self.cluster_id = cluster_id
         self.rights = Rights()
         self.topics: dict[str, list[PartitionLog]] = {}
+        self.marked: Callable[[PartitionLog], None] | None = None
         self._offsets: dict[str, dict[Origin, int]] = {}
 
     def partition(self, origin: Origin) -> PartitionLog:
@@ -92,7 +93,10 @@ class Brokers:
         found = self.topics.get(origin.topic, ())
         if origin.partition < len(found):
             now_ms = self.timeline.now_ms()
-            found[origin.partition].mark(producer_id, epoch, now_ms, commit=commit)
+            log = found[origin.partition]
+            log.mark(producer_id, epoch, now_ms, commit=commit)
+            if self.marked is not None:
+                self.marked(log)
 
     # --- data -----------------------------------------------------------------------------------
 

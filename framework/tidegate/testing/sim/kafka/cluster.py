@@ -12,7 +12,7 @@ its calls block. Whoever looks at the cluster from outside, not by a driver, cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tidegate.elements import Origin
@@ -107,10 +107,13 @@ class FakeKafka:
         scan_s: float = SCAN_S,
         expiration_s: float = EXPIRATION_S,
         marker_s: float = MARKER_S,
+        marked: Callable[[PartitionLog], None] | None = None,
     ) -> None:
+        """`marked` is told of each partition in which a transaction was ended."""
         self._faults = faults or NoFaults()
         self._timeline = Timeline(clock)
         self._brokers = Brokers(self._timeline, cluster_id)
+        self._brokers.marked = marked
         self.coordinator = self._brokers.coordinator = TransactionCoordinator(
             self._timeline,
             self._faults,
@@ -147,6 +150,10 @@ class FakeKafka:
     def log(self, origin: Origin) -> PartitionLog:
         """A partition, to look into or to trim (`start`)."""
         return self._brokers.topics[origin.topic][origin.partition]
+
+    def now_ms(self) -> int:
+        """The brokers' wall clock."""
+        return self._timeline.now_ms()
 
     def run_due(self) -> None:
         """Carry out what the brokers and clients were to do by now."""

@@ -1,0 +1,139 @@
+"""Blows to processes, brokers and the network, at the turns that the seed draws.
+
+A blow comes at a random time, and then not at that time's idle moment but some turns further on, or
+right after the next step of the commit protocol: most of what can go wrong happens within bursts of
+turns that take almost no time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.testing.sim.cluster import SimCluster
+from tidegate.testing.sim.faults import Blows, Weights
+from tidegate.testing.sim.network import calm
+from tidegate.testing.sim.scheduler import SimProcess
+
+TURNS_MAX: Final = 150
+STEP_TURNS_MAX: Final = 12
+
+
+class Striker:
+    """Deals out the blows of one run."""
+
+    def __init__(self, world: SimCluster, weights: Weights) -> None:
+        self._world, self._weights = world, weights
+        self._scheduler = world.scheduler
+        self._chance = world.scheduler.random_for("blows")
+        rates = {
+            "kill": weights.kill,
+            "freeze": weights.freeze,
+            "outage": weights.outages,
+            "partition": weights.partitions,
+        }
+        self._blows = Blows({kind: rate for kind, rate in rates.items() if rate}, self._chance)
+        self._due: list[tuple[int, str]] = []
+        """Turns at which blows fall."""
+        self._after_step: list[str] = []
+        self._steps = 0
+        self.kills = self.freezes = 0
+        self.over = False
+
+    def begin(self) -> None:
+        """Draw the first blow."""
+        wait_s = self._blows.next_in_s()
+        if wait_s < self._weights.wild_s:
+            self._scheduler.call_later(wait_s, self._comes)
+
+    def stop(self) -> None:
+        """No more blows; everything that is frozen goes on, and the network is whole and calm."""
+        self.over = True
+        self._due.clear()
+        self._after_step.clear()
+        world = self._world
+        world.trouble.stop()
+        world.network.heal()
+        world.network.fate = calm
+        for process in self._scheduler.processes:
+            world.thaw(process)
+
+    def between(self) -> None:
+        """`Scheduler.between`: before each turn."""
+        if self._after_step and self._steps != self._world.watch.steps:
+            turn = self._scheduler.turns + self._chance.randrange(STEP_TURNS_MAX)
+            self._due.append((turn, self._after_step.pop()))
+        self._steps = self._world.watch.steps
+        if self._due and self._scheduler.turns >= self._due[0][0]:
+            self._strike(self._due.pop(0)[1])
+
+    def _comes(self) -> None:
+        if self.over:
+            return
+        kind = self._blows.draw()
+        if self._chance.random() < self._weights.at_steps:
+            self._after_step.append(kind)
+            self._steps = self._world.watch.steps
+        else:
+            self._due.append((self._scheduler.turns + self._chance.randrange(TURNS_MAX), kind))
+        self.begin()
+
+    def _strike(self, kind: str) -> None:
+        match kind:
+            case "kill":
+                victim = self._victim()
+                if victim is not None:
+                    self.kills += 1
+                    self._scheduler.story.tell(self._scheduler.now, victim.name, "is killed")
+                    victim.kill()
+            case "freeze":
+                victim = self._victim()
+                if victim is not None:
+                    self._freeze(victim)
+            case "outage":
+                seconds = self._lasts(self._weights.outage_s)
+                self._tell("no broker answers for %.2f s", seconds)
+                self._world.trouble.outage(seconds)
+            case _:
+                self._partition()
+
+    def _freeze(self, victim: SimProcess) -> None:
+        self.freezes += 1
+        self._world.freeze(victim)
+        self._scheduler.call_later(
+            self._lasts(self._weights.frozen_s), lambda: self._world.thaw(victim)
+        )
+
+    def _partition(self) -> None:
+        alive = [process for process in self._scheduler.processes if process.alive]
+        if len(alive) < 2:
+            return
+        one = self._chance.sample(alive, self._chance.randint(1, len(alive) - 1))
+        other = [process for process in alive if process not in one]
+        both = self._chance.random() < 0.7
+        self._tell("a partition around %s", ", ".join(process.name for process in one))
+        self._world.network.partition(one, other, both_ways=both)
+        self._scheduler.call_later(self._lasts(2.0), self._world.network.heal)
+
+    def _victim(self) -> SimProcess | None:
+        """Of each kind of process alike; never the user's own, whose lives the plan has drawn."""
+        kinds: dict[str, list[SimProcess]] = {}
+        for process in self._scheduler.processes:
+            if process.alive and not process.frozen and process.parent is not None:
+                kinds.setdefault(_kind(process), []).append(process)
+        if not kinds:
+            return None
+        return self._chance.choice(kinds[self._chance.choice(sorted(kinds))])
+
+    def _lasts(self, mean_s: float) -> float:
+        return min(self._chance.expovariate(1 / mean_s), 30.0)
+
+    def _tell(self, what: str, *details: object) -> None:
+        self._scheduler.story.tell(self._scheduler.now, "world", what, *details)
+
+
+def _kind(process: SimProcess) -> str:
+    name = process.name
+    for kind in ("jobmanager", "jobmaster", "zygote", "slot"):
+        if kind in name:
+            return kind
+    return "taskmanager"

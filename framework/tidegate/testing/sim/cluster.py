@@ -1,0 +1,264 @@
+"""A whole simulated cluster: the true mains of all processes, and the drivers that they are given.
+
+What `bootstrap` is for real processes: it joins fakes to the planes. Processes, machines, tasks and
+procedures are the product's, unchanged. Each process has its own clock, chance and threads, and its
+own way to the one network, the one Kafka and the one storage that all share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.config import Config
+from tidegate.controlplane.dispatcher.service import run_jobmanager
+from tidegate.controlplane.jobmaster.service import run_jobmaster
+from tidegate.controlplane.taskmanager.service import run_taskmanager
+from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.clock import Clock
+from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.entropy import Entropy
+from tidegate.ports.exchange import Exchange
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.processes import ExitStatus, ThisProcess
+from tidegate.ports.rpc import Rpc
+from tidegate.ports.threads import Threads
+from tidegate.protocol.messages import StartSlot
+from tidegate.slot.main import run_slot
+from tidegate.testing.sim.blobs import MemoryBlobs, SimBlobStore
+from tidegate.testing.sim.exchange import SimExchange
+from tidegate.testing.sim.faults import Trouble
+from tidegate.testing.sim.invariants import Watch
+from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
+from tidegate.testing.sim.kafka.faults import Call, Verdict
+from tidegate.testing.sim.kafka.log import PartitionLog
+from tidegate.testing.sim.network import Network
+from tidegate.testing.sim.oracle import Oracle
+from tidegate.testing.sim.processes import Announce, Paces, Role, SimProcesses, SlotMain
+from tidegate.testing.sim.rpc import Calling
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.testing.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf, SimThreads
+
+STORAGE = "sim://checkpoints"
+
+
+class WorldClock:
+    """The brokers' clock: exact, and nobody's turn ends by asking it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def monotonic(self) -> float:
+        return self._scheduler.now
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(self._scheduler.now * 1000)
+
+    def sleep(self, seconds: float) -> None:
+        self._scheduler.wait(seconds)
+
+
+class SimCluster:
+    """Everything that outlives processes, and the mains of those."""
+
+    def __init__(
+        self, scheduler: Scheduler, trouble: Trouble, oracle: Oracle, *, paces: Paces | None = None
+    ) -> None:
+        self.scheduler, self.trouble = scheduler, trouble
+        self._paces = paces
+        self.blobs = MemoryBlobs()
+        self.network = Network(scheduler)
+        self.calling = Calling(self.network)
+        self.kafka = FakeKafka(WorldClock(scheduler), faults=self, marked=self._marked)
+        self.watch = Watch(scheduler, self.blobs, self.kafka, oracle)
+        self._clients: dict[str, tuple[SimProcess, FakeProcess]] = {}
+        """Kafka clients by the name that the hook of faults is told."""
+        self._chance = scheduler.random_for("cluster")
+
+    # --- what processes run (`processes.Programs`) ------------------------------------------------
+
+    def programs(self, cluster: str, config: Config) -> Programs:
+        """The mains of one cluster's processes."""
+        return Programs(self, cluster, config)
+
+    def processes(self, owner: SimProcess, cluster: str, config: Config) -> SimProcesses:
+        """`ports.processes` for a process of a cluster."""
+        return SimProcesses(owner, self.programs(cluster, config), self._paces)
+
+    # --- drivers --------------------------------------------------------------------------------
+
+    def drivers(self, process: SimProcess) -> SimDrivers:
+        """Of a process that begins."""
+        return SimDrivers(self, process)
+
+    def kafka_of(self, process: SimProcess) -> FakeProcess:
+        """The Kafka clients of a process."""
+        name = f"{process.name}#{process.pid}"
+        known = self._clients.get(name)
+        if known is not None:
+            return known[1]
+        made = self.kafka.process(name, SimClock(process))
+        self._clients[name] = process, made
+        process.on_exit.append(
+            lambda _status: made.kill(drop_in_flight=self._chance.random() < 0.5)
+        )
+        return made
+
+    def _marked(self, log: PartitionLog) -> None:
+        self.watch.marked(log)
+
+    def decide(self, call: Call) -> Verdict:
+        """`kafka.faults.Faults`: the protocol's rules are checked, then the weights decide."""
+        known = self._clients.get(call.process)
+        self.watch.asked(call, None if known is None else known[0])
+        return self.trouble.decide(call)
+
+    # --- blows ----------------------------------------------------------------------------------
+
+    def freeze(self, process: SimProcess) -> None:
+        """SIGSTOP, also of the clients' own threads."""
+        if process.alive and not process.frozen:
+            self.scheduler.story.tell(self.scheduler.now, process.name, "is frozen")
+            process.freeze()
+            self.kafka_of(process).freeze()
+
+    def thaw(self, process: SimProcess) -> None:
+        """SIGCONT."""
+        if process.frozen:
+            self.scheduler.story.tell(self.scheduler.now, process.name, "goes on")
+            process.thaw()
+            self.kafka_of(process).thaw()
+
+
+class Programs:
+    """`processes.Programs`: the mains of one cluster, as `bootstrap` runs them."""
+
+    def __init__(self, world: SimCluster, cluster: str, config: Config) -> None:
+        self._world, self._cluster, self._config = world, cluster, config
+        self.roles: Mapping[str, Role] = {
+            "jobmanager": self._jobmanager,
+            "jobmaster": self._jobmaster,
+            "taskmanager": self._taskmanager,
+        }
+        self.slot: SlotMain = self._slot
+
+    def _processes(self, owner: SimProcess) -> SimProcesses:
+        return self._world.processes(owner, self._cluster, self._config)
+
+    def _jobmanager(
+        self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
+    ) -> ExitStatus:
+        del arguments
+        return run_jobmanager(
+            self._cluster,
+            self._config,
+            self._world.drivers(process),
+            self._processes(process),
+            announce=announce,
+        )
+
+    def _jobmaster(
+        self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
+    ) -> ExitStatus:
+        del announce
+        return run_jobmaster(
+            JobName(arguments["job"]),
+            arguments["jobmanager_address"],
+            LeaderEpoch(arguments["epoch"]),
+            self._world.drivers(process),
+        )
+
+    def _taskmanager(
+        self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
+    ) -> ExitStatus:
+        del announce
+        return run_taskmanager(
+            TaskManagerId(arguments["id"]),
+            arguments["jobmanager_address"],
+            LeaderEpoch(arguments["epoch"]),
+            arguments["slots"],
+            self._config,
+            self._world.drivers(process),
+            self._processes(process),
+        )
+
+    def _slot(
+        self, process: SimProcess, start: StartSlot, arguments: Mapping[str, Any]
+    ) -> ExitStatus:
+        self._world.watch.slot_is(process, start.attempt)
+        return run_slot(
+            start,
+            self._world.drivers(process),
+            TaskManagerId(arguments["task_manager"]),
+            arguments["task_manager_pid"],
+        )
+
+
+class SimDrivers:
+    """`ports.drivers.Drivers` of one simulated process."""
+
+    clock: Clock
+    threads: Threads
+    entropy: Entropy
+    process: ThisProcess
+    rpc: Rpc
+
+    def __init__(self, world: SimCluster, process: SimProcess) -> None:
+        self._world, self._process = world, process
+        self.clock = SimClock(process)
+        self.threads = SimThreads(process)
+        self.entropy = SimEntropy(process)
+        self.process = SimSelf(process)
+        self.rpc = world.calling.of(process)
+
+    def blob_store(self, url: str) -> BlobStore:
+        del url  # there is one
+        return SimBlobStore(self._world.blobs, self._process, self._world.trouble)
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
+        return self._kafka.kafka_admin(kafka)
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        return self._kafka.transaction_log(kafka)
+
+    def partition_reader(
+        self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
+    ) -> PartitionReader:
+        self._world.watch.source_starts(self._process)
+        return self._kafka.partition_reader(
+            kafka, group, with_end_of_partition=with_end_of_partition
+        )
+
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> Producer:
+        return self._kafka.producer(kafka, transactional_id, transaction_timeout_ms)
+
+    def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
+        del backend  # RocksDB's own threads know nothing of virtual time
+        return MemoryStore(directory)
+
+    def exchange(
+        self, *, job: str, attempt: int, ordinal: int, host: str | None = None
+    ) -> Exchange:
+        del host
+        return SimExchange(
+            self._world.network, self._process, job=job, attempt=attempt, ordinal=ordinal
+        )
+
+    @property
+    def _kafka(self) -> FakeProcess:
+        return self._world.kafka_of(self._process)
+
+
+if TYPE_CHECKING:
+
+    def _(world: SimCluster, process: SimProcess) -> Drivers:
+        return SimDrivers(world, process)

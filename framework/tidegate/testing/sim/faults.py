@@ -1,0 +1,227 @@
+"""What goes wrong in a run: weights that its seed draws, and the verdicts and blows they give.
+
+A run may be calm or wild, and each kind of fault is missing in many runs: what always hurts a
+little hides what hurts only when everything else is well (swarm testing: Groce et al., ISSTA
+2012). All faults end at a time; from then on the job must get to its end.
+
+Faults are bounded so that nothing is lost by right: together they last less than a transaction may
+stay open. Outages that are longer are `loss.py`'s matter.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, fields
+from typing import Final
+
+from tidegate.testing.sim.blobs import AT_ONCE, StorageVerdict
+from tidegate.testing.sim.kafka.faults import (
+    PROCEED,
+    Api,
+    Call,
+    Code,
+    Verdict,
+    answer_lost,
+    refused,
+    unreachable,
+)
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+
+GIVEN_UP_S: Final = 1.0
+"""How long a client waits for a storage that does not answer."""
+LATE_S_MAX: Final = 5.0
+NOTICED_S_MAX: Final = 0.5
+"""Until a broken connection to a broker is noticed."""
+
+_COORDINATOR: Final = frozenset(
+    {Api.INIT_PRODUCER_ID, Api.ADD_PARTITIONS, Api.END_TXN, Api.DESCRIBE_TRANSACTIONS}
+)
+_MOVED: Final = (
+    Code.NOT_COORDINATOR,
+    Code.COORDINATOR_LOAD_IN_PROGRESS,
+    Code.COORDINATOR_NOT_AVAILABLE,
+)
+_BUSY: Final = (Code.CONCURRENT_TRANSACTIONS,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How bad a run is. Shares are from 0 to 1, times in seconds."""
+
+    wild_s: float
+    """So long faults happen."""
+    kill: float
+    """Kills of any process, per second."""
+    freeze: float
+    """Freezes, per second."""
+    frozen_s: float
+    """How long one lasts, on average."""
+    at_steps: float
+    """Share of blows that fall right after a step of the commit protocol, not at any turn."""
+    storage_slow: float
+    """Share of requests that take their time; so below."""
+    storage_fails: float
+    storage_unknown: float
+    kafka_slow: float
+    kafka_lost: float
+    kafka_unanswered: float
+    kafka_refused: float
+    outages: float
+    """Outages of all brokers, per second."""
+    outage_s: float
+    """How long one lasts, on average."""
+    partitions: float
+    """Partitions of the network, per second."""
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Weights:
+        """Of a run: a fifth has nothing but delays, and each kind is missing in half of others."""
+        calm = chance.random() < 0.2
+
+        def weight(most: float) -> float:
+            absent = calm or chance.random() < 0.5
+            share = chance.random() ** 2
+            return 0.0 if absent else most * share
+
+        return cls(
+            wild_s=5.0 + 25.0 * chance.random() ** 2,
+            kill=weight(1.0),
+            freeze=weight(0.5),
+            frozen_s=0.2 + 8.0 * chance.random() ** 2,
+            at_steps=chance.random(),
+            storage_slow=chance.random(),
+            storage_fails=weight(0.1),
+            storage_unknown=weight(0.1),
+            kafka_slow=chance.random(),
+            kafka_lost=weight(0.1),
+            kafka_unanswered=weight(0.1),
+            kafka_refused=weight(0.1),
+            outages=weight(0.2),
+            outage_s=0.2 + 5.0 * chance.random(),
+            partitions=weight(0.3),
+        )
+
+    def any(self) -> bool:
+        """Whether anything goes wrong at all."""
+        return any(
+            getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in {"wild_s", "at_steps", "frozen_s", "outage_s"}
+            and not field.name.endswith("_slow")
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{field.name} {getattr(self, field.name):.3g}"
+            for field in fields(self)
+            if getattr(self, field.name)
+        )
+
+
+class Trouble:
+    """Verdicts for storage and brokers by the weights of a run; quiet after `stop`."""
+
+    def __init__(self, scheduler: Scheduler, weights: Weights) -> None:
+        self._scheduler, self._weights = scheduler, weights
+        self._chance = scheduler.random_for("trouble")
+        self._outage_until_s = -1.0
+        self.over = False
+
+    def stop(self) -> None:
+        """From now on nothing goes wrong."""
+        self.over = True
+        self._outage_until_s = -1.0
+
+    def outage(self, seconds: float) -> None:
+        """No broker answers for so long."""
+        if not self.over:
+            self._outage_until_s = self._scheduler.now + seconds
+
+    # --- storage --------------------------------------------------------------------------------
+
+    def of_storage(self, process: SimProcess, kind: str, path: str) -> StorageVerdict:
+        """`blobs.StorageFaults`."""
+        del process, path
+        weights, draw = self._weights, self._chance.random
+        if draw() >= weights.storage_slow:
+            delays_s = (0.0, 0.0)
+        else:
+            delays_s = (_delay(self._chance), _delay(self._chance))
+        if self.over:
+            return StorageVerdict(request_s=delays_s[0], answer_s=delays_s[1])
+        if weights.storage_fails and draw() < weights.storage_fails:
+            return StorageVerdict(request_s=delays_s[0], fails=True)
+        if weights.storage_unknown and draw() < weights.storage_unknown:
+            return self._unknown(kind)
+        if delays_s == (0.0, 0.0):
+            return AT_ONCE
+        return StorageVerdict(request_s=delays_s[0], answer_s=delays_s[1])
+
+    def _unknown(self, kind: str) -> StorageVerdict:
+        what = self._chance.random()
+        if what < 0.3 or kind in {"get", "list"}:
+            return StorageVerdict(request_lost=True, given_up_s=GIVEN_UP_S)
+        if what < 0.7:
+            return StorageVerdict(given_up_s=GIVEN_UP_S)
+        late_s = GIVEN_UP_S + LATE_S_MAX * self._chance.random()
+        return StorageVerdict(request_s=late_s, given_up_s=GIVEN_UP_S)
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    def decide(self, call: Call) -> Verdict:
+        """`kafka.faults.Faults`."""
+        weights, draw = self._weights, self._chance.random
+        if draw() >= weights.kafka_slow:
+            request_s = answer_s = 0.0
+        else:
+            request_s, answer_s = _delay(self._chance), _delay(self._chance)
+        if not self.over:
+            if self._scheduler.now < self._outage_until_s:
+                return unreachable(request_s + 0.05)
+            if weights.kafka_lost and draw() < weights.kafka_lost:
+                return unreachable(request_s + NOTICED_S_MAX * draw())
+            if weights.kafka_unanswered and draw() < weights.kafka_unanswered:
+                return answer_lost(request_s, NOTICED_S_MAX * draw())
+            if weights.kafka_refused and draw() < weights.kafka_refused:
+                code = _refusal(call, self._chance)
+                if code is not None:
+                    return refused(code, answer_s)
+        if request_s == answer_s == 0.0:
+            return PROCEED
+        return Verdict(request_s=request_s, answer_s=answer_s)
+
+
+def _refusal(call: Call, chance: random.Random) -> Code | None:
+    if call.api in _COORDINATOR:
+        busy = call.api in {Api.INIT_PRODUCER_ID, Api.ADD_PARTITIONS, Api.END_TXN}
+        return chance.choice(_MOVED + _BUSY if busy else _MOVED)
+    if call.api in {Api.PRODUCE, Api.FETCH, Api.WRITE_MARKERS, Api.LIST_OFFSETS}:
+        return Code.NOT_LEADER_OR_FOLLOWER
+    return None
+
+
+def _delay(chance: random.Random) -> float:
+    """Mostly a millisecond, sometimes a hundred."""
+    return float(0.0005 * 10 ** (2.5 * chance.random() ** 3))
+
+
+class Blows:
+    """When processes are killed and frozen, brokers fail and networks split: exponential times."""
+
+    def __init__(self, rates: dict[str, float], chance: random.Random) -> None:
+        self._rates, self._chance = rates, chance
+        self._total = sum(rates.values())
+
+    def next_in_s(self) -> float:
+        """Until the next blow; infinite where there is none."""
+        return self._chance.expovariate(self._total) if self._total else math.inf
+
+    def draw(self) -> str:
+        """Which it is."""
+        point = self._chance.random() * self._total
+        for kind, rate in self._rates.items():
+            point -= rate
+            if point < 0:
+                return kind
+        return next(iter(self._rates))

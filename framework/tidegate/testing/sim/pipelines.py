@@ -1,0 +1,227 @@
+"""The pipelines that simulated clusters run, and what each must write.
+
+Every record carries a name of its own, and whatever is written carries the name of the record that
+caused it. So `oracle.py` can say of each visible record whether it may be there, in any
+interleaving of partitions, without a second implementation of the pipeline: the shapes below say
+only which records reach which sink, and what the state behind it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tidegate.api.formats import Json
+from tidegate.api.functions import Context, KeyedProcess, SideOutput
+from tidegate.api.kafka import KafkaSink, KafkaSource
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.state import ListState, MapState, ValueState
+
+IN_A, IN_B, OUT_A, OUT_B = "in-a", "in-b", "out-a", "out-b"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What is read: `name` says topic, partition and position."""
+
+    name: str
+    key: str
+    amount: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What is written: the event's name, and what the state of `group` said after it."""
+
+    name: str
+    key: str
+    amount: int
+    group: str = ""
+    count: int = 0
+    total: int = 0
+
+
+class Total(KeyedProcess[str, Event, Result]):
+    """Counts and adds up, for each key."""
+
+    count = ValueState(int, default=0)
+    total = ValueState(int, default=0)
+
+    def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
+        self.count.value += 1
+        self.total.value += event.amount
+        yield Result(
+            event.name, event.key, event.amount, ctx.key, self.count.value, self.total.value
+        )
+
+
+class RegionTotal(KeyedProcess[str, Result, Result]):
+    """Counts and adds up what comes out of another keyed step, for the region of its key."""
+
+    totals = MapState(str, int)
+
+    def process(self, result: Result, ctx: Context[str]) -> Iterable[Result]:
+        count = self.totals.get("count", 0) + 1
+        total = self.totals.get("total", 0) + result.amount
+        self.totals["count"], self.totals["total"] = count, total
+        yield Result(result.name, result.key, result.amount, ctx.key, count, total)
+
+
+class Sorted(KeyedProcess[str, Event, Result]):
+    """Keeps all events of a key in a list; odd amounts leave by the side."""
+
+    events = ListState(int)
+    odd = SideOutput(Result)
+
+    def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
+        self.events.append(event.amount)
+        known = list(self.events)
+        result = Result(event.name, event.key, event.amount, ctx.key, len(known), sum(known))
+        if event.amount % 2:
+            ctx.output(self.odd, result)
+        else:
+            yield result
+
+
+def region(result: Result) -> str:
+    """Keys of several customers meet in one region."""
+    return result.key[:1]
+
+
+def passed(event: Event) -> Result:
+    """A result without state."""
+    return Result(event.name, event.key, event.amount)
+
+
+def twice(event: Event) -> Iterable[Result]:
+    """Two results of one event, told apart by their names."""
+    return (
+        Result(f"{event.name}/1", event.key, event.amount),
+        Result(f"{event.name}/2", event.key, event.amount),
+    )
+
+
+class Stateless(Pipeline, name="stateless"):
+    """map and filter: what a JobMaster restores is positions only."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        self.events.filter(lambda event: event.amount % 5 != 0).map(passed).to(self.results)
+
+
+class FlatMapped(Pipeline, name="flat-mapped"):
+    """Two results of each event."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        self.events.flat_map(twice).to(self.results)
+
+
+class Totals(Pipeline, name="totals"):
+    """The running total of each key."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        self.events.key_by(lambda event: event.key).process(Total(), uid="total").to(self.results)
+
+
+class TwoSinks(Pipeline, name="two-sinks"):
+    """A keyed and a stateless sink of one source."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    totals = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    plain = KafkaSink(OUT_B, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        self.events.key_by(lambda event: event.key).process(Total(), uid="total").to(self.totals)
+        self.events.map(passed).to(self.plain)
+
+
+class Sided(Pipeline, name="sided"):
+    """A list of all events of a key; two sinks behind one keyed step."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    even = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    odd = KafkaSink(OUT_B, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        by_key = self.events.key_by(lambda event: event.key).process(Sorted(), uid="sorted")
+        by_key.to(self.even)
+        by_key.side_output(Sorted.odd).to(self.odd)
+
+
+class United(Pipeline, name="united"):
+    """Two sources, one keyed step."""
+
+    left = KafkaSource(IN_A, value=Json(Event))
+    right = KafkaSource(IN_B, value=Json(Event))
+    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        united = self.left.union(self.right)
+        united.key_by(lambda event: event.key).process(Total(), uid="total").to(self.results)
+
+
+class Shuffled(Pipeline, name="shuffled"):
+    """Two keyed steps with an exchange before each."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    regions = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.group)
+
+    def define(self) -> None:
+        by_key = self.events.key_by(lambda event: event.key).process(Total(), uid="total")
+        by_key.key_by(region).process(RegionTotal(), uid="region-total").to(self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A pipeline and what it must write."""
+
+    pipeline: type[Pipeline]
+    sources: tuple[str, ...]
+    sinks: Mapping[str, Callable[[Event], tuple[str, ...]]]
+    """By topic: the names of the results that an event must cause there."""
+    stateful: frozenset[str]
+    """Topics whose results count without a gap within their group."""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.pipeline.__module__}:{self.pipeline.__name__}"
+
+
+def _one(event: Event) -> tuple[str, ...]:
+    return (event.name,)
+
+
+def _two(event: Event) -> tuple[str, ...]:
+    return f"{event.name}/1", f"{event.name}/2"
+
+
+def _if(condition: Callable[[Event], bool]) -> Callable[[Event], tuple[str, ...]]:
+    return lambda event: (event.name,) if condition(event) else ()
+
+
+SHAPES: Final[tuple[Shape, ...]] = (
+    Shape(Stateless, (IN_A,), {OUT_A: _if(lambda event: event.amount % 5 != 0)}, frozenset()),
+    Shape(FlatMapped, (IN_A,), {OUT_A: _two}, frozenset()),
+    Shape(Totals, (IN_A,), {OUT_A: _one}, frozenset({OUT_A})),
+    Shape(TwoSinks, (IN_A,), {OUT_A: _one, OUT_B: _one}, frozenset({OUT_A})),
+    Shape(
+        Sided,
+        (IN_A,),
+        {
+            OUT_A: _if(lambda event: event.amount % 2 == 0),
+            OUT_B: _if(lambda event: event.amount % 2 == 1),
+        },
+        frozenset(),  # the two sinks share one count: the oracle sees to both together
+    ),
+    Shape(United, (IN_A, IN_B), {OUT_A: _one}, frozenset({OUT_A})),
+    Shape(Shuffled, (IN_A,), {OUT_A: _one}, frozenset({OUT_A})),
+)

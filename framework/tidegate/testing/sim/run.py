@@ -1,0 +1,333 @@
+"""One run of the simulator: a seed in, a verdict out.
+
+The seed draws a plan (`plan.py`) and everything that happens to it. Faults end at a time; then the
+job must come to its end, and what its sinks hold must be exact. The oracle and the watch judge all
+along; the first violation, the first exception that left a thread, or a job that does not come to
+its end, is the verdict.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.api.pipeline import build
+from tidegate.config import Config
+from tidegate.controlplane.client.client import ENDED, Client
+from tidegate.controlplane.client.local import LocalCluster
+from tidegate.elements import Origin
+from tidegate.errors import ExternalError, RefusedError, RpcError
+from tidegate.ids import JobName
+from tidegate.protocol.messages import JobReport, Submission
+from tidegate.testing.sim.blows import Striker
+from tidegate.testing.sim.cluster import SimCluster
+from tidegate.testing.sim.faults import Trouble
+from tidegate.testing.sim.kafka.log import PartitionLog, Record
+from tidegate.testing.sim.oracle import Oracle, Violation
+from tidegate.testing.sim.plan import Input, Life, Plan
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.testing.sim.story import Story, Told
+from tidegate.testing.sim.surroundings import CODE_DIGEST, surroundings
+from tidegate.testing.sim.weather import Fates
+
+QUIET_S: Final = 400.0
+"""So long after the last fault a job must have come to its end. The longest wait in it is for
+slots, 30 s, after back-offs that have grown to 30 s."""
+LOOK_S: Final = 5.0
+AGAIN_S: Final = 1.0
+"""Until the user runs again what has failed."""
+INPUT_PRODUCER: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a seed."""
+
+    seed: int
+    violation: str | None
+    """None where the run was exact."""
+    story: Story
+    plan: Plan
+    virtual_s: float
+    turns: int
+    kills: int
+    freezes: int
+    attempts: int
+    publications: int
+    visible: int
+    """Results that readers saw."""
+
+
+def run_seed(
+    seed: int, *, listen: Callable[[Told], None] | None = None, digest: bool = False
+) -> Outcome:
+    """Simulate one seed to its end; raises nothing of what is simulated."""
+    story = Story(listen=listen)
+    if digest:
+        story.with_digest()
+    scheduler = Scheduler(seed, story=story)
+    with surroundings(scheduler) as folder:
+        run = Run(seed, scheduler, folder)
+        try:
+            run.to_the_end()
+        finally:
+            scheduler.close()
+    return run.outcome()
+
+
+class Run:
+    """A plan, carried out."""
+
+    def __init__(self, seed: int, scheduler: Scheduler, folder: Path) -> None:
+        self._seed, self._scheduler, self._folder = seed, scheduler, folder
+        plan = self.plan = Plan.drawn(random.Random(f"{seed}/plan"))  # noqa: S311 - replays
+        self._oracle = Oracle(plan.shape)
+        self._trouble = Trouble(scheduler, plan.weights)
+        self.world = SimCluster(scheduler, self._trouble, self._oracle)
+        self.world.network.fate = Fates(plan.weather, scheduler.random_for("weather"))
+        self._striker = Striker(self.world, plan.weights)
+        self._watch = self.world.watch
+        self._lives = list(plan.lives)
+        self._tries = 0
+        self._written = 0
+        self._done = False
+        self._quiet_since_s: float | None = None
+        self._stuck: str | None = None
+        for topic, partitions in plan.partitions.items():
+            self.world.kafka.create_topic(topic, partitions)
+        self._sequences: dict[PartitionLog, int] = {}
+
+    # --- the run --------------------------------------------------------------------------------
+
+    def to_the_end(self) -> None:
+        """Until the verdict is there."""
+        scheduler, weights = self._scheduler, self.plan.weights
+        scheduler.story.tell(0.0, "plan", "%s", self._described())
+        for each in self.plan.inputs:
+            if each.at_s:
+                scheduler.call_later(each.at_s, partial(self._write, each))
+            else:
+                self._write(each)
+        self._run_life()
+        self._striker.begin()
+        scheduler.call_later(weights.wild_s, self._calm_down)
+        scheduler.call_later(LOOK_S, self._look)
+        scheduler.between = self._striker.between
+        until_s = weights.wild_s + QUIET_S
+        scheduler.run(until_s, self._is_over)
+        if not self._is_over():
+            self._stuck = (
+                f"{QUIET_S:g} s after the last fault the job has not come to its end: "
+                f"{self._oracle.missing} results are missing, the newest attempt is "
+                f"{self._watch.journal.attempt}"
+            )
+        elif self._done and self._watch.found is None and not scheduler.bugs:
+            self._judge_the_end()
+
+    def outcome(self) -> Outcome:
+        """The verdict and some figures."""
+        entries = self._watch.journal.entries.values()
+        return Outcome(
+            seed=self._seed,
+            violation=self._violation(),
+            story=self._scheduler.story,
+            plan=self.plan,
+            virtual_s=self._scheduler.now,
+            turns=self._scheduler.turns,
+            kills=self._striker.kills,
+            freezes=self._striker.freezes,
+            attempts=sum(type(each).__name__ == "Claim" for each in entries),
+            publications=sum(type(each).__name__ == "Publication" for each in entries),
+            visible=self._oracle.visible,
+        )
+
+    def _violation(self) -> str | None:
+        if self._watch.found is not None:
+            return str(self._watch.found)
+        for thread, error in self._scheduler.bugs:
+            told = "".join(traceback.format_exception(error))
+            return f"{thread.process.name}, thread {thread.name}: {told}"
+        return self._stuck
+
+    def _is_over(self) -> bool:
+        return self._done or self._watch.found is not None or bool(self._scheduler.bugs)
+
+    def _judge_the_end(self) -> None:
+        self.world.kafka.run_due()
+        try:
+            self._oracle.complete()
+        except Violation as violation:
+            self._watch.violated(str(violation))
+        self._watch.nothing_open()
+
+    def _calm_down(self) -> None:
+        """All faults are over."""
+        self._scheduler.story.tell(self._scheduler.now, "world", "all faults are over")
+        self._striker.stop()
+        self._quiet_since_s = self._scheduler.now
+
+    def _look(self) -> None:
+        self.world.kafka.run_due()
+        self._watch.look_for_stalls(quiet_since_s=self._quiet_since_s)
+        self._scheduler.call_later(LOOK_S, self._look)
+
+    def _described(self) -> str:
+        plan = self.plan
+        lives = ", ".join(f"{each.ends} at p={each.parallelism}" for each in plan.lives)
+        return (
+            f"{plan.shape.pipeline.__name__}; {lives}; {len(plan.inputs)} records; "
+            f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.settings}"
+        )
+
+    # --- input ----------------------------------------------------------------------------------
+
+    def _write(self, each: Input) -> None:
+        """Append a record, or one of a transaction that is aborted at once."""
+        origin = Origin(each.topic, each.partition)
+        log = self.world.kafka.log(origin)
+        record = Record(msgspec.json.encode(each.event), each.event.key.encode(), (), 0)
+        producer = INPUT_PRODUCER + (not each.committed)
+        sequence = self._sequences.get(log, 0) if each.committed else 0
+        if each.committed:
+            log.append(producer, 0, sequence, [record], is_open=None)
+            self._sequences[log] = sequence + 1
+            self._oracle.expect(origin, each.event)
+        else:
+            epoch = self._written  # of a producer of its own
+            log.append(producer, epoch, 0, [record], is_open=lambda: True)
+            log.mark(producer, epoch, 0, commit=False)
+        self._written += 1
+
+    # --- the user -------------------------------------------------------------------------------
+
+    def _run_life(self) -> None:
+        """`tidegate run`, once more."""
+        life = self._lives[0]
+        self._tries += 1
+        process = self._scheduler.process(f"run-{self._tries}")
+        user = _User(self, life, process, f"c{self._tries}")
+        process.on_exit.append(lambda _status: self._life_ended(life, user))
+        process.run_main(user.main)
+        if life.ends == "crash":
+            when_s = life.after * max(self.plan.weights.wild_s - self._scheduler.now, 1.0)
+            self._scheduler.call_later(when_s, user.crash)
+
+    def _life_ended(self, life: Life, user: _User) -> None:
+        report = user.report
+        self._scheduler.story.tell(
+            self._scheduler.now, "world", "life %s: %s", life.ends, report and report.state
+        )
+        if report is not None and report.state == "FAILED":
+            why = report.error and f"{report.error.kind}: {report.error.message}"
+            self._watch.violated(f"the job failed: {why}")
+        over = user.crashed or (report is not None and report.state in {"FINISHED", "CANCELED"})
+        if over:
+            del self._lives[0]
+        if not self._lives:
+            self._done = True
+            return
+        self._scheduler.call_later(AGAIN_S, self._run_life)
+
+    def may_end(self, life: Life) -> bool:
+        """Whether a life's time to stop has come."""
+        if self._written < len(self.plan.inputs):
+            share = self._scheduler.now / self.plan.weights.wild_s
+        else:
+            share = self._oracle.visible / max(1, self._oracle.visible + self._oracle.missing)
+        match life.ends:
+            case "finished":
+                return self._written == len(self.plan.inputs) and not self._oracle.missing
+            case "stop" | "cancel":
+                return share >= life.after
+            case _:
+                return False
+
+    def submission(self, life: Life, config: Config, number: str) -> Submission:
+        """What the user submits."""
+        graph = build(self.plan.shape.pipeline, {})
+        return Submission(
+            job=JobName(graph.name),
+            reference=self.plan.shape.reference,
+            working_folder=str(self._folder),
+            params={},
+            parallelism=life.parallelism,
+            max_parallelism=config.job.max_parallelism,
+            settings=config.to_dict(),
+            fingerprint=graph.fingerprint(),
+            code_digest=CODE_DIGEST,
+            python_version=platform.python_version(),
+            tidegate_version="simulated",
+            bounded=life.ends == "bounded",
+            restore="latest",
+            accept_loss=False,
+            take_over=False,
+            id=f"submission-{number}",
+        )
+
+    def config(self, life: Life) -> Config:
+        """The configuration of a life."""
+        settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
+        settings["job"]["parallelism"] = life.parallelism
+        settings["taskmanager"] = {"slots": life.slots}
+        settings["cluster"]["task_managers"] = life.task_managers
+        return Config.from_dict(settings)
+
+
+class _User:
+    """The process of one `tidegate run`: supervises a JobManager, submits, waits, stops."""
+
+    def __init__(self, run: Run, life: Life, process: SimProcess, cluster: str) -> None:
+        self._run, self._life, self._process, self._cluster_name = run, life, process, cluster
+        self.report: JobReport | None = None
+        self.crashed = False
+        self._told: int | None = None
+
+    def crash(self) -> None:
+        """Everything of this run dies."""
+        if self._process.alive:
+            self.crashed = True
+            self._process.kill()
+
+    def main(self) -> int:
+        """As `cli/running.py` does it."""
+        run, drivers = self._run, self._run.world.drivers(self._process)
+        config = run.config(self._life)
+        submission = run.submission(self._life, config, self._cluster_name)
+        cluster = LocalCluster(
+            run.world.processes(self._process, self._cluster_name, config),
+            drivers.rpc,
+            drivers.clock,
+            drivers.threads,
+        )
+        client = cluster.client()
+        try:
+            client.submit(submission)
+            self.report = client.wait(
+                submission.job, lambda report: self._reported(report, client, cluster)
+            )
+        except (ExternalError, RefusedError) as error:
+            self._process.scheduler.tell("gives up: %s", error)
+            return 1
+        finally:
+            cluster.close()
+        return 0
+
+    def _reported(self, report: JobReport, client: Client, cluster: LocalCluster) -> None:
+        restarts = cluster.restarts
+        if self._told == restarts or report.state in ENDED or not self._run.may_end(self._life):
+            return
+        try:
+            client.stop(report.job, final_checkpoint=self._life.ends != "cancel")
+            self._told = restarts
+        except RefusedError:
+            self._told = restarts
+        except RpcError as error:
+            self._process.scheduler.tell("the stop could not be delivered: %s", error)

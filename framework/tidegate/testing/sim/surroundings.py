@@ -1,0 +1,94 @@
+"""What a simulated run changes in this interpreter while it lasts, and puts back afterwards.
+
+Logs become part of the story; the state folder lies in memory; the digest of the pipelines' code is
+not read from disk anew by every process; idle slots look less often for work that nobody can have
+given them. None of it decides anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import structlog
+
+from tidegate.testing.sim.scheduler import Scheduler
+
+IDLE_WAIT_MAX_S: Final = 0.08
+CODE_DIGEST: Final = "simulated"
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+
+
+class _Line:
+    """A log line, put into words when it is read."""
+
+    __slots__ = ("_event", "_values")
+
+    def __init__(self, event: str, values: Mapping[str, Any]) -> None:
+        self._event, self._values = event, values
+
+    def __str__(self) -> str:
+        shown = " ".join(f"{key}={value}" for key, value in self._values.items() if value != "")
+        return f"{self._event} {shown}".rstrip()
+
+
+class _Logger:
+    """What structlog writes to."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def msg(self, **said: Any) -> None:
+        event = str(said.pop("event", ""))
+        said.pop("traceback", None)
+        self._scheduler.tell("| %s", _Line(event, said))
+
+    debug = info = warning = error = critical = msg
+
+
+class _Handler(logging.Handler):
+    """The same for the standard library's loggers."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(logging.INFO)
+        self._scheduler = scheduler
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._scheduler.tell("| %s", record.getMessage())
+
+
+@contextlib.contextmanager
+def surroundings(scheduler: Scheduler) -> Iterator[Path]:
+    """The working folder of the run."""
+    before, path = structlog.get_config(), list(sys.path)
+    root = logging.getLogger("tidegate")
+    level, handlers, propagate = root.level, root.handlers[:], root.propagate
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="tidegate-sim-", dir=_MEMORY if _MEMORY.is_dir() else None
+        ) as folder,
+        patch("tidegate.api.rebuild.code_digest", lambda _: CODE_DIGEST),
+        patch("tidegate.slot.main.IDLE_WAIT_MAX_S", IDLE_WAIT_MAX_S),
+    ):
+        structlog.configure(
+            processors=[],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            logger_factory=lambda *_: _Logger(scheduler),
+            cache_logger_on_first_use=False,
+        )
+        root.handlers[:] = [_Handler(scheduler)]
+        root.setLevel(logging.INFO)
+        root.propagate = False
+        try:
+            yield Path(folder)
+        finally:
+            structlog.configure(**before)
+            root.handlers[:], root.propagate = handlers, propagate
+            root.setLevel(level)
+            sys.path[:] = path
