@@ -298,30 +298,3 @@ def test_an_interrupt_outlives_the_jobmanager_that_was_told(
         assert run.wait() == 0, run.story()
     job.run()
     job.assert_exact()
-
-
-def test_loss_is_loud_until_it_is_accepted(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """All die after a publication, and stay away for longer than the transaction timeout."""
-    job = Job.make(kafka.bootstrap, tmp_path, "Totals")
-    job.write(RECORDS, seed=13)
-    hasty = {
-        "checkpoint.tolerable_failures": "0",
-        "checkpoint.timeout": "2 s",
-        "checkpoint.tolerated_outage": "0 s",
-    }
-    trap = Trap("jobmaster.published", 3, stops=True)
-    with job.started("--bounded", traps=[trap], pace=PACE, config=hasty) as run:
-        run.until(run.plan.snapped, "stopped")
-    assert job.open_transactions()
-    end = time.monotonic() + 30
-    while job.open_transactions() and time.monotonic() < end:
-        time.sleep(0.2)
-    for _ in range(2):
-        with job.started("--bounded", config=hasty) as failed:
-            assert failed.wait() == 1, failed.story()
-        assert "has lost output" in failed.errors.read_text(), failed.story()
-        assert "--accept-loss" in failed.errors.read_text(), failed.story()
-    job.run("--accept-loss", config=hasty)
-    verdict = job.compare()
-    assert verdict.missing, verdict
-    assert not verdict.twice, verdict

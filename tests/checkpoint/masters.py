@@ -328,8 +328,10 @@ def check(master: JobMaster, world: World) -> None:
     """How a JobMaster ended must be one of the ways it may."""
     outcome = master.outcome
     if isinstance(outcome, DataLossError):
-        if not world.timed_out:
+        if not world.timed_out and not world.intruded:
             raise Violation(f"false alarm: {outcome}")
+        if not world.intruded and not world.visible_of_the_last():
+            raise Violation(f"a loss although nothing of the publication is visible: {outcome}")
     elif outcome is not None and outcome != "closed" and not isinstance(outcome, EXPECTED):
         raise Violation(f"{master.name} ended by {outcome!r}") from (
             outcome if isinstance(outcome, BaseException) else None
@@ -373,6 +375,8 @@ def _check_output(world: World) -> None:
                 lost |= set(world.prepared[txn.transactional_id, txn.epoch])
     want = {record for record in range(RECORDS) if record not in lost}
     have = {record for record, count in world.output.items() if count}
+    if world.intruded:
+        have -= lost  # a fence hides that something was committed: then it is called lost
     if have != want:
         raise Violation(f"output {sorted(have)}, stated as lost {sorted(lost)}")
     for tid, found in world.broker.items():
@@ -383,12 +387,17 @@ def _check_output(world: World) -> None:
 
 
 def simulate(
-    seed: int, rules: Rules | None = None, *, timeouts: int = 0, attempts: int = 4
+    seed: int,
+    rules: Rules | None = None,
+    *,
+    timeouts: int = 0,
+    intruders: int = 0,
+    attempts: int = 4,
 ) -> World:
     """One whole run; Violation (with the log so far) if an invariant breaks."""
     chance = random.Random(seed)
     world = World(seed, rules or Rules(), Faults.draw(chance), chance)
-    world.faults.timeouts = timeouts
+    world.faults.timeouts, world.faults.intruders = timeouts, intruders
     masters: list[JobMaster] = []
     try:
         masters = chaos(world, attempts=attempts)

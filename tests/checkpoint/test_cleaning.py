@@ -110,6 +110,36 @@ def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None
     ]
 
 
+def test_what_a_retraction_may_need_is_kept(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/a", "files/1/b", "files/1/orphan")
+    quiet.publish(older, 1, files=("files/1/a",))
+    quiet.publish(older, 2, files=("files/1/b",))
+    journal, cleaning = quiet.claim(), Cleaning()
+    quiet.publish(journal, 1)
+    for record in range(2):
+        quiet.publish(journal, 2 + record, *quiet.prepared(journal, record))
+        assert quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet)) == ()
+    quiet.commit(journal)
+    assert len(quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet))) == 6
+
+
+def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/a", "files/1/b")
+    quiet.publish(older, 1, files=("files/1/a",))
+    named = quiet.prepared(older, 0)
+    quiet.publish(older, 2, *named, files=("files/1/a", "files/1/b"))
+    quiet.world.arrive(named[0], commit=False)
+    journal = quiet.claim()
+    quiet.recover(journal)
+    quiet.publish(journal, 1, files=("files/1/a",))
+    assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == (
+        "job/files/1/b",
+        "job/manifests/1-2.json",
+    )
+
+
 def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)

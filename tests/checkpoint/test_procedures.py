@@ -318,22 +318,22 @@ def test_accepting_a_loss_once_accepts_no_later_one(quiet: Quiet) -> None:
     named = quiet.prepared(journal, 2)
     quiet.publish(journal, 1, *named)
     quiet.world.init(named[0].transactional_id)
-    with pytest.raises(DataLossError):
+    with pytest.raises(TransactionError):
         quiet.commit(journal)
+    with pytest.raises(DataLossError):
+        quiet.recover(quiet.claim("s2", accept_loss=True))
     with pytest.raises(DataLossError):
         quiet.claim("s2", accept_loss=True)
 
 
-def test_a_loss_while_the_attempt_runs_ends_what_was_published_since(quiet: Quiet) -> None:
+def test_a_loss_while_the_attempt_runs_is_stated_once_something_is_committed(quiet: Quiet) -> None:
     journal = quiet.claim()
-    first, second = quiet.prepared(journal, 0), quiet.prepared(journal, 1)
-    quiet.publish(journal, 1, *first)
-    quiet.world.init(first[0].transactional_id)
-    result = quiet.run(commit(journal, patience=PATIENCE))
-    assert result.lost == first
-    quiet.publish(journal, 2, *second)
-    with pytest.raises(DataLossError, match="checkpoint 1-2"):
-        quiet.run(settle(journal, result, ending=PATIENCE, storing=PATIENCE))
+    named = quiet.prepared(journal, 0, 1)
+    quiet.publish(journal, 1, *named)
+    quiet.world.init(named[0].transactional_id)
+    with pytest.raises(DataLossError, match="checkpoint 1-1"):
+        quiet.commit(journal)
+    assert quiet.kinds() == ["Claim", "Publication", "Lost"]
     assert quiet.world.output == {1: 1}
 
 

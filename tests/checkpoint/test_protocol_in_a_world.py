@@ -8,15 +8,14 @@ of the protocol and must be caught: that is the proof that the checks can fail.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.checkpoint.masters import calm, simulate
-from tests.checkpoint.world import Rules, Violation
+from tests.checkpoint.mutants import Patch, caught, under
 from tidegate.checkpoint.effects import Now, Procedure, create_entry
 from tidegate.checkpoint.journal import AnyEntry, Claim, encode_entry, entry_path
 from tidegate.checkpoint.procedures import OwnJournal, Patience, fence_older, recover
@@ -26,10 +25,6 @@ from tidegate.errors import StorageError
 from tidegate.ids import Attempt, JobName
 from tidegate.ports.blobs import Created
 from tidegate.protocol.snapshots import PreparedTransaction
-
-PROCEDURES = "tidegate.checkpoint.procedures"
-MUTANT_SEEDS = 1_500
-"""Within so many runs each mutant is caught; most need a few."""
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -52,35 +47,6 @@ def test_without_faults_no_attempt_ever_fails() -> None:
 
 
 # --- mutants ------------------------------------------------------------------------------------
-
-
-def caught(run: Callable[[int], object]) -> Violation:
-    """The first violation that the checks find in a mutant."""
-    for seed in range(MUTANT_SEEDS):
-        try:
-            run(seed)
-        except Violation as found:
-            return found
-    pytest.fail(f"the mutant survived {MUTANT_SEEDS} runs")
-
-
-def under(**rules: Any) -> Callable[[int], object]:
-    """Runs with other rules."""
-    return lambda seed: simulate(seed, Rules(**rules))
-
-
-Patch = Callable[[str, object], None]
-
-
-@pytest.fixture
-def patch(monkeypatch: pytest.MonkeyPatch) -> Patch:
-    """Replace a function of the procedures, by its module and name."""
-
-    def set_(name: str, mutant: object) -> None:
-        module, function = name.split(".")
-        monkeypatch.setattr(sys.modules[f"{PROCEDURES}.{module}"], function, mutant)
-
-    return set_
 
 
 def _place_without_looking(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.checkpoint.examples import facts, txn
-from tidegate.checkpoint.recovery import decide, is_as_prepared, is_complete, may_fence
+from tidegate.checkpoint.recovery import (
+    decide,
+    is_as_prepared,
+    is_complete,
+    may_fence,
+    may_retract,
+    was_aborted,
+)
 from tidegate.checkpoint.transactional_ids import TransactionalIdParts
 from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
 
 S = TransactionState
 T = txn(1)
@@ -51,6 +61,48 @@ def test_all_are_decided_together_in_the_order_of_the_names() -> None:
     assert decision.end == (named[0], named[3])
     assert decision.lost == (named[1], named[4])
     assert decision.done == (named[2], named[5])
+
+
+PROOFS: list[tuple[str, TransactionFacts | None, bool]] = [
+    ("ended by abort", facts(T, S.COMPLETE_ABORT), True),
+    ("aborting", facts(T, S.PREPARE_ABORT), True),
+    ("timed out, or fenced by half", facts(T, S.COMPLETE_ABORT, epoch=T.epoch + 1), True),
+    ("timing out", facts(T, S.PREPARE_ABORT, epoch=T.epoch + 1), True),
+    ("a later transaction of the id was aborted", facts(T, S.COMPLETE_ABORT, start_ms=9), False),
+    ("two epochs on", facts(T, S.COMPLETE_ABORT, epoch=T.epoch + 2), False),
+    ("another producer", facts(T, S.COMPLETE_ABORT, producer_id=9), False),
+    ("fenced: committed before, or not", facts(T, S.EMPTY, epoch=2, start_ms=-1), False),
+    ("committed", facts(T, S.COMPLETE_COMMIT), False),
+    ("open", facts(T, S.ONGOING), False),
+    ("not known", None, False),
+]
+
+
+@pytest.mark.parametrize(("said", "proven"), [row[1:] for row in PROOFS])
+def test_what_proves_an_abort(said: TransactionFacts | None, proven: bool) -> None:
+    assert was_aborted(T, said) is proven
+
+
+def test_a_publication_is_taken_back_only_if_all_that_is_its_own_is_open_or_aborted() -> None:
+    open_, gone, committed, fenced = (txn(n) for n in range(4))
+    said = {
+        open_: facts(open_, S.ONGOING),
+        gone: facts(gone, S.COMPLETE_ABORT, epoch=1),
+        committed: facts(committed, S.COMPLETE_COMMIT),
+        fenced: facts(fenced, S.EMPTY, epoch=2),
+    }
+
+    def ask(*own: PreparedTransaction, **known: Any) -> bool:
+        known = {"lost": True, "firm": False, "ended": (), **known}
+        return may_retract(own, facts=said, **known)
+
+    assert ask(open_, gone)
+    assert ask(), "what is lost is of the publication before"
+    assert not ask(open_, gone, lost=False)
+    assert not ask(open_, gone, firm=True)
+    assert not ask(open_, gone, ended=(gone,)), "the attempt has seen it committed"
+    assert not ask(open_, gone, committed)
+    assert not ask(open_, gone, fenced)
 
 
 def test_one_that_was_not_asked_is_never_left_out() -> None:

@@ -7,9 +7,10 @@ of them.
 
 The store answers UNKNOWN at times (the create has landed, lands later, or never); an EndTxn may
 arrive later and more than once; Kafka is away at times; where the test allows it, the broker aborts
-an open transaction. Checked while it runs: no record is committed twice, nothing is committed that
-no publication in the journal names, and with exactly what was prepared. Checked by `finish`: every
-record of the input is in the output once, and nothing stays open.
+an open transaction, or an intruder fences an id. Checked while it runs: no record is committed
+twice, nothing is committed that no publication in the journal names, and with exactly what was
+prepared. Checked by `finish`: every record of the input is in the output once, and nothing stays
+open.
 
 `masters.py` holds the processes. `Rules` are what an attempt obeys; the mutation tests switch them
 off one by one.
@@ -25,7 +26,15 @@ from typing import Any
 
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import Publication, decode_entry, entry_number
+from tidegate.checkpoint.journal import (
+    Accepted,
+    AnyEntry,
+    Publication,
+    Retracted,
+    Settled,
+    decode_entry,
+    entry_number,
+)
 from tidegate.checkpoint.procedures import (
     Patience,
     recover,
@@ -79,6 +88,7 @@ class Faults:
     kafka_away: float = 0.0
     storage_fails: float = 0.0
     timeouts: int = 0
+    intruders: int = 0
 
     @classmethod
     def draw(cls, chance: random.Random) -> Faults:
@@ -106,12 +116,15 @@ class Store:
     """The checkpoint storage."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
+    history: dict[str, bytes] = field(default_factory=dict)
+    """What was created first under each path, whatever was deleted since."""
     in_flight: list[tuple[str, bytes]] = field(default_factory=list)
 
     def land(self, path: str, data: bytes) -> bool:
         if path in self.objects:
             return False
         self.objects[path] = data
+        self.history.setdefault(path, data)
         return True
 
 
@@ -125,10 +138,11 @@ class World:
     chance: random.Random
     store: Store = field(default_factory=Store)
     broker: dict[TransactionalId, Transaction] = field(default_factory=dict)
-    ends: list[PreparedTransaction] = field(default_factory=list)
+    ends: list[tuple[PreparedTransaction, bool]] = field(default_factory=list)
     output: Counter[int] = field(default_factory=Counter)
     prepared: dict[tuple[TransactionalId, int], tuple[int, ...]] = field(default_factory=dict)
     timed_out: list[TransactionalId] = field(default_factory=list)
+    intruded: list[TransactionalId] = field(default_factory=list)
     lost_records: set[int] = field(default_factory=set)
     time_s: float = 0.0
     producer_ids: int = 0
@@ -147,14 +161,46 @@ class World:
             self.store.in_flight.append((path, data))
         return Created.UNKNOWN
 
+    def entries(self) -> list[AnyEntry]:
+        """The journal, also what of it was trimmed."""
+        for path, data in self.store.history.items():
+            number = entry_number(path)
+            if number is not None and number not in self._decoded:
+                self._decoded[number] = decode_entry(data, path)
+        return [self._decoded[number] for number in sorted(self._decoded)]
+
     def named(self) -> set[PreparedTransaction]:
-        """What any publication in the journal names."""
-        entries = [
-            decode_entry(data, path)
-            for path, data in self.store.objects.items()
-            if entry_number(path) is not None
-        ]
-        return {txn for e in entries if isinstance(e, Publication) for txn in e.transactions}
+        """What any publication in the journal names, but what was retracted."""
+        named: set[PreparedTransaction] = set()
+        for entry in self.entries():
+            if isinstance(entry, Publication):
+                named |= set(entry.transactions)
+            elif isinstance(entry, Retracted):
+                named -= set(entry.aborted)
+        return named
+
+    def visible_of_the_last(self) -> bool:
+        """Whether something is committed that the last publication was the first to name.
+
+        Told from the entries alone, by the algorithm of the protocol's model and not by the code
+        under test.
+        """
+        stack: list[
+            tuple[PreparedTransaction, ...]
+        ] = []  # of each publication, those it named first
+        names: list[tuple[PreparedTransaction, ...]] = [()]
+        for entry in self.entries():
+            if isinstance(entry, Publication):
+                stack.append(tuple(t for t in entry.transactions if t not in names[-1]))
+                names.append(entry.transactions)
+            elif isinstance(entry, Settled | Accepted):
+                names[-1] = ()
+            elif isinstance(entry, Retracted):
+                stack.pop()
+                carried = names.pop()
+                names[-1] = tuple(t for t in names[-1] if t in carried)
+        records = [self.prepared[t.transactional_id, t.epoch] for t in stack[-1]]
+        return any(self.output[record] for one in records for record in one)
 
     # --- the broker -----------------------------------------------------------------------------
 
@@ -187,15 +233,20 @@ class World:
         found.records += (record,)
         return True
 
-    def arrive(self, txn: PreparedTransaction) -> EndOutcome:
-        """An EndTxn(commit) reaches the coordinator."""
+    def arrive(self, txn: PreparedTransaction, *, commit: bool) -> EndOutcome:
+        """An EndTxn reaches the coordinator."""
         found = self.broker.get(txn.transactional_id)
         if found is None or (found.producer_id, found.epoch) != (txn.producer_id, txn.epoch):
             return EndOutcome.REFUSED
-        if found.state is TransactionState.COMPLETE_COMMIT:
+        wanted = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
+        if found.state is wanted:
             return EndOutcome.ACCEPTED
         if found.state is not TransactionState.ONGOING:
             return EndOutcome.REFUSED
+        if not commit:
+            found.state = wanted
+            self.log.append(f"aborted {txn.transactional_id} with {found.records}")
+            return EndOutcome.ACCEPTED
         mine = f"{txn.transactional_id} with {found.records}"
         if txn not in self.named():
             raise Violation(f"committed before its publication: {mine}")
@@ -208,12 +259,12 @@ class World:
             raise Violation(f"twice in the output: {mine}; {self.output}")
         return EndOutcome.ACCEPTED
 
-    def end(self, txn: PreparedTransaction) -> EndOutcome:
+    def end(self, txn: PreparedTransaction, *, commit: bool) -> EndOutcome:
         if self.chance.random() < self.faults.late_end:
             if self.chance.random() < 0.7:
-                self.ends.append(txn)
+                self.ends.append((txn, commit))
             return EndOutcome.RETRY
-        return self.arrive(txn)
+        return self.arrive(txn, commit=commit)
 
     def describe(self, tid: TransactionalId) -> TransactionFacts | None:
         found = self.broker.get(tid)
@@ -236,14 +287,30 @@ class World:
             late = self.chance.choice(self.ends)
             if self.chance.random() < 0.7:
                 self.ends.remove(late)
-            self.arrive(late)
+            self.arrive(late[0], commit=late[1])
+        if self.broker and self.faults.intruders and self.chance.random() < 0.02:
+            self._intrude(self.chance.choice(sorted(self.broker)))
         open_ = [t for t, found in self.broker.items() if found.state is TransactionState.ONGOING]
         if open_ and self.faults.timeouts and self.chance.random() < 0.02:
             tid = self.chance.choice(sorted(open_))
             self.faults.timeouts -= 1
             self.timed_out.append(tid)
-            found = self.broker[tid]
-            found.state, found.epoch = TransactionState.COMPLETE_ABORT, found.epoch + 1
+            self._abort_by_bumping(self.broker[tid])
+
+    def _abort_by_bumping(self, found: Transaction) -> None:
+        """What a timeout does, and the first half of a fence."""
+        found.state, found.epoch = TransactionState.COMPLETE_ABORT, found.epoch + 1
+
+    def _intrude(self, tid: TransactionalId) -> None:
+        """Another client initialises an id of the job, or dies in the middle of it."""
+        self.faults.intruders -= 1
+        self.intruded.append(tid)
+        self.log.append(f"an intruder fences {tid}, {self.broker[tid].state.value}")
+        half = self.broker[tid].state is TransactionState.ONGOING and self.chance.random() < 0.5
+        if half:
+            self._abort_by_bumping(self.broker[tid])
+        else:
+            self.init(tid)
 
     # --- effects --------------------------------------------------------------------------------
 
@@ -261,12 +328,13 @@ class World:
         return self._actions[type(effect)](effect)
 
     def __post_init__(self) -> None:
+        self._decoded: dict[int, AnyEntry] = {}
         self._actions: dict[type, Callable[[Any], Any]] = {
             effects.CreateEntry: lambda e: self.create(e.path, e.data),
             effects.ReadObject: lambda e: self.store.objects.get(e.path),
             effects.WriteObject: lambda e: self.store.objects.__setitem__(e.path, e.data),
             effects.Describe: lambda e: self.describe(e.transactional_id),
-            effects.EndTransaction: lambda e: self.end(e.transaction),
+            effects.EndTransaction: lambda e: self.end(e.transaction, commit=e.commit),
             effects.ListTransactions: lambda e: self._listed(e.prefix),
             effects.Fence: lambda e: self._fence(e.transactional_id),
             effects.Pause: lambda e: self._pass(e.seconds),

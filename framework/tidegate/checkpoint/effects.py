@@ -74,9 +74,10 @@ class Describe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """TransactionLog.end with commit, on the transaction's cluster. Result: EndOutcome."""
+    """TransactionLog.end on the transaction's cluster. Result: EndOutcome."""
 
     transaction: PreparedTransaction
+    commit: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +172,11 @@ def describe(transaction: PreparedTransaction) -> Procedure[TransactionFacts | N
     return None if result is None else _typed(result, TransactionFacts)
 
 
-def end_transaction(transaction: PreparedTransaction) -> Procedure[EndOutcome]:
-    """Send one EndTxn(commit)."""
-    result = yield EndTransaction(transaction=transaction)
+def end_transaction(
+    transaction: PreparedTransaction, *, commit: bool = True
+) -> Procedure[EndOutcome]:
+    """Send one EndTxn."""
+    result = yield EndTransaction(transaction=transaction, commit=commit)
     return _typed(result, EndOutcome)
 
 

@@ -7,9 +7,9 @@ create them.
 
 Each entry names the nonce of the one before it. So an entry that was removed and created again, or
 a journal pieced together from two backups, is found where it is read; a number that is missing
-while a later one is there is an error and is never skipped. An entry of a kind that this version
-does not know (`retracted`, which is reserved) stops the reader: its meaning could change what the
-last publication is.
+while a later one is there is an error and is never skipped, except where the journal was trimmed,
+which a hint above it shows. An entry of a kind that this version does not know stops the reader:
+its meaning could change what the last publication is.
 """
 
 from __future__ import annotations
@@ -89,6 +89,20 @@ class Lost(Entry, frozen=True, kw_only=True):
     """What the operator is told."""
 
 
+class Retracted(Entry, frozen=True, kw_only=True):
+    """The last publication is taken back: the broker has aborted something that it names, and
+    nothing that it was the first to name was committed or ever will be.
+
+    The job stands on the publication before it (or on nothing, if it was the first), with those of
+    its transactions that the retracted one still carried.
+    """
+
+    attempt: Attempt
+    publication: JournalNumber
+    aborted: tuple[PreparedTransaction, ...]
+    """What it was the first to name: its records are written again."""
+
+
 class Accepted(Entry, frozen=True, kw_only=True):
     """The operator accepts a loss."""
 
@@ -104,9 +118,11 @@ class Closed(Entry, frozen=True, kw_only=True):
     """`finished`, `canceled` or `failed`."""
 
 
-AnyEntry = Claim | Publication | Settled | Lost | Accepted | Closed
+AnyEntry = Claim | Publication | Settled | Lost | Retracted | Accepted | Closed
 
-KINDS: Final = frozenset({"claim", "publication", "settled", "lost", "accepted", "closed"})
+KINDS: Final = frozenset(
+    {"claim", "publication", "settled", "lost", "retracted", "accepted", "closed"}
+)
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tidegate.checkpoint.journal import (
     Closed,
     Lost,
     Publication,
+    Retracted,
     Settled,
 )
 from tidegate.errors import CorruptCheckpointError
@@ -30,6 +31,10 @@ from tidegate.protocol.snapshots import PreparedTransaction
 
 RECENT_MAX: Final = 64
 """Publications that a journal's state remembers, for retention and for restoring an older one."""
+
+EARLIER_MAX: Final = 16
+"""Publications that could be taken back one after the other: there is one at most, unless
+transactions stay unended through further checkpoints."""
 
 
 class PublicationRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +46,17 @@ class PublicationRef(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     sha256: str
     final: bool
+
+
+class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+    """A publication before the last one, as the job would stand on it after a retraction."""
+
+    publication: Publication
+    named: tuple[PreparedTransaction, ...]
+    own: tuple[PreparedTransaction, ...]
+    firm: bool
+    decided: bool
+    """It is settled, or its loss accepted."""
 
 
 class JournalState(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +86,23 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     closed: Closed | None = None
     """There where no claim came after it."""
     recent: tuple[PublicationRef, ...] = ()
-    """The last publications, oldest first."""
+    """The last publications, oldest first, without retracted ones."""
+    carried: tuple[PreparedTransaction, ...] | None = None
+    """After a retraction: those of the publication's transactions that may be open. None: all."""
+    own: tuple[PreparedTransaction, ...] = ()
+    """Those of `named` that the publication was the first to name."""
+    firm: bool = True
+    """The publication can not be taken back: something that it was the first to name is, or may be,
+    committed. True also where it is not known, as in the hint of an earlier version."""
+    earlier: tuple[Earlier, ...] = ()
+    """What the publication can be taken back to, oldest first; empty: to nothing."""
 
     @property
     def named(self) -> tuple[PreparedTransaction, ...]:
         """What an unsettled publication names: nobody may fence these, or use their ids again."""
         if self.publication is None or self.settled or self.accepted:
             return ()
-        return self.publication.transactions
+        return self.publication.transactions if self.carried is None else self.carried
 
     def after(self, entry: AnyEntry) -> JournalState:
         """The state with one more entry; CorruptCheckpointError if it can not follow."""
@@ -102,6 +127,10 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
             case Lost():
                 _require_last(state, entry, entry.attempt, entry.publication)
                 return msgspec.structs.replace(state, lost=entry)
+            case Retracted():
+                _require_last(state, entry, entry.attempt, entry.publication)
+                _require(not self.firm, entry, "what it takes back may be committed")
+                return _taken_back(state)
             case Accepted():
                 known = self.lost is not None and self.lost.number == entry.lost
                 _require(known, entry, f"it accepts entry {entry.lost}, which is not the last loss")
@@ -163,6 +192,52 @@ def _published(state: JournalState, publication: Publication) -> JournalState:
         lost=None,
         accepted=False,
         recent=(*state.recent, ref)[-RECENT_MAX:],
+        carried=None,
+        own=tuple(txn for txn in publication.transactions if txn not in state.named),
+        firm=False,
+        earlier=_could_stand_on(state),
+    )
+
+
+def _could_stand_on(state: JournalState) -> tuple[Earlier, ...]:
+    """What the next publication can be taken back to."""
+    if state.publication is None:
+        return ()
+    decided = state.settled or state.accepted
+    last = Earlier(
+        publication=state.publication,
+        named=state.named,
+        own=state.own,
+        firm=state.firm or decided,
+        decided=decided,
+    )
+    if last.firm:
+        return (last,)  # it is never taken back itself
+    below = (*state.earlier, last)
+    if len(below) > EARLIER_MAX:
+        bottom = msgspec.structs.replace(below[-EARLIER_MAX], firm=True)
+        below = (bottom, *below[1 - EARLIER_MAX :])
+    return below
+
+
+def _taken_back(state: JournalState) -> JournalState:
+    """The state without the last publication."""
+    if not state.earlier:
+        return msgspec.structs.replace(
+            state, publication=None, carried=None, own=(), firm=True, recent=()
+        )
+    *below, last = state.earlier
+    # What the retracted one did not carry any more was seen committed; the ids may be in use again.
+    carried = frozenset(state.named)
+    return msgspec.structs.replace(
+        state,
+        publication=last.publication,
+        settled=last.decided,
+        carried=tuple(txn for txn in last.named if txn in carried),
+        own=tuple(txn for txn in last.own if txn in carried),
+        firm=last.firm or any(txn not in carried for txn in last.own),
+        earlier=tuple(below),
+        recent=state.recent[:-1],
     )
 
 

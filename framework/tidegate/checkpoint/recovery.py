@@ -67,6 +67,45 @@ def decide(
     return Decision(end=tuple(end), done=tuple(done), lost=tuple(lost))
 
 
+ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
+"""The coordinator has written the decision to abort; it completes by itself."""
+
+
+def may_retract(
+    own: Sequence[PreparedTransaction],
+    *,
+    lost: bool,
+    firm: bool,
+    ended: Collection[PreparedTransaction],
+    facts: Mapping[PreparedTransaction, TransactionFacts | None],
+) -> bool:
+    """Whether a publication with a loss may be taken back instead of stating the loss.
+
+    `own` is what it was the first to name: each must be open, or proven to have been aborted.
+    `firm` and `ended` (seen CompleteCommit): what the journal and the attempt know to be committed.
+    """
+    if not lost or firm or any(txn in ended for txn in own):
+        return False
+    return all(is_as_prepared(txn, facts[txn]) or was_aborted(txn, facts[txn]) for txn in own)
+
+
+def was_aborted(transaction: PreparedTransaction, said: TransactionFacts | None) -> bool:
+    """Proof that the transaction was never committed.
+
+    An abort leaves the start time in place; the epoch stays (EndTxn) or grows by one (a timeout, or
+    the first half of a fence). A fence that was carried through leaves Empty, a higher epoch and no
+    start time, and two of them leave the same of a committed transaction: that is no proof, nor is
+    an id that the broker does not know any more.
+    """
+    return (
+        said is not None
+        and said.state in ABORTED
+        and said.producer_id == transaction.producer_id
+        and said.epoch in (transaction.epoch, transaction.epoch + 1)
+        and said.start_ms == transaction.start_ms
+    )
+
+
 def is_complete(transaction: PreparedTransaction, said: TransactionFacts | None) -> bool:
     """The transaction was seen CompleteCommit, which is what settles it."""
     return (

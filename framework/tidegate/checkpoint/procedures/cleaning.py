@@ -41,7 +41,8 @@ def delete_unneeded(
 ) -> Procedure[tuple[str, ...]]:
     """Delete, and return the paths. StorageError: call again after the next publication.
 
-    Does nothing before this attempt's first publication.
+    Does nothing before this attempt's first publication, and while the last one names what is not
+    settled: it may be taken back.
     """
     state = journal.state
     last = state.publication
@@ -51,6 +52,8 @@ def delete_unneeded(
     for number, ref in refs.items():
         if number not in cleaning.manifests:
             yield from _remember(cleaning, ref)
+    if state.named:
+        return ()
     needed = needed_paths(
         journal.job,
         [cleaning.manifests[number] for number in refs if number in cleaning.manifests],

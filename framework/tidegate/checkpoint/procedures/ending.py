@@ -3,7 +3,7 @@
 One code path for the normal case and for recovery. An EndTxn(commit) of a *named* transaction is
 always right, may be repeated, and its answer proves nothing: a transaction counts as ended only
 when it was seen CompleteCommit. It is never sent for anything that no publication names (invariant
-2).
+2). EndTxn(abort) is sent by `retract.py` alone.
 
 `commit` writes nothing into the journal, so it may run beside the next checkpoint; `settle` takes
 its result there.
@@ -63,7 +63,7 @@ def end_transactions(
     lost: list[PreparedTransaction] = []
     waiting = Waiting(patience)
     while remaining:
-        trouble = yield from _send(to_end)
+        trouble = yield from send_ends(to_end)
         facts: Facts = {}
         for transaction in remaining:
             try:
@@ -84,12 +84,14 @@ def end_transactions(
     return Ended(ended=in_order, lost=tuple(lost))
 
 
-def _send(to_end: Sequence[PreparedTransaction]) -> Procedure[KafkaError | None]:
-    """One EndTxn(commit) each; what stood in the way of the last that failed."""
+def send_ends(
+    to_end: Sequence[PreparedTransaction], *, commit: bool = True
+) -> Procedure[KafkaError | None]:
+    """One EndTxn each; what stood in the way of the last that failed."""
     trouble: KafkaError | None = None
     for transaction in to_end:
         try:
-            outcome = yield from end_transaction(transaction)
+            outcome = yield from end_transaction(transaction, commit=commit)
         except KafkaError as error:
             trouble = error
             continue

@@ -2,7 +2,9 @@
 
 Recovery, in this order: read everything that the broker says of the named transactions, decide for
 all of them together, end them, write it down, and only then fence what is not named. The order is
-the protocol's: fencing first would abort what is published.
+the protocol's: fencing first would abort what is published. Where something is lost, the
+publication is taken back if it can be (`retract.py`), and the question is put again for the one
+before it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ from tidegate.checkpoint.effects import Procedure
 from tidegate.checkpoint.journal import Closed
 from tidegate.checkpoint.procedures.ending import Ended, end_transactions, examine
 from tidegate.checkpoint.procedures.fencing import fence_older
-from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
+from tidegate.checkpoint.procedures.own_journal import (
+    OwnJournal,
+    append,
+    header_after,
+    mark_ended,
+)
 from tidegate.checkpoint.procedures.patience import ENDING, FENCING, STORING, Patience
-from tidegate.checkpoint.procedures.settle import settle
+from tidegate.checkpoint.procedures.retract import retract
+from tidegate.checkpoint.procedures.settle import settle, state_loss
 from tidegate.checkpoint.recovery import decide, is_complete
 from tidegate.errors import DataLossError, OutcomeUnknownError
-from tidegate.ids import TransactionalId
+from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
@@ -28,6 +36,8 @@ class Recovered:
 
     ended: tuple[PreparedTransaction, ...]
     fenced: tuple[TransactionalId, ...]
+    retracted: tuple[CheckpointId, ...]
+    """Newest first: their records are written again."""
 
 
 def recover(
@@ -43,13 +53,13 @@ def recover(
     the broker has aborted something that is named, KafkaError if it can not be asked in time.
     """
     try:
-        ended = yield from _settle_last(journal, ending, storing)
+        ended, retracted = yield from _settle_last(journal, ending, storing)
     except DataLossError:
         # The job stays failed, perhaps for long: readers must not stand still behind what died.
         yield from fence_older(journal, patience=fencing)
         raise
     fenced = yield from fence_older(journal, patience=fencing)
-    return Recovered(ended=ended, fenced=fenced)
+    return Recovered(ended=ended, fenced=fenced, retracted=retracted)
 
 
 def close(
@@ -83,14 +93,30 @@ def close(
 
 def _settle_last(
     journal: OwnJournal, ending: Patience, storing: Patience
-) -> Procedure[tuple[PreparedTransaction, ...]]:
+) -> Procedure[tuple[tuple[PreparedTransaction, ...], tuple[CheckpointId, ...]]]:
+    """What was ended and what was retracted; DataLossError where something is lost."""
+    retracted: tuple[CheckpointId, ...] = ()
+    while True:
+        result = yield from _end_named(journal, ending)
+        mark_ended(journal, result.ended)
+        if not result.lost:
+            break
+        taken_back = yield from retract(journal, ending=ending, storing=storing)
+        if not taken_back:
+            yield from state_loss(journal, result.lost, ending=ending, storing=storing)
+        retracted += taken_back
+    yield from settle(journal, result, ending=ending, storing=storing)
+    return result.ended, retracted
+
+
+def _end_named(journal: OwnJournal, patience: Patience) -> Procedure[Ended]:
+    """End what the last publication names; nothing is ended where something is seen to be lost."""
     named = journal.unended
-    facts = yield from examine(named, ending)
+    facts = yield from examine(named, patience)
     decision = decide(named, settled=journal.state.settled, facts=facts)
     complete = tuple(txn for txn in decision.done if is_complete(txn, facts[txn]))
-    open_ = tuple(txn for txn in named if txn not in complete and txn not in decision.lost)
-    result = yield from end_transactions(open_, settled=False, patience=ending)
-    ended = (*complete, *result.ended)
-    lost = (*decision.lost, *result.lost)
-    yield from settle(journal, Ended(ended=ended, lost=lost), ending=ending, storing=storing)
-    return ended
+    if decision.lost:
+        return Ended(ended=complete, lost=decision.lost)
+    open_ = tuple(txn for txn in named if txn not in complete)
+    result = yield from end_transactions(open_, settled=False, patience=patience)
+    return Ended(ended=(*complete, *result.ended), lost=result.lost)

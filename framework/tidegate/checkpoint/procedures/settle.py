@@ -10,6 +10,7 @@ Run under the caller's mutex of journal-writing procedures.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tidegate.checkpoint.effects import Procedure, wall_clock
 from tidegate.checkpoint.journal import Lost, Publication, Settled
@@ -21,8 +22,9 @@ from tidegate.checkpoint.procedures.own_journal import (
     mark_ended,
 )
 from tidegate.checkpoint.procedures.patience import ENDING, STORING, Patience
+from tidegate.checkpoint.procedures.retract import could_retract
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.errors import DataLossError, InternalError, check
+from tidegate.errors import DataLossError, InternalError, TransactionError, check
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
@@ -37,12 +39,21 @@ def settle(
     free.
 
     Writes `settled` once everything that the last publication names is ended; before, it only
-    remembers. With a loss: ends what else is named, writes `lost` and raises DataLossError.
+    remembers. With a loss: TransactionError where the publication may perhaps be taken back, which
+    the next attempt decides; else ends what else is named, writes `lost` and raises DataLossError.
     DeposedError, StorageError and OutcomeUnknownError as any journal-writing procedure.
     """
     mark_ended(journal, result.ended)
+    if result.lost and could_retract(journal):
+        ids = ", ".join(txn.transactional_id for txn in result.lost)
+        message = (
+            f"Kafka has aborted published transactions ({ids}), and nothing of their checkpoint is "
+            "committed as far as this attempt knows: the job restarts, and takes the checkpoint "
+            "back if that is so"
+        )
+        raise TransactionError(message)
     if result.lost:
-        yield from _state_loss(journal, result.lost, ending, storing)
+        yield from state_loss(journal, result.lost, ending=ending, storing=storing)
     last = journal.state.publication
     named = journal.state.named
     if last is None or not named or journal.unended:
@@ -53,9 +64,14 @@ def settle(
     return named
 
 
-def _state_loss(
-    journal: OwnJournal, lost: Sequence[PreparedTransaction], ending: Patience, storing: Patience
-) -> Procedure[None]:
+def state_loss(
+    journal: OwnJournal,
+    lost: Sequence[PreparedTransaction],
+    *,
+    ending: Patience,
+    storing: Patience,
+) -> Procedure[NoReturn]:
+    """End what else is named, write `lost`, and raise DataLossError."""
     check(set(lost) <= set(journal.state.named), "what is not named can not be lost")
     rest = [txn for txn in journal.unended if txn not in lost]
     others = yield from end_transactions(rest, settled=False, patience=ending)

@@ -110,7 +110,9 @@ class EffectRunner:
     def _end(self, effect: EndTransaction) -> EndOutcome:
         txn = effect.transaction
         self._check_cluster(txn.cluster_id)
-        return self._transactions.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=True)
+        return self._transactions.end(
+            txn.transactional_id, txn.producer_id, txn.epoch, commit=effect.commit
+        )
 
     def _check_cluster(self, cluster_id: str) -> None:
         if self._cluster_id is None:

@@ -200,6 +200,8 @@ class JournalWork:
         self._post(lambda: claimed(journal.attempt))
         run = self._runner().run
         recovered = run(recover(journal))
+        for retracted in recovered.retracted:
+            _log.warning("took a checkpoint back that Kafka did not keep", id=str(retracted))
         _log.info(
             "recovered",
             attempt=journal.attempt,

@@ -1,0 +1,32 @@
+"""How a deliberate fault of the protocol is put in place, and found by the world's checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.masters import simulate
+from tests.checkpoint.world import Rules, Violation
+
+MUTANT_SEEDS = 1_500
+"""Within so many runs each mutant is caught; most need a few."""
+
+Patch = Callable[[str, object], None]
+"""Replaces a function of the checkpoint room, by the name of its module and its own."""
+
+
+def caught(run: Callable[[int], object]) -> Violation:
+    """The first violation that the checks find in a mutant."""
+    for seed in range(MUTANT_SEEDS):
+        try:
+            run(seed)
+        except Violation as found:
+            return found
+    pytest.fail(f"the mutant survived {MUTANT_SEEDS} runs")
+
+
+def under(**rules: Any) -> Callable[[int], object]:
+    """Runs with other rules."""
+    return lambda seed: simulate(seed, Rules(**rules))
