@@ -27,7 +27,7 @@ from tests.checkpoint.world import (
 )
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import Lost, decode_entry, entry_number
+from tidegate.checkpoint.journal import HINT_INTERVAL, Lost
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts
 from tidegate.checkpoint.procedures import (
@@ -39,6 +39,7 @@ from tidegate.checkpoint.procedures import (
     publish,
     settle,
     sweep,
+    trim,
 )
 from tidegate.checkpoint.transactional_ids import format_transactional_id, parse_transactional_id
 from tidegate.errors import (
@@ -182,6 +183,7 @@ class JobMaster:
     def _main(self) -> Thread:
         rules = self.world.rules
         self.journal = journal = yield from claim(JOB, patience=PATIENCE, **self.claim_args)
+        journal.hint_interval = self.world.hint_interval
         self.world.log.append(f"{self.name} claims {journal.attempt}")
         yield from rules.recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
         point = journal.restore_point("latest")
@@ -265,6 +267,14 @@ class JobMaster:
             self.tasks.told_ended(result.ended)
             yield Step()
             self.tasks.told_freed(freed)
+            if freed:
+                yield from self._trim(self.journal)
+
+    def _trim(self, journal: OwnJournal) -> Iterator[Any]:
+        try:
+            yield from trim(journal)
+        except StorageError:
+            return  # with the next checkpoint
 
 
 def _manifest(
@@ -368,8 +378,7 @@ def finish(world: World, masters: list[JobMaster]) -> None:
 
 def _check_output(world: World) -> None:
     lost = set()
-    for path, data in world.store.objects.items():
-        entry = decode_entry(data, path) if entry_number(path) is not None else None
+    for entry in world.entries():
         if isinstance(entry, Lost):
             for txn in entry.transactions:
                 lost |= set(world.prepared[txn.transactional_id, txn.epoch])
@@ -393,10 +402,12 @@ def simulate(
     timeouts: int = 0,
     intruders: int = 0,
     attempts: int = 4,
+    hint_interval: int = HINT_INTERVAL,
 ) -> World:
     """One whole run; Violation (with the log so far) if an invariant breaks."""
     chance = random.Random(seed)
     world = World(seed, rules or Rules(), Faults.draw(chance), chance)
+    world.hint_interval = hint_interval
     world.faults.timeouts, world.faults.intruders = timeouts, intruders
     masters: list[JobMaster] = []
     try:

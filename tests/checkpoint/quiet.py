@@ -9,11 +9,7 @@ from typing import Any, TypeVar
 from tests.checkpoint.masters import Tasks
 from tests.checkpoint.world import CLUSTER, JOB, PATIENCE, Faults, Rules, World
 from tidegate.checkpoint.effects import Effect, Procedure
-from tidegate.checkpoint.journal import (
-    AnyEntry,
-    decode_entry,
-    entry_path,
-)
+from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.plan_facts import PlanFacts
 from tidegate.checkpoint.procedures import (
@@ -94,10 +90,7 @@ class Quiet:
         self.run(close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE))
 
     def entries(self) -> list[AnyEntry]:
-        found: list[AnyEntry] = []
-        while (data := self.world.store.objects.get(entry_path(JOB, len(found) + 1))) is not None:
-            found.append(decode_entry(data, "p"))
-        return found
+        return self.world.entries()
 
     def kinds(self) -> list[str]:
         return [type(entry).__name__ for entry in self.entries()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.checkpoint.quiet import Quiet, manifest
@@ -12,6 +13,7 @@ from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal import (
     HINT_INTERVAL,
+    encode_entry,
     entry_path,
     hint_path,
 )
@@ -21,7 +23,6 @@ from tidegate.checkpoint.procedures import (
     publish,
     read_journal,
 )
-from tidegate.checkpoint.procedures.claim import HOLE_MAX
 from tidegate.errors import (
     CorruptCheckpointError,
     JobClosedError,
@@ -154,8 +155,8 @@ def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
     for counter in range(1, HINT_INTERVAL):
         quiet.publish(journal, counter)
     objects = quiet.world.store.objects
-    hint = decode_hint(objects[hint_path(JOB)], "hint")
-    assert hint.number == HINT_INTERVAL
+    hint = hint_path(JOB, HINT_INTERVAL)
+    assert decode_hint(objects[hint], "hint").number == HINT_INTERVAL
     quiet.publish(journal, HINT_INTERVAL)
     path = entry_path(JOB, HINT_INTERVAL)
     whole = objects[path]
@@ -166,23 +167,30 @@ def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
     del objects[path]
     with pytest.raises(CorruptCheckpointError, match="is missing"):
         quiet.claim()
-    del objects[hint_path(JOB)]
+    del objects[hint]
     with pytest.raises(CorruptCheckpointError, match=r"0100\.json is missing, but entry 101 is"):
         quiet.claim()
 
 
-def test_a_gap_that_is_too_large_to_be_seen_is_met_by_what_is_written(quiet: Quiet) -> None:
+def test_a_gap_of_any_size_is_found(quiet: Quiet) -> None:
     journal = quiet.claim()
     for counter in range(1, 10):
         quiet.publish(journal, counter)
-    for number in range(3, 4 + HOLE_MAX + 1):
+    for number in range(3, 9):
         del quiet.world.store.objects[entry_path(JOB, number)]
+    with pytest.raises(CorruptCheckpointError, match=r"0003\.json is missing, but entry 10 is"):
+        quiet.claim()
+
+
+def test_a_hole_that_opens_later_is_met_by_what_is_written(quiet: Quiet) -> None:
+    """The attempt has read entry 3; it is lost, and an older one is brought back at 4."""
+    older = quiet.claim()
+    quiet.publish(older, 1)
     filling = quiet.claim()
-    assert filling.attempt == 3
-    for counter in range(1, HOLE_MAX + 2):
-        quiet.publish(filling, counter)
+    stray = msgspec.structs.replace(quiet.entries()[1], number=4, previous="another")
+    quiet.world.store.objects[entry_path(JOB, 4)] = encode_entry(stray)
     with pytest.raises(CorruptCheckpointError, match="does not follow the one before it"):
-        quiet.publish(filling, HOLE_MAX + 2)
+        quiet.publish(filling, 1)
 
 
 def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
@@ -205,12 +213,15 @@ def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
 def test_a_bad_hint_only_costs_time(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
-    quiet.world.store.objects[hint_path(JOB)] = b"{torn"
-    assert quiet.claim().attempt == 3
+    objects = quiet.world.store.objects
     stale = quiet.run(read_journal(JOB))
-    quiet.publish(quiet.claim(), 1)
-    quiet.world.store.objects[hint_path(JOB)] = encode_hint(stale)
-    assert quiet.run(read_journal(JOB)).number == 5
+    objects[hint_path(JOB, 2)] = encode_hint(stale)
+    quiet.publish(journal, 2)
+    assert quiet.run(read_journal(JOB)).number == 3
+    objects[hint_path(JOB, 3)] = b"{torn"
+    assert quiet.run(read_journal(JOB)).number == 3
+    objects[hint_path(JOB, 3)] = encode_hint(stale)
+    assert quiet.run(read_journal(JOB)).number == 3, "it is not of the entry that its name says"
 
 
 def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: Quiet) -> None:

@@ -23,6 +23,7 @@ from tidegate.checkpoint.journal import (
     encode_entry,
     entry_number,
     entry_path,
+    hint_number,
     hint_path,
 )
 from tidegate.checkpoint.journal_state import (
@@ -351,7 +352,10 @@ def test_the_hint_holds_the_whole_state() -> None:
 
 def test_entries_sort_by_their_number() -> None:
     assert entry_path(JOB, 7) == "job/journal/00000000000000000007.json"
-    assert entry_number(hint_path(JOB)) is None
+    assert hint_path(JOB, 7) == "job/journal/00000000000000000007.hint"
+    assert entry_number(hint_path(JOB, 7)) is None
+    assert hint_number(hint_path(JOB, 7)) == 7
+    assert hint_number(entry_path(JOB, 7)) is None
     with pytest.raises(InternalError):
         entry_path(JOB, 0)
 

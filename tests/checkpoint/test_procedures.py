@@ -185,15 +185,15 @@ def test_a_hint_that_can_not_be_written_fails_nothing_and_is_written_later(quiet
         quiet.publish(journal, counter)
 
     def no_hint(effect: Effect) -> Any:
-        if isinstance(effect, effects.WriteObject) and effect.path == hint_path(JOB):
+        if isinstance(effect, effects.WriteObject) and effect.path.endswith(".hint"):
             raise StorageError("full")
         return NotImplemented
 
     last = manifest(journal, HINT_INTERVAL - 1)
     assert quiet.run(publish(journal, last, ()), no_hint).number == HINT_INTERVAL
-    assert hint_path(JOB) not in quiet.world.store.objects
+    assert hint_path(JOB, HINT_INTERVAL) not in quiet.world.store.objects
     quiet.publish(journal, HINT_INTERVAL)
-    assert hint_path(JOB) in quiet.world.store.objects
+    assert hint_path(JOB, HINT_INTERVAL + 1) in quiet.world.store.objects
 
 
 # --- recovery -----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from typing import Any
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal import (
+    HINT_INTERVAL,
     Accepted,
     AnyEntry,
     Publication,
@@ -145,6 +146,8 @@ class World:
     intruded: list[TransactionalId] = field(default_factory=list)
     lost_records: set[int] = field(default_factory=set)
     time_s: float = 0.0
+    hint_interval: int = HINT_INTERVAL
+    """Entries between two hints, which is how often a journal is trimmed."""
     producer_ids: int = 0
     nonces: int = 0
     log: list[str] = field(default_factory=list)
@@ -322,15 +325,21 @@ class World:
         )
         if kafka and self.chance.random() < self.faults.kafka_away:
             raise KafkaUnavailableError("Kafka is away")
-        storage = isinstance(effect, effects.ReadObject | effects.WriteObject)
+        storage = isinstance(
+            effect,
+            effects.ReadObject | effects.WriteObject | effects.ListObjects | effects.DeleteObject,
+        )
         if storage and self.chance.random() < self.faults.storage_fails:
             raise StorageError("the storage fails")
         return self._actions[type(effect)](effect)
 
     def __post_init__(self) -> None:
         self._decoded: dict[int, AnyEntry] = {}
+        self._trimmed: set[int] = set()
         self._actions: dict[type, Callable[[Any], Any]] = {
             effects.CreateEntry: lambda e: self.create(e.path, e.data),
+            effects.ListObjects: lambda e: self._paths(e.prefix),
+            effects.DeleteObject: lambda e: self._delete(e.path),
             effects.ReadObject: lambda e: self.store.objects.get(e.path),
             effects.WriteObject: lambda e: self.store.objects.__setitem__(e.path, e.data),
             effects.Describe: lambda e: self.describe(e.transactional_id),
@@ -342,6 +351,22 @@ class World:
             effects.WallClock: lambda _: round(self.time_s * 1000),
             effects.Nonce: lambda _: self._nonce(),
         }
+
+    def _paths(self, prefix: str) -> list[str]:
+        return sorted(path for path in self.store.objects if path.startswith(f"{prefix}/"))
+
+    def _delete(self, path: str) -> None:
+        """Entries go oldest first, and none that the newest publications or hints stand on."""
+        number = entry_number(path)
+        if number is not None and path in self.store.objects:
+            older = set(range(1, number)) - self._trimmed  # what lands there again is a stray
+            published = [e.number for e in self.entries() if isinstance(e, Publication)]
+            if older:
+                raise Violation(f"entry {number} is trimmed before {sorted(older)}")
+            if number >= max(published[-2:-1], default=0):
+                raise Violation(f"entry {number} is trimmed, but publications are {published}")
+            self._trimmed.add(number)
+        self.store.objects.pop(path, None)
 
     def _listed(self, prefix: str) -> dict[TransactionalId, TransactionState]:
         return {tid: found.state for tid, found in self.broker.items() if tid.startswith(prefix)}

@@ -25,7 +25,7 @@ from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
 from tidegate.protocol.snapshots import PreparedTransaction
 
 HINT_INTERVAL: Final = 100
-"""Entries between two writings of the hint: a claim reads at most about so many entries."""
+"""Entries between two hints: a claim reads at most about so many entries."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
@@ -131,12 +131,19 @@ KINDS: Final = frozenset(
 def entry_path(job: JobName, number: int) -> str:
     """Where an entry lies."""
     check(number >= 1, "entries are numbered from 1")
-    return f"{job}/journal/{number:020d}.json"
+    return f"{journal_folder(job)}/{number:020d}.json"
 
 
-def hint_path(job: JobName) -> str:
-    """Where the hint lies: the state at some entry, perhaps an old one."""
-    return f"{job}/journal/hint"
+def journal_folder(job: JobName) -> str:
+    """Where the entries and hints lie."""
+    return f"{job}/journal"
+
+
+def hint_path(job: JobName, number: int) -> str:
+    """Where the state at an entry lies. Each is written under a name of its own: a zombie that is
+    late can not replace a newer one.
+    """
+    return f"{journal_folder(job)}/{number:020d}.hint"
 
 
 def encode_entry(entry: AnyEntry) -> bytes:
@@ -172,10 +179,19 @@ class _Kind(msgspec.Struct):
     kind: str
 
 
-_NUMBER = re.compile(r".*/journal/(\d{20})\.json")
+_NUMBER = re.compile(r".*/journal/(\d{20})\.(json|hint)")
 
 
 def entry_number(path: str) -> JournalNumber | None:
-    """The number that a path names; None for the hint and for anything else."""
+    """The number of the entry that lies there; None for a hint and for anything else."""
+    return _number(path, "json")
+
+
+def hint_number(path: str) -> JournalNumber | None:
+    """The number of the entry whose state lies there; None for an entry and for anything else."""
+    return _number(path, "hint")
+
+
+def _number(path: str, kind: str) -> JournalNumber | None:
     match = _NUMBER.fullmatch(path)
-    return None if match is None else JournalNumber(int(match[1]))
+    return None if match is None or match[2] != kind else JournalNumber(int(match[1]))

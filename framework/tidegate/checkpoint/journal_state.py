@@ -2,9 +2,9 @@
 
 A pure fold: `JournalState.after(entry)` gives the state with one more entry, or refuses an entry
 that can not follow. The claim procedure folds all entries up to its own, so that what it stands on
-was decided before it; the state of some entry is also the journal's hint, so that a claim need not
-read the whole journal. A stale hint is no harm: entries never change, so the state of any of them
-stays true.
+was decided before it; the states of some entries are written down as hints, so that a claim need
+not read the whole journal, and so that its oldest entries can be trimmed. Entries never change, so
+the state of any of them stays true.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def encode_hint(state: JournalState) -> bytes:
 
 
 def decode_hint(data: bytes, path: str) -> JournalState:
-    """The inverse; CorruptCheckpointError if it can not be used, which is no harm: walk from 1."""
+    """The inverse; CorruptCheckpointError if it can not be used: begin at the hint before it."""
     try:
         return msgspec.json.decode(unseal(data, what=f"journal hint {path}"), type=JournalState)
     except msgspec.MsgspecError as error:

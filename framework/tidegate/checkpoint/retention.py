@@ -12,13 +12,13 @@ but
   zombies, whose files nobody reads.
 
 Files of newer attempts are never touched, nor anything whose path this version does not understand.
-Journal entries are not deleted in this version.
+How far the journal itself is trimmed is decided here too (`procedures/trimming.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef
@@ -28,6 +28,9 @@ from tidegate.ids import Attempt
 
 RETAINED_MIN: Final = 2
 """Publications kept at least: the last one, and the one that a retraction would fall back to."""
+
+HINTS_MIN: Final = 2
+"""Hints kept at least: where the newest can not be read, the one before it is needed."""
 
 _OWN_FILE: Final = re.compile(
     r"[^/]+/(?:files/(?P<files>\d+)/.+|manifests/(?P<manifest>\d+)-\d+\.json)"
@@ -61,6 +64,17 @@ def leftovers(
 ) -> tuple[str, ...]:
     """What can be deleted of older attempts, among all paths listed below the job's folder."""
     return tuple(sorted(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt))
+
+
+def first_entry_to_keep(state: JournalState, hints: Sequence[int]) -> int:
+    """Entries below this number may go; 1 where all must stay. `hints` are the numbers of hints,
+    ascending.
+
+    Neither the newest two publications go, nor the entry of the hint before the newest.
+    """
+    if len(state.recent) < RETAINED_MIN or len(hints) < HINTS_MIN or hints[-1] > state.number:
+        return 1
+    return min(hints[-HINTS_MIN], state.recent[-RETAINED_MIN].number)
 
 
 def _attempt_of(path: str) -> int:

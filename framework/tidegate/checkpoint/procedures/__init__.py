@@ -1,21 +1,23 @@
 """The commit protocol's steps, as generators that ask for effects and do nothing themselves.
 
 An attempt runs, in this order: `claim`, `recover`, before the first publication of a submission
-`fix_beginnings`, then per checkpoint `publish`, `commit`, `settle`, now and then `sweep` and
-`delete_unneeded`, at the job's end `close`. `OwnJournal` goes through all of them. The JobMaster
-runs them in worker threads by `controlplane/jobmaster/effects.py`.
+`fix_beginnings`, then per checkpoint `publish`, `commit`, `settle`, now and then `sweep`,
+`delete_unneeded` and `trim`, at the job's end `close`. `OwnJournal` goes through all of them. The
+JobMaster runs them in worker threads by `controlplane/jobmaster/effects.py`.
 """
 
 from tidegate.checkpoint.procedures.beginnings import fix_beginnings
-from tidegate.checkpoint.procedures.claim import claim, read_journal
+from tidegate.checkpoint.procedures.claim import claim
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.procedures.ending import Ended, commit
 from tidegate.checkpoint.procedures.fencing import fence_older, sweep
 from tidegate.checkpoint.procedures.own_journal import OwnJournal
 from tidegate.checkpoint.procedures.patience import Patience
 from tidegate.checkpoint.procedures.publish import PublishedCheckpoint, load_manifest, publish
+from tidegate.checkpoint.procedures.reading import read_journal
 from tidegate.checkpoint.procedures.recover import Recovered, close, recover
 from tidegate.checkpoint.procedures.settle import settle
+from tidegate.checkpoint.procedures.trimming import trim
 
 __all__ = [
     "Cleaning",
@@ -36,4 +38,5 @@ __all__ = [
     "recover",
     "settle",
     "sweep",
+    "trim",
 ]

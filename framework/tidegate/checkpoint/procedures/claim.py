@@ -14,17 +14,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.checkpoint.effects import Procedure, list_transactions, nonce, read_object
-from tidegate.checkpoint.journal import (
-    REMEDY,
-    Accepted,
-    AnyEntry,
-    Claim,
-    decode_entry,
-    entry_path,
-    hint_path,
-)
-from tidegate.checkpoint.journal_state import JournalState, decode_hint
+from tidegate.checkpoint.effects import Procedure, list_transactions, nonce
+from tidegate.checkpoint.journal import Accepted, AnyEntry, Claim, entry_path
+from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.procedures.own_journal import (
     OwnJournal,
     header_after,
@@ -32,6 +24,7 @@ from tidegate.checkpoint.procedures.own_journal import (
     restore_point,
 )
 from tidegate.checkpoint.procedures.patience import FENCING, STORING, Patience, kafka_retried
+from tidegate.checkpoint.procedures.reading import read_entry, read_journal
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -43,41 +36,9 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, JobName
 
-HOLE_MAX: Final = 3
-"""Entries that are looked for behind the last one: a few lost files in a row are noticed at once. A
-larger hole is noticed when the attempt wants to write where an old entry stands."""
-
 COMPETITIONS_MAX: Final = 1_000
 """Entries that may be added by others while one claim is being made: more is no race but a
 fault."""
-
-
-def read_journal(job: JobName) -> Procedure[JournalState]:
-    """Fold the whole journal, from the hint upwards. CorruptCheckpointError if it is not whole.
-
-    Claims nothing and changes nothing.
-    """
-    state = yield from _hinted(job)
-    while True:
-        while (entry := (yield from _read(job, state.number + 1))) is not None:
-            state = state.after(entry)
-        beyond = yield from _beyond(job, state.number)
-        if beyond is None:
-            return state
-        if (yield from _read(job, state.number + 1)) is None:  # else it came between two looks
-            message = (
-                f"journal entry {entry_path(job, state.number + 1)} is missing, but entry {beyond} "
-                f"is there. {REMEDY}"
-            )
-            raise CorruptCheckpointError(message)
-
-
-def _beyond(job: JobName, number: int) -> Procedure[int | None]:
-    """The number of an entry behind a hole after `number`, if there is one."""
-    for further in range(number + 2, number + 2 + HOLE_MAX):
-        if (yield from read_object(entry_path(job, further))) is not None:
-            return further
-    return None
 
 
 def claim(
@@ -119,7 +80,10 @@ def claim(
                 state, submission, restore, take_over=take_over, claimant=claimant
             )
         found = yield from place(job, entry, patience)
-        if found.nonce == entry.nonce and isinstance(found, Claim):
+        if found is None or found.nonce != entry.nonce:
+            state = yield from read_journal(job)  # others were faster, perhaps by much
+            continue
+        if isinstance(found, Claim):
             yield from _read_back(job, found)
             return OwnJournal(
                 job=job,
@@ -153,7 +117,7 @@ def _refuse_used_name(job: JobName) -> Procedure[None]:
     listed = yield from kafka_retried(lambda: list_transactions(job_prefix(job)), FENCING)
     parsed = [parse_transactional_id(tid) for tid in listed]
     others = sorted({parts.journal for parts in parsed if parts is not None and parts.job == job})
-    if others and (yield from _read(job, 1)) is None:  # else another process was just first
+    if others and (yield from read_entry(job, 1)) is None:  # else another process was just first
         message = (
             f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
             f"ids of that name, of journal {', '.join(others)}: the name is used by another job, "
@@ -182,36 +146,10 @@ def _next_claim(
 
 def _read_back(job: JobName, own: Claim) -> Procedure[None]:
     """What the store confirmed must be there, or its creates order nothing."""
-    found = yield from _read(job, own.number)
+    found = yield from read_entry(job, own.number)
     if found != own:
         message = (
             f"journal entry {entry_path(job, own.number)} was created, but reads back as "
             f"{'nothing' if found is None else 'another'}: this storage can not hold a journal"
         )
         raise CorruptCheckpointError(message)
-
-
-def _hinted(job: JobName) -> Procedure[JournalState]:
-    """The state that the hint holds, if it can be used and the entry that it stands on is there."""
-    path = hint_path(job)
-    data = yield from read_object(path)
-    if data is None:
-        return JournalState()
-    try:
-        state = decode_hint(data, path)
-    except CorruptCheckpointError:
-        return JournalState()  # only a shortcut: without it, every entry is read
-    entry = yield from _read(job, state.number)
-    if entry is None or entry.nonce != state.nonce:
-        message = (
-            f"journal entry {entry_path(job, state.number)} is missing or is not the one that "
-            f"{path} was written after. {REMEDY}"
-        )
-        raise CorruptCheckpointError(message)
-    return state
-
-
-def _read(job: JobName, number: int) -> Procedure[AnyEntry | None]:
-    path = entry_path(job, number)
-    data = yield from read_object(path)
-    return None if data is None else decode_entry(data, path)

@@ -37,6 +37,7 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
 from tidegate.checkpoint.procedures.patience import Patience, Waiting
+from tidegate.checkpoint.procedures.reading import list_journal
 from tidegate.errors import (
     CorruptCheckpointError,
     DeposedError,
@@ -62,7 +63,10 @@ class OwnJournal:
     """The same, up to the last entry that this process has written."""
     ended: set[PreparedTransaction] = field(default_factory=set)
     """Seen CompleteCommit, and possibly still in acknowledgements: never named again."""
+    hint_interval: int = HINT_INTERVAL
     hint_due: bool = False
+    trim_due: bool = False
+    """A hint was written since the journal was trimmed."""
     in_doubt: bool = False
     """Giving up left it open whether the last entry was written: `state` may lack a publication, so
     nothing may be ended, fenced or written by it. The next claim finds out."""
@@ -152,16 +156,18 @@ def header_after(state: JournalState) -> Procedure[Header]:
 def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedure[None]:
     """Add an entry of this attempt.
 
-    DeposedError if another entry stands there, CorruptCheckpointError if that is older than what it
-    would have to follow. StorageError if it is certain that nothing was
-    written, OutcomeUnknownError if it could not be learned in time: the attempt must end, and its
-    transactions be left alone.
+    DeposedError if another entry stands there, or did before it was trimmed; CorruptCheckpointError
+    if what stands there is older than what it would have to follow. StorageError if it is certain
+    that nothing was written, OutcomeUnknownError if it could not be learned in time: the attempt
+    must end, and its transactions be left alone.
     """
     try:
         found = yield from place(journal.job, entry, patience)
     except OutcomeUnknownError:
         journal.in_doubt = True
         raise
+    if found is None:
+        raise deposed(journal, found)
     if found.nonce != entry.nonce:
         if found.previous != entry.previous:
             message = (
@@ -171,16 +177,17 @@ def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedur
             raise CorruptCheckpointError(message)
         raise deposed(journal, found)
     journal.state = journal.state.after(entry)
-    journal.hint_due = journal.hint_due or entry.number % HINT_INTERVAL == 0
+    journal.hint_due = journal.hint_due or entry.number % journal.hint_interval == 0
     if journal.hint_due:
         yield from _write_hint(journal)
 
 
-def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEntry]:
+def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEntry | None]:
     """Create an entry at its number and return what stands there: it, or what was there before.
 
-    A create whose outcome is not known is sent again, the same bytes to the same number, until it
-    is.
+    None if others have gone on from that number and trimmed the journal, or may have: what was
+    created then counts for nothing, because nobody reads it. A create whose outcome is not known is
+    sent again, the same bytes to the same number, until it is.
     """
     path, data = entry_path(job, entry.number), encode_entry(entry)
     unknown = False
@@ -188,18 +195,17 @@ def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEnt
     while True:
         try:
             outcome = yield from create_entry(path, data)
-            if outcome is Created.CREATED:
-                return entry
+            unknown = True  # until it is certain that what stands there counts
+            found: AnyEntry | None = entry if outcome is Created.CREATED else None
             if outcome is Created.EXISTS:
                 # It may be our own, from an earlier try or one that the store made by itself.
-                unknown = True
-                found = yield from read_object(path)
-                if found is not None:
-                    return decode_entry(found, path)
+                there = yield from read_object(path)
+                found = None if there is None else decode_entry(there, path)
+            if found is not None:
+                return None if (yield from _overtaken(job, entry.number)) else found
         except StorageError:
             if not unknown:
                 raise
-        unknown = True
         if not (yield from waiting.again()):
             message = (
                 f"the checkpoint storage did not say in {patience.give_up_s:g} s whether journal "
@@ -208,13 +214,24 @@ def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEnt
             raise OutcomeUnknownError(message)
 
 
-def deposed(journal: OwnJournal, found: AnyEntry) -> DeposedError:
+def _overtaken(job: JobName, number: int) -> Procedure[bool]:
+    """Whether a hint beyond an entry is there: before any entry goes, there is one above it.
+
+    That the entry before it is still there would prove less: a create of that one, sent twice, may
+    have landed a second time since.
+    """
+    listing = yield from list_journal(job)
+    return listing.newest_hint > number
+
+
+def deposed(journal: OwnJournal, found: AnyEntry | None) -> DeposedError:
     """The error for finding another's entry where one's own should stand."""
-    who = (
-        f"attempt {found.number} has claimed the job"
-        if isinstance(found, Claim)
-        else f"another process has written entry {found.number}"
-    )
+    if found is None:
+        who = "others have gone on with the job and trimmed its journal"
+    elif isinstance(found, Claim):
+        who = f"attempt {found.number} has claimed the job"
+    else:
+        who = f"another process has written entry {found.number}"
     return DeposedError(
         f"attempt {journal.attempt} of job {journal.job!r} was deposed: {who}. This process exits; "
         "nothing that it did after that entry counts"
@@ -228,7 +245,8 @@ def mark_ended(journal: OwnJournal, transactions: Iterable[PreparedTransaction])
 
 def _write_hint(journal: OwnJournal) -> Procedure[None]:
     try:
-        yield from write_object(hint_path(journal.job), encode_hint(journal.state))
+        path = hint_path(journal.job, journal.state.number)
+        yield from write_object(path, encode_hint(journal.state))
     except StorageError:
         return  # it stays due and is written with the next entry; without it, claims only read more
-    journal.hint_due = False
+    journal.hint_due, journal.trim_due = False, True

@@ -128,14 +128,18 @@ class EffectRunner:
 
 def run_reading(store: BlobStore, procedure: Procedure[T]) -> T:
     """Carry out a procedure that only reads the checkpoint storage; needs no Kafka."""
-    answer: bytes | None = None
+    answer: bytes | list[str] | None = None
     while True:
         try:
             effect = procedure.send(answer)
         except StopIteration as end:
             result: T = end.value
             return result
-        if not isinstance(effect, ReadObject):
-            message = f"a procedure that reads asked for {type(effect).__name__}"
-            raise InternalError(message)
-        answer = store.get(effect.path)
+        match effect:
+            case ReadObject():
+                answer = store.get(effect.path)
+            case ListObjects():
+                answer = store.list(effect.prefix)
+            case _:
+                message = f"a procedure that reads asked for {type(effect).__name__}"
+                raise InternalError(message)

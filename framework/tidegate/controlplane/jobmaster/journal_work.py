@@ -29,6 +29,7 @@ from tidegate.checkpoint.procedures import (
     recover,
     settle,
     sweep,
+    trim,
 )
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.restore import Restoration, restore
@@ -299,6 +300,7 @@ class JournalWork:
         retained = self._config.checkpoint.retained
         try:
             self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
+            self._runner().run(trim(journal))
         except StorageError as error:
             _log.warning("old files stay until the next checkpoint", error=str(error))
 
