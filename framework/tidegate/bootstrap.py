@@ -10,6 +10,7 @@ line's to interpret); SIGTERM is an orderly exit; the exit never waits for threa
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -28,10 +29,12 @@ from typing import Any, NoReturn
 from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.logs import set_up_logging, set_up_structlog
+from tidegate.drivers.network import THIS_HOST, Network, own_address_towards
 from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
 from tidegate.drivers.process.spawn import OsProcesses
-from tidegate.errors import TidegateError
+from tidegate.errors import Domain, RpcError, TidegateError
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 
 SLOT_MAIN = "tidegate.slot.main:run_slot"
@@ -41,6 +44,10 @@ JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
 
 FAILED = 1
 """Exit status of a process that raised; its log says what."""
+REFUSED = 2
+"""Exit status of a standing process for a mistake of whoever starts it."""
+REJOIN_PAUSE_S = 0.2
+"""Before a standing TaskManager joins again."""
 
 _PRELOADED = (
     "confluent_kafka",
@@ -70,6 +77,8 @@ class Common:
     """Roles with their mains as `module:function`, where a test brings its own."""
     path: tuple[str, ...] = ()
     """Folders that come first on the module path of every process."""
+    network: Network = THIS_HOST
+    """How the process and its children are reached."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,6 +86,7 @@ class Common:
             "cluster": self.cluster,
             "mains": dict(self.mains),
             "path": list(self.path),
+            "network": dataclasses.asdict(self.network),
         }
 
     @classmethod
@@ -86,6 +96,7 @@ class Common:
             cluster=given["cluster"],
             mains=given["mains"],
             path=tuple(given["path"]),
+            network=Network(**given["network"]),
         )
 
 
@@ -111,6 +122,88 @@ def local_cluster(
     return LocalCluster(
         processes(common), drivers.rpc, drivers.clock, drivers.threads, on_restart=on_restart
     )
+
+
+def standing_jobmanager(config: Config) -> NoReturn:
+    """Be the JobManager of a standing cluster until a signal; ends this process.
+
+    Its jobs live on in the checkpoint storage: the next one of the same `cluster.name` recovers
+    them.
+    """
+
+    def serve() -> int:
+        storage = config.checkpoint.storage
+        if "://" not in storage:  # its JobMasters and slots have other working folders
+            storage = str(Path(storage).absolute())
+        checkpoint = config.checkpoint.model_copy(update={"storage": storage})
+        own = config.model_copy(update={"checkpoint": checkpoint})
+        network = Network(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
+        common = Common(config=own, cluster=own.cluster.name, network=network)
+        return run_jobmanager(
+            common.cluster,
+            own,
+            RealDrivers(network),
+            processes(common),
+            announce=lambda facts: _log.info("serving: %s", facts),
+            standing=True,
+        )
+
+    from tidegate.controlplane.dispatcher.service import run_jobmanager
+
+    _stand("jobmanager", config, serve)
+
+
+def standing_taskmanager(config: Config) -> NoReturn:
+    """Be a standing TaskManager until a signal; ends this process.
+
+    A TaskManager belongs to one JobManager; when that is lost this joins the next one, as another.
+    """
+
+    def serve() -> int:
+        at = config.jobmanager
+        clock = SystemClock()
+        while True:
+            try:
+                host = config.taskmanager.host or own_address_towards(at.host, at.port)
+                network = Network(host=host, bind_host=config.taskmanager.bind_host)
+                common = Common(config=config, cluster=config.cluster.name, network=network)
+                run_taskmanager(
+                    TaskManagerId(f"standing-{host}-{secrets.token_hex(4)}"),
+                    Network(host=at.host).shown(at.port),
+                    None,
+                    config.taskmanager.slots,
+                    config,
+                    RealDrivers(network),
+                    processes(common),
+                    port=config.taskmanager.port,
+                )
+            except RpcError as error:  # no way to the JobManager yet, or our port still taken
+                _log.warning("%s", error)
+            clock.sleep(REJOIN_PAUSE_S)
+
+    from tidegate.controlplane.taskmanager.service import run_taskmanager
+
+    _stand("taskmanager", config, serve)
+
+
+def _stand(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
+    """Run a process that nobody's life is tied to: it ends by SIGTERM or Ctrl-C, in order."""
+    status = FAILED
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _orderly)
+        set_up_logging(config.logs.level, role=role, pid=os.getpid())
+        status = serve()
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else FAILED
+    except TidegateError as error:
+        if error.domain is Domain.USER:
+            status = REFUSED
+        _log.error("%s", error, exc_info=None if error.domain is Domain.USER else error)
+    except BaseException:  # noqa: BLE001  # the last frame of a process: said, then left
+        _log.exception("the %s process failed", role)
+    finally:
+        _leave(status)
 
 
 def main(role: str) -> NoReturn:
@@ -159,7 +252,11 @@ def _announce(facts: Mapping[str, object]) -> None:
 def _jobmanager(common: Common, _arguments: dict[str, Any]) -> int:
     run = _named(common.mains.get("jobmanager", JOBMANAGER_MAIN))
     status: int = run(
-        common.cluster, common.config, RealDrivers(), processes(common), announce=_announce
+        common.cluster,
+        common.config,
+        RealDrivers(common.network),
+        processes(common),
+        announce=_announce,
     )
     return status
 
@@ -174,7 +271,7 @@ def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
         JobName(arguments["job"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
-        RealDrivers(),
+        RealDrivers(common.network),
     )
     return status
 
@@ -187,7 +284,7 @@ def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
         LeaderEpoch(arguments["epoch"]),
         arguments["slots"],
         common.config,
-        RealDrivers(),
+        RealDrivers(common.network),
         processes(common),
     )
     return status
@@ -196,7 +293,7 @@ def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
 def _zygote(common: Common, arguments: dict[str, Any]) -> int:
     for name in _PRELOADED:
         importlib.import_module(name)
-    drivers = RealDrivers()
+    drivers = RealDrivers(common.network)
     run = _named(common.mains.get("slot", SLOT_MAIN))
     from tidegate.drivers.process.zygote import run_zygote
     from tidegate.protocol.messages import StartSlot

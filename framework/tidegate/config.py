@@ -95,15 +95,31 @@ class StateSettings(Section):
     cache_entries: int = Field(default=200_000, ge=1_000)
 
 
+class JobManagerSettings(Section):
+    """Where the JobManager of a standing cluster is found, and what it listens on."""
+
+    host: str = "localhost"
+    port: int = Field(default=6123, ge=1, le=65_535)
+    bind_host: str | None = None
+    """None is `host` itself."""
+
+
 class TaskManagerSettings(Section):
-    """A TaskManager of this configuration."""
+    """A TaskManager of this configuration; all but `slots` are for standing ones."""
 
     slots: int = Field(default=1, ge=1, le=256)
+    host: str | None = None
+    """None is the address from which it reaches the JobManager."""
+    port: int = Field(default=0, ge=0, le=65_535)
+    bind_host: str | None = None
+    """None is `host` itself."""
 
 
 class ClusterSettings(Section):
     """The processes of a cluster and when one is given up."""
 
+    name: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Of a standing cluster; a local one is named by whoever starts it."""
     task_managers: int = Field(default=1, ge=1, le=256)
     slot_request_timeout: DurationMs = 300_000
     heartbeat_interval: DurationMs = 1_000
@@ -158,6 +174,7 @@ class Config(Section):
     job: JobSettings = JobSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     state: StateSettings = StateSettings()
+    jobmanager: JobManagerSettings = JobManagerSettings()
     taskmanager: TaskManagerSettings = TaskManagerSettings()
     cluster: ClusterSettings = ClusterSettings()
     restart: RestartSettings = RestartSettings()

@@ -16,6 +16,7 @@ from tidegate.errors import ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.messages import (
     Done,
+    JobList,
     JobReport,
     ListJobs,
     Message,
@@ -50,7 +51,7 @@ class Lines:
 
         return Line()
 
-    def serve(self, handler: Any, host: str = "") -> Any:
+    def serve(self, handler: Any, port: int = 0) -> Any:
         raise NotImplementedError
 
 
@@ -73,6 +74,15 @@ def test_a_submit_is_numbered_and_not_repeated() -> None:
     assert isinstance(second, SubmitJob)
     assert first.submission.id
     assert first.submission.id != second.submission.id
+
+
+def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
+    late = Lines(RpcError("nobody"), RpcError("nobody"), JobList(jobs=()))
+    Client(late, VirtualClock(), "here").wait_until_up()
+    assert len(late.calls) == 3
+    never = Client(Lines(*[RpcError("nobody")] * 100), VirtualClock(), "here")
+    with pytest.raises(RpcError, match="nobody"):
+        never.wait_until_up(patience_s=3)
 
 
 def test_what_is_refused_is_raised() -> None:

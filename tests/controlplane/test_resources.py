@@ -12,6 +12,7 @@ from tidegate.protocol.messages import (
     RegisterTaskManager,
     ReleaseSlots,
     RequestSlots,
+    TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
 
@@ -156,6 +157,65 @@ class TestLocal:
         assert rm.handle(r.Tick(), REGISTRATION_MS_MAX) == []
         (drop,) = rm.handle(r.Tick(), REGISTRATION_MS_MAX + 1)
         assert isinstance(drop, r.DropTaskManager)
+
+
+class TestStanding:
+    """TaskManagers that come by themselves."""
+
+    def test_none_is_started_or_replaced_here(self) -> None:
+        rm = ResourceManager(EPOCH, 0, 1000)
+        assert rm.start(0) == []
+        join(rm, "x", "host:1")
+        (drop,) = rm.handle(r.Tick(), 1001)
+        assert isinstance(drop, r.DropTaskManager)
+        assert rm.task_managers() == ()
+
+    def test_one_learns_the_epoch_by_registering_and_may_register_again(self) -> None:
+        rm = ResourceManager(EPOCH, 0, 1000)
+        for _ in range(2):
+            assert join(rm, "x", "host:1") == [
+                r.Reply(ask=1, message=TaskManagerAccepted(epoch=EPOCH))
+            ]
+        assert rm.task_managers() == (("x", 1, 2),)
+
+    def test_only_a_registration_may_lack_the_epoch_and_a_wrong_one_is_refused(self) -> None:
+        rm = ResourceManager(EPOCH, 0, 1000)
+        wrong = join(rm, "x", "host:1", LeaderEpoch(EPOCH - 1))
+        assert isinstance(wrong[0], r.Reply)
+        assert isinstance(wrong[0].message, Refused)
+        assert rm.task_managers() == ()
+
+    def test_one_at_the_address_of_another_replaces_it_and_its_slots_are_lost_at_once(self) -> None:
+        cluster = Cluster(fate=lambda: "good")
+        for name in ("old", "other"):
+            cluster.add_task_manager(name, 2)
+        cluster.request("a", 4)
+        cluster.settle()
+        told = join(cluster.rm, "new", "old")  # an address is a name in that cluster
+        lost = [each.message for each in told if isinstance(each, r.TellJobMaster)]
+        assert [(each.slot.task_manager, each.reason) for each in lost] == [
+            ("old", "TaskManager old is lost: new has taken its address")
+        ] * 2
+        assert [each.id for each in told if isinstance(each, r.DropTaskManager)] == ["old"]
+        assert [name for name, _, _ in cluster.rm.task_managers()] == ["other", "new"]
+        cluster.rm.validate()
+        refused = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("old"), epoch=EPOCH))
+        assert isinstance(refused, Refused)
+
+    def test_one_at_an_address_of_its_own_replaces_nobody(self) -> None:
+        rm = ResourceManager(EPOCH, 0, 1000)
+        join(rm, "x", "host:1")
+        join(rm, "y", "host:2")
+        assert [name for name, _, _ in rm.task_managers()] == ["x", "y"]
+
+
+def join(
+    rm: ResourceManager, name: str, address: str, epoch: LeaderEpoch | None = None
+) -> list[r.Instruction]:
+    message = RegisterTaskManager(
+        id=TaskManagerId(name), epoch=epoch, address=address, slots=2, pid=1
+    )
+    return rm.handle(r.Asked(ask=1, message=message), 0)
 
 
 def starts(name: str, after_ms: int = 0) -> r.StartTaskManager:

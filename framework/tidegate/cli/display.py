@@ -179,13 +179,16 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def describe(report: JobReport, rates: tuple[float, float]) -> str:
-    """One line of a running job."""
+def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
+    """One line of a running job; rates where there are two reports to take them from."""
     parts = [report.state.lower().replace("_", " ")]
     if report.slots_missing and report.state == "WAITING_FOR_SLOTS":
         parts.append(f"{report.slots_missing} slots missing")
-    parts.append(f"in {report.records_in:,} ({rates[0]:,.0f}/s)")
-    parts.append(f"out {report.records_out:,} ({rates[1]:,.0f}/s)")
+    if rates is None:
+        parts.append(f"in {report.records_in:,}, out {report.records_out:,}")
+    else:
+        parts.append(f"in {report.records_in:,} ({rates[0]:,.0f}/s)")
+        parts.append(f"out {report.records_out:,} ({rates[1]:,.0f}/s)")
     if report.lag is not None:
         parts.append(f"lag {report.lag:,}")
     if report.last_checkpoint is not None:

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from tidegate.cli import kafka
+from tidegate.cli import cluster, kafka
 from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
 from tidegate.errors import Domain, TidegateError
@@ -31,6 +31,13 @@ app = typer.Typer(
 )
 app.add_typer(kafka.app, name="kafka")
 app.command()(run)
+app.command()(cluster.submit)
+app.command("list")(cluster.list_)
+app.command()(cluster.status)
+app.command()(cluster.stop)
+app.command()(cluster.cancel)
+app.command()(cluster.jobmanager)
+app.command()(cluster.taskmanager)
 app.command()(checkpoints)
 app.command()(config)
 

@@ -13,42 +13,24 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli import options as o
+
 EXAMPLE = "Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
 
 
 def run(
-    pipeline: Annotated[str, typer.Argument(help="MODULE:CLASS, from the working folder.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A parameter of the pipeline: NAME=VALUE. Repeatable."),
-    ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--config", "-c", help="A setting: checkpoint.interval=1s. Repeatable."),
-    ] = None,
-    kafka: Annotated[
-        str | None, typer.Option(help="Brokers, HOST:PORT,...; else kafka.bootstrap.")
-    ] = None,
-    parallelism: Annotated[
-        int | None, typer.Option("--parallelism", "-p", help="Subtasks of each step.")
-    ] = None,
+    pipeline: o.PipelineArgument,
+    settings: o.Parameters = None,
+    config: o.Settings = None,
+    kafka: o.Brokers = None,
+    parallelism: o.Parallelism = None,
     slots: Annotated[int | None, typer.Option(help="Slots of each TaskManager.")] = None,
     task_managers: Annotated[int | None, typer.Option(help="Local TaskManagers.")] = None,
-    checkpoint_interval: Annotated[
-        str | None, typer.Option(help='Time between checkpoints, with a unit: "1 s".')
-    ] = None,
-    bounded: Annotated[
-        bool, typer.Option("--bounded", help="Read up to the present end offsets, then stop.")
-    ] = False,
-    restore: Annotated[
-        str, typer.Option(help="latest, none (begin anew), or the id of a checkpoint.")
-    ] = "latest",
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on after output was lost; see the docs.")
-    ] = False,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Use a job name that another storage has used.")
-    ] = False,
+    checkpoint_interval: o.CheckpointInterval = None,
+    bounded: o.Bounded = False,
+    restore: o.Restore = "latest",
+    accept_loss: o.AcceptLoss = False,
+    take_over: o.TakeOver = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per report, and one at the end.")
     ] = False,
@@ -63,17 +45,18 @@ def run(
     from tidegate.cli.running import execute
     from tidegate.controlplane.client.preflight import RunOptions
 
-    dotted = _pairs(config, "--config")
-    given: dict[str, object | None] = {
-        "kafka.bootstrap": kafka,
-        "job.parallelism": parallelism,
-        "taskmanager.slots": slots,
-        "cluster.task_managers": task_managers,
-        "checkpoint.interval": checkpoint_interval,
+    command_line = {
+        **o.pairs(config, "--config", EXAMPLE),
+        **o.chosen(
+            kafka__bootstrap=kafka,
+            job__parallelism=parallelism,
+            taskmanager__slots=slots,
+            cluster__task_managers=task_managers,
+            checkpoint__interval=checkpoint_interval,
+        ),
     }
-    command_line = {**dotted, **{key: v for key, v in given.items() if v is not None}}
     options = RunOptions(
-        params=_pairs(settings, "--set"),
+        params=o.pairs(settings, "--set", EXAMPLE),
         bounded=bounded,
         restore=restore,
         accept_loss=accept_loss,
@@ -81,15 +64,3 @@ def run(
     )
     code = execute(pipeline, Path.cwd(), command_line, options, as_json=as_json)
     raise typer.Exit(code)
-
-
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not (equals and name):
-            from tidegate.errors import ConfigError
-
-            raise ConfigError(f"{option} {text!r} is not NAME=VALUE. {EXAMPLE}")
-        pairs[name.strip()] = value
-    return pairs

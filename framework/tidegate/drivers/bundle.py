@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
+from tidegate.drivers.network import THIS_HOST, Network
 from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ConfigError
@@ -30,7 +31,7 @@ from tidegate.ports.threads import Threads
 
 
 class RealDrivers:
-    """Drivers of one process."""
+    """Drivers of one process, which is reached as `network` says."""
 
     clock: Clock
     threads: Threads
@@ -38,14 +39,15 @@ class RealDrivers:
     process: ThisProcess
     rpc: Rpc
 
-    def __init__(self) -> None:
+    def __init__(self, network: Network = THIS_HOST) -> None:
         from tidegate.drivers.rpc.channel import GrpcRpc
 
         self.clock = SystemClock()
         self.threads = SystemThreads()
         self.entropy = SystemEntropy()
         self.process = OsProcess()
-        self.rpc = GrpcRpc()
+        self.rpc = GrpcRpc(network)
+        self._network = network
 
     def blob_store(self, url: str) -> BlobStore:
         from tidegate.drivers.storage import open_store
@@ -90,12 +92,18 @@ class RealDrivers:
             return MemoryStore(directory)
         raise ConfigError(f"state.backend = {backend!r} is unknown: choose 'rocksdb' or 'memory'.")
 
-    def exchange(
-        self, *, job: str, attempt: int, ordinal: int, host: str | None = None
-    ) -> Exchange:
+    def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
         from tidegate.drivers.exchange.sockets import SocketExchange
 
-        return SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
+        if self._network == THIS_HOST:
+            return SocketExchange(job=job, attempt=attempt, ordinal=ordinal)
+        return SocketExchange(
+            job=job,
+            attempt=attempt,
+            ordinal=ordinal,
+            host=self._network.listens_on,
+            reached_as=self._network.host,
+        )
 
 
 if TYPE_CHECKING:

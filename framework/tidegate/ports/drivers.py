@@ -95,8 +95,6 @@ class Drivers(Protocol):
         """An empty or existing store in `directory`; `backend` is `rocksdb` or `memory`."""
         ...
 
-    def exchange(
-        self, *, job: str, attempt: int, ordinal: int, host: str | None = None
-    ) -> Exchange:
+    def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
         """A slot's end of all its connections, listening; see `ports/exchange.py`."""
         ...

@@ -46,8 +46,10 @@ class RpcClient(Protocol):
 class Rpc(Protocol):
     """Makes both ends."""
 
-    def serve(self, handler: Handler, host: str = "127.0.0.1") -> RpcServer:
-        """Listen, at an address that no other server has; RpcError where that is not possible."""
+    def serve(self, handler: Handler, port: int = 0) -> RpcServer:
+        """Listen where this process is reached, at an address that no other server has; port 0 is a
+        free one. RpcError where that is not possible.
+        """
         ...
 
     def connect(self, address: str) -> RpcClient:

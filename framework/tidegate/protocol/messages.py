@@ -237,13 +237,20 @@ class ReportJob(Message, frozen=True, kw_only=True):
 
 
 class RegisterTaskManager(Message, frozen=True, kw_only=True):
-    """Sent once at start; the reply is Done, or Refused by another leader."""
+    """Sent once at start; the reply is TaskManagerAccepted, or Refused by another leader."""
 
     id: TaskManagerId
-    epoch: LeaderEpoch
+    epoch: LeaderEpoch | None
+    """None from a standing one, which joins whoever leads and learns the epoch from the reply."""
     address: str
     slots: int
     pid: int
+
+
+class TaskManagerAccepted(Message, frozen=True, kw_only=True):
+    """The TaskManager belongs to the JobManager of this epoch from now on."""
+
+    epoch: LeaderEpoch
 
 
 class TaskManagerHeartbeat(Message, frozen=True, kw_only=True):

@@ -62,6 +62,19 @@ class Client:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
         self._call(SubmitJob(submission=submission), Done, SUBMIT_TIMEOUT_S)
 
+    def wait_until_up(self, patience_s: float = PATIENCE_S) -> None:
+        """Return when a JobManager answers; RpcError if none has within the patience."""
+        began = self._clock.monotonic()
+        while True:
+            try:
+                self.list()
+            except RpcError:
+                if self._clock.monotonic() - began > patience_s:
+                    raise
+                self._clock.sleep(POLL_S)
+            else:
+                return
+
     def report(self, job: JobName) -> JobReport:
         """The job as it is; RefusedError if the cluster knows none of that name."""
         return self._call(GetJob(job=job), JobReport)

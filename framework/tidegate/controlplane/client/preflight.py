@@ -99,27 +99,34 @@ def check_world(graph: Graph, config: Config, folder: Path, drivers: Drivers) ->
     try:
         storage = config.checkpoint.storage
         drivers.blob_store(storage if "://" in storage else str(folder / storage)).probe()
-        kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
-        admin = drivers.kafka_admin(kafka)
-        try:
-            admin.cluster_id()
-            for node in graph:
-                if node.kind in {"source", "sink"}:
-                    _check_topic(node, topic_of(config, node), admin)
-            limit_ms = admin.transaction_max_timeout_ms()
-        finally:
-            admin.close()
-        if limit_ms is not None:
-            check_against_broker(config.checkpoint, limit_ms)
-        # Where everybody is anonymous there are no rights to look for: that saves a third of a
-        # second for the import of another client.
-        if config.kafka.properties and any(_is_transactional(node) for node in graph):
-            _check_transactional_ids(JobName(graph.name), config, kafka, drivers)
+        check_kafka(graph, config, drivers)
         _check_folder("logs.directory", folder / config.logs.directory)
         _check_folder("state.directory", folder / config.state.directory)
     except ExternalError as error:
         # While the job runs that is an outage to be waited for; now nothing runs yet.
         raise RefusedError(str(error)) from error
+
+
+def check_kafka(graph: Graph, config: Config, drivers: Drivers) -> None:
+    """Topics, rights and the transaction timeout; RefusedError for what is wrong with them,
+    ExternalError where the brokers do not answer.
+    """
+    kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
+    admin = drivers.kafka_admin(kafka)
+    try:
+        admin.cluster_id()
+        for node in graph:
+            if node.kind in {"source", "sink"}:
+                _check_topic(node, topic_of(config, node), admin)
+        limit_ms = admin.transaction_max_timeout_ms()
+    finally:
+        admin.close()
+    if limit_ms is not None:
+        check_against_broker(config.checkpoint, limit_ms)
+    # Where everybody is anonymous there are no rights to look for: that saves a third of a
+    # second for the import of another client.
+    if config.kafka.properties and any(_is_transactional(node) for node in graph):
+        _check_transactional_ids(JobName(graph.name), config, kafka, drivers)
 
 
 def _check_folder(setting: str, folder: Path) -> None:

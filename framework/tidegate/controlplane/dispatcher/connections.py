@@ -28,6 +28,15 @@ class Connections:
         reply: Message = self._client(address).call(message)
         return reply
 
+    def forget(self, address: str) -> None:
+        """A new process listens there: a connection that still waits to reach the old one again
+        would refuse calls meanwhile.
+        """
+        with self._lock:
+            client = self._clients.pop(address, None)
+        if client is not None:
+            client.close()
+
     def close(self) -> None:
         with self._lock:
             for client in self._clients.values():

@@ -12,9 +12,11 @@ they need would wait for ever), the oldest first; a smaller one may pass one tha
 Ordinals are spread over TaskManagers evenly. A slot that was lost is not replaced by itself: its
 attempt is over, and the JobMaster, which is told, asks anew.
 
-TaskManagers come by themselves (standing ones) or are started here, up to `local`; of these a lost
-one is replaced, with a growing pause should they die young. It is pure; `service.py` carries out
-what it says.
+Providers. TaskManagers are started here, up to `local`, and a lost one is replaced, with a growing
+pause should they die young; or they stand by themselves, are supervised by somebody else, and come
+by registering. Of a standing one nobody tells the end: it is lost by its silence, or as soon as
+another registers at its address, where two cannot listen. The machine is pure; `service.py` carries
+out what it says.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from tidegate.protocol.messages import (
     RequestSlots,
     SlotExited,
     SlotLost,
+    TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
 
@@ -223,12 +226,14 @@ class ResourceManager:
 
     def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
         epoch = getattr(message, "epoch", self.epoch)
-        if epoch != self.epoch:
+        joins = isinstance(message, RegisterTaskManager) and epoch is None
+        if epoch != self.epoch and not joins:
             reason = f"leader epoch {epoch} is not {self.epoch}, this JobManager's"
             yield Reply(ask=ask, message=Refused(reason=reason))
             return
         match message:
             case RegisterTaskManager():
+                yield from self._replaced_by(message, now_ms)
                 reply = self._register(message, now_ms)
             case TaskManagerHeartbeat(id=id_):
                 reply = self._heard(id_, now_ms)
@@ -249,7 +254,9 @@ class ResourceManager:
         known = self._task_managers.get(message.id)
         if known is not None:
             same = known.pid == message.pid and known.address == message.address
-            return Done() if same else Refused(reason=f"another {message.id} is registered")
+            if same:
+                return TaskManagerAccepted(epoch=self.epoch)
+            return Refused(reason=f"another {message.id} is registered")
         if self._is_local(message.id):
             if message.id not in self._starting:
                 return Refused(reason=f"{message.id} was given up")
@@ -261,7 +268,15 @@ class ResourceManager:
             heard_ms=now_ms,
             slots=[_Slot(SlotId(message.id, index)) for index in range(message.slots)],
         )
-        return Done()
+        return TaskManagerAccepted(epoch=self.epoch)
+
+    def _replaced_by(self, message: RegisterTaskManager, now_ms: int) -> Iterator[Instruction]:
+        """Give up a dead TaskManager whose address another has: waiting for its silence would cost
+        the heartbeat timeout, and its slots might be given away meanwhile.
+        """
+        for id_, tm in list(self._task_managers.items()):
+            if tm.address == message.address and id_ != message.id:
+                yield from self._lose(id_, f"{message.id} has taken its address", now_ms)
 
     def _heard(self, id_: TaskManagerId, now_ms: int) -> Message:
         tm = self._task_managers.get(id_)

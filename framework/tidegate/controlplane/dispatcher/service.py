@@ -22,6 +22,7 @@ from tidegate.config import Config
 from tidegate.controlplane.dispatcher import job_events as jobs
 from tidegate.controlplane.dispatcher import resource_events as slots
 from tidegate.controlplane.dispatcher.connections import Connections
+from tidegate.controlplane.dispatcher.imposing import foreign_secret, impose
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.store import JobStore
@@ -43,6 +44,8 @@ from tidegate.protocol.messages import (
     SlotExited,
     StartSlot,
     StopSlot,
+    Submission,
+    SubmitJob,
     TaskManagerHeartbeat,
 )
 
@@ -83,16 +86,25 @@ def run_jobmanager(
     processes: Processes,
     *,
     announce: Callable[[Mapping[str, object]], None],
+    standing: bool = False,
 ) -> int:
     """Serve until this process is ended; returns the exit status.
+
+    A standing one has the configured port, waits for TaskManagers instead of starting them, and
+    imposes its own settings on what it is given to run (`impose`).
 
     `announce` is given `address`, `epoch` and `pid`. StorageError where the storage does not serve.
     """
     blobs = drivers.blob_store(config.checkpoint.storage)
+    if standing:  # the client of a local cluster has looked already
+        blobs.probe()
     store = JobStore(blobs, cluster, config.to_dict())
     epoch = store.claim_epoch(drivers.entropy.token_hex(8))
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads, workers=WORKERS)
-    server = drivers.rpc.serve(lambda message: loop.ask(lambda question: question, message))
+    server = drivers.rpc.serve(
+        lambda message: loop.ask(lambda question: question, message),
+        config.jobmanager.port if standing else 0,
+    )
     service = JobManager(
         epoch=epoch,
         address=server.address,
@@ -103,8 +115,11 @@ def run_jobmanager(
         processes=processes,
         dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout),
         resources=ResourceManager(
-            epoch, config.cluster.task_managers, config.cluster.heartbeat_timeout
+            epoch,
+            0 if standing else config.cluster.task_managers,
+            config.cluster.heartbeat_timeout,
         ),
+        standing=standing,
         connections=Connections(drivers.rpc, drivers.threads),
     )
     try:
@@ -133,6 +148,7 @@ class JobManager:
     dispatcher: Dispatcher
     resources: ResourceManager
     connections: Connections
+    standing: bool
     _children: dict[str, Child] = field(default_factory=dict)
     """JobMasters by `job/<name>`, TaskManagers by id."""
     _asks: dict[int, Question] = field(default_factory=dict)
@@ -200,9 +216,22 @@ class JobManager:
             if isinstance(message, SlotExited):
                 _log.info("%s", message)
                 self._note_exit("slot", message.pid, message.status)
+            elif isinstance(message, RegisterTaskManager):
+                self.connections.forget(message.address)
             self._to_resources(slots.Asked(ask=ask, message=message))
+        elif isinstance(message, SubmitJob) and self.standing:
+            self._submitted(ask, message.submission)
         else:
             self._to_dispatcher(jobs.Asked(ask=ask, message=message))
+
+    def _submitted(self, ask: int, submission: Submission) -> None:
+        """To a standing cluster, whose settings the client need not share."""
+        why_not = foreign_secret(submission, self.config)
+        if why_not is not None:
+            self._reply(ask, Refused(reason=why_not))
+            return
+        imposed = SubmitJob(submission=impose(submission, self.config))
+        self._to_dispatcher(jobs.Asked(ask=ask, message=imposed))
 
     # --- the Dispatcher's instructions
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from dataclasses import dataclass, field
 
 from tidegate.config import Config
 from tidegate.controlplane.loop import EventLoop, Question
 from tidegate.controlplane.taskmanager import machine as m
-from tidegate.errors import TidegateError
+from tidegate.errors import RpcError, TidegateError
 from tidegate.ids import LeaderEpoch, TaskManagerId
+from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import (
     Processes,
@@ -26,11 +28,15 @@ from tidegate.ports.processes import (
     ZygoteEvent,
     ZygoteReady,
 )
-from tidegate.ports.rpc import RpcClient
-from tidegate.protocol.messages import Message, Refused, RegisterTaskManager
+from tidegate.ports.rpc import RpcClient, RpcServer
+from tidegate.protocol.messages import Message, RegisterTaskManager, TaskManagerAccepted
 
 ENDED = 3
 """Exit status of a TaskManager that ended itself: refused, cut off, or without its zygote."""
+RETRY_PAUSE_S = 0.5
+"""Between two tries of a standing one to register: a JobManager is back within seconds."""
+TELL_INTERVAL_S = 30.0
+"""It says again so often that it still waits."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,15 +57,19 @@ _Event = m.Event | Question | _SendDue | _ZygoteIsReady
 def run_taskmanager(
     id_: TaskManagerId,
     jobmanager_address: str,
-    epoch: LeaderEpoch,
+    epoch: LeaderEpoch | None,
     slots: int,
     config: Config,
     drivers: Drivers,
     processes: Processes,
+    *,
+    port: int = 0,
 ) -> int:
     """Serve until the JobManager is lost; returns the exit status.
 
-    RpcError when it cannot register: whoever started it starts another.
+    One that was started by a JobManager is given its `epoch`; it fails with RpcError when it cannot
+    register, and whoever started it starts another. Without an epoch it is a standing one, which
+    waits until a JobManager answers and joins that.
     """
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads)
     zygote = processes.start_zygote(
@@ -67,16 +77,19 @@ def run_taskmanager(
         log=f"{id_}.zygote.log",
         listener=lambda event: loop.post(_from_zygote(event)),
     )
-    server = drivers.rpc.serve(lambda message: loop.ask(lambda question: question, message))
+    server: RpcServer | None = None
     jobmanager = drivers.rpc.connect(jobmanager_address)
     try:
-        reply = jobmanager.call(
-            RegisterTaskManager(
-                id=id_, epoch=epoch, address=server.address, slots=slots, pid=drivers.process.pid
-            )
+        server = drivers.rpc.serve(
+            lambda message: loop.ask(lambda question: question, message), port
         )
-        if isinstance(reply, Refused):
-            _log.error("refused by the JobManager: %s", reply.reason)
+        joins = RegisterTaskManager(
+            id=id_, epoch=epoch, address=server.address, slots=slots, pid=drivers.process.pid
+        )
+        patience_s = 0.0 if epoch is not None else math.inf
+        reply = _register(jobmanager, joins, drivers.clock, patience_s)
+        if not isinstance(reply, TaskManagerAccepted):
+            _log.error("not accepted by the JobManager: %s", reply)
             return ENDED
         service = _Service(
             loop=loop,
@@ -85,7 +98,7 @@ def run_taskmanager(
             heartbeat_s=config.cluster.heartbeat_interval / 1000,
             machine=m.TaskManagerMachine(
                 id_=id_,
-                epoch=epoch,
+                epoch=reply.epoch,
                 slots=slots,
                 silence_ms_max=config.cluster.heartbeat_timeout,
                 now_ms=_ms(drivers),
@@ -100,7 +113,32 @@ def run_taskmanager(
         loop.close()
         zygote.close()
         jobmanager.close()
-        server.close()
+        if server is not None:
+            server.close()
+
+
+def _register(
+    jobmanager: RpcClient, message: RegisterTaskManager, clock: Clock, patience_s: float
+) -> Message:
+    """The JobManager's reply; RpcError when none has come within the patience.
+
+    To repeat it is safe: the same registration is accepted again.
+    """
+    began_s = clock.monotonic()
+    tell_s = began_s
+    while True:
+        try:
+            reply: Message = jobmanager.call(message)
+        except RpcError as error:
+            now_s = clock.monotonic()
+            if now_s - began_s >= patience_s:
+                raise
+            if now_s >= tell_s:
+                _log.warning("waiting for the JobManager: %s", error)
+                tell_s = now_s + TELL_INTERVAL_S
+            clock.sleep(RETRY_PAUSE_S)
+        else:
+            return reply
 
 
 @dataclass(slots=True, kw_only=True)

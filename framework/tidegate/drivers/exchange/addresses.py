@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.drivers.network import bracketed
 from tidegate.errors import ExchangeError
 
 UNIX_PATH_BYTES_MAX: Final = 100
@@ -45,10 +46,13 @@ class Listener:
             shutil.rmtree(self.folder, ignore_errors=True)  # the temporary folder may be cleaned
 
 
-def listen(host: str | None) -> Listener:
-    """Listen on a Unix socket in a new folder of its own, or on a free TCP port of a host."""
+def listen(host: str | None, reached_as: str | None = None) -> Listener:
+    """Listen on a Unix socket in a new folder of its own, or on a free TCP port of a host.
+
+    `reached_as` is the name under which others dial that host, where it is another.
+    """
     try:
-        return _listen_unix() if host is None else _listen_tcp(host)
+        return _listen_unix() if host is None else _listen_tcp(host, reached_as or host)
     except OSError as error:
         where = "a Unix socket" if host is None else f"a port of {host}"
         raise ExchangeError(f"the exchange cannot listen on {where}: {error}") from error
@@ -132,10 +136,9 @@ def _unheard(folder: Path) -> bool:
         return False
 
 
-def _listen_tcp(host: str) -> Listener:
+def _listen_tcp(host: str, reached_as: str) -> Listener:
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     listening = socket.create_server((host, 0), family=family, backlog=BACKLOG)
     listening.setblocking(False)
     port = listening.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    return Listener(socket=listening, address=f"{shown}:{port}", folder=None)
+    return Listener(socket=listening, address=f"{bracketed(reached_as)}:{port}", folder=None)

@@ -71,13 +71,23 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class SocketExchange:
-    """Implements `ports.exchange.Exchange`; listens at once: a Unix socket, or a port of `host`."""
+    """Implements `ports.exchange.Exchange`; listens at once: a Unix socket, or a port of `host`,
+    which peers dial as `reached_as`.
+    """
 
-    def __init__(self, *, job: str, attempt: int, ordinal: int, host: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        job: str,
+        attempt: int,
+        ordinal: int,
+        host: str | None = None,
+        reached_as: str | None = None,
+    ) -> None:
         self._job = job
         self._attempt = attempt
         self._ordinal = ordinal
-        self._listener: addresses.Listener | None = addresses.listen(host)
+        self._listener: addresses.Listener | None = addresses.listen(host, reached_as)
         self._address = self._listener.address
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()

@@ -21,6 +21,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
+from tidegate.drivers.network import THIS_HOST, Network, bracketed
 from tidegate.drivers.rpc import calls
 from tidegate.errors import RpcError
 from tidegate.ports.rpc import Handler
@@ -55,11 +56,14 @@ _SERVER_OPTIONS = [*_LIMITS, ("grpc.so_reuseport", 0)]
 
 
 class GrpcRpc:
-    """`ports.rpc.Rpc` by gRPC."""
+    """`ports.rpc.Rpc` by gRPC, for a process that is reached as `network` says."""
 
-    def serve(self, handler: Handler, host: str = "127.0.0.1") -> GrpcServer:
-        """Listen on a free port of `host`; RpcError where that is not possible."""
-        return GrpcServer(handler, host)
+    def __init__(self, network: Network = THIS_HOST) -> None:
+        self._network = network
+
+    def serve(self, handler: Handler, port: int = 0) -> GrpcServer:
+        """Listen; RpcError where that is not possible."""
+        return GrpcServer(handler, self._network, port)
 
     def connect(self, address: str) -> GrpcClient:
         """A client of `host:port`; connects at the first call."""
@@ -69,20 +73,22 @@ class GrpcRpc:
 class GrpcServer:
     """A listening endpoint; handlers run in its threads."""
 
-    def __init__(self, handler: Handler, host: str) -> None:
+    def __init__(self, handler: Handler, network: Network, wanted: int) -> None:
         self._handler = handler
         self._threads = ThreadPoolExecutor(_SERVER_THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(
             self._threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
         )
         self._server.add_generic_rpc_handlers((_OneMethod(self._call),))
+        bound = f"{bracketed(network.listens_on)}:{wanted}"
         try:
-            port = self._server.add_insecure_port(f"{host}:0")
+            port = self._server.add_insecure_port(bound)
         except RuntimeError as error:
             raise RpcError(
-                f"Cannot listen on {host}: {error}. Is it an address of this host?"
+                f"Cannot listen on {bound}: {error}. Is it an address of this host, and is the "
+                "port free?"
             ) from error
-        self._address = f"{host}:{port}"
+        self._address = network.shown(port)
         self._server.start()
 
     @property

@@ -46,8 +46,8 @@ class SimRpc:
     def __init__(self, calling: Calling, process: SimProcess) -> None:
         self._calling, self._process = calling, process
 
-    def serve(self, handler: Handler, host: str = "127.0.0.1") -> SimServer:
-        del host  # there is one network
+    def serve(self, handler: Handler, port: int = 0) -> SimServer:
+        del port  # an address is a name of its own here
         self._process.scheduler.point()
         server = SimServer(self._calling.network, self._process, handler)
         self._calling.servers[server.address] = server

@@ -1,0 +1,160 @@
+"""A standing cluster from the command line: its servers, and its jobs from afar.
+
+`tidegate jobmanager` and `tidegate taskmanager` are the servers, each in the foreground of a
+terminal or a container until SIGTERM or Ctrl-C. `submit`, `list`, `status`, `stop` and `cancel`
+talk to the JobManager. Parsing and printing only: servers are made by `bootstrap`, questions are
+asked in `remote`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli import options as o
+
+SUBMIT_EXAMPLE = "Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
+
+
+def jobmanager(config: o.Settings = None) -> None:
+    """Be the JobManager of a standing cluster, until SIGTERM or Ctrl-C.
+
+    TaskManagers register themselves, jobs come by `tidegate submit`. It listens on jobmanager.host
+    and jobmanager.port; its jobs outlive it in checkpoint.storage, under cluster.name. Nothing
+    between the processes of a cluster is encrypted or authenticated: keep it in a network of its
+    own.
+
+    Example: tidegate jobmanager -c jobmanager.host=jobmanager -c checkpoint.storage=s3://bucket/dir
+    """
+    from tidegate.bootstrap import standing_jobmanager
+    from tidegate.cli.remote import configuration
+
+    command_line = o.pairs(config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6")
+    standing_jobmanager(configuration(command_line))
+
+
+def taskmanager(
+    config: o.Settings = None,
+    jobmanager: o.JobManagerAt = None,
+    slots: Annotated[int | None, typer.Option(help="Slots, one process each.")] = None,
+) -> None:
+    """Be a TaskManager of a standing cluster, until SIGTERM or Ctrl-C.
+
+    It registers with the JobManager, waiting for it where it is not up, and joins the next one
+    when that is lost. The code of the jobs must be installed here, where it is on the JobManager's
+    host too.
+
+    Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4
+    """
+    from tidegate.bootstrap import standing_taskmanager
+    from tidegate.cli.remote import configuration, with_jobmanager
+
+    command_line = {
+        **o.pairs(config, "--config", "Example: tidegate taskmanager -c taskmanager.slots=4"),
+        **o.chosen(taskmanager__slots=slots),
+    }
+    standing_taskmanager(configuration(with_jobmanager(command_line, jobmanager)))
+
+
+def submit(
+    pipeline: o.PipelineArgument,
+    settings: o.Parameters = None,
+    config: o.Settings = None,
+    kafka: o.Brokers = None,
+    jobmanager: o.JobManagerAt = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the code is on the cluster's hosts; else as here, the folder."),
+    ] = None,
+    parallelism: o.Parallelism = None,
+    checkpoint_interval: o.CheckpointInterval = None,
+    bounded: o.Bounded = False,
+    restore: o.Restore = "latest",
+    accept_loss: o.AcceptLoss = False,
+    take_over: o.TakeOver = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Give a pipeline to a standing cluster, and return once it will run whatever happens here.
+
+    The class is built and checked here, and its code must be the same on every host of the
+    cluster. A job that has run before continues from its last checkpoint. Exit code: 0 submitted,
+    1 nobody answers, 2 refused.
+
+    Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4
+    """
+    from tidegate.cli.remote import submit_job, with_jobmanager
+    from tidegate.controlplane.client.preflight import RunOptions
+
+    command_line = {
+        **o.pairs(config, "--config", SUBMIT_EXAMPLE),
+        **o.chosen(
+            kafka__bootstrap=kafka,
+            job__parallelism=parallelism,
+            checkpoint__interval=checkpoint_interval,
+        ),
+    }
+    options = RunOptions(
+        params=o.pairs(settings, "--set", SUBMIT_EXAMPLE),
+        bounded=bounded,
+        restore=restore,
+        accept_loss=accept_loss,
+        take_over=take_over,
+    )
+    submit_job(
+        pipeline,
+        Path.cwd(),
+        with_jobmanager(command_line, jobmanager),
+        options,
+        installed=folder,
+        as_json=as_json,
+    )
+
+
+def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
+    """List the jobs and the TaskManagers of a standing cluster.
+
+    Example: tidegate list --jobmanager jobmanager:6123
+    """
+    from tidegate.cli.remote import list_jobs
+
+    list_jobs(jobmanager, as_json=as_json)
+
+
+def status(
+    job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
+) -> None:
+    """Show how a job of a standing cluster goes; with --json its whole report.
+
+    Example: tidegate status order-totals
+    """
+    from tidegate.cli.remote import show_job
+
+    show_job(job, jobmanager, as_json=as_json)
+
+
+def stop(job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
+    """Stop a job of a standing cluster with a final checkpoint, and wait for its end.
+
+    A later submit continues from there. Exit code: 0 stopped, 1 it ended otherwise, 2 refused.
+
+    Example: tidegate stop order-totals
+    """
+    from tidegate.cli.remote import end_job
+
+    raise typer.Exit(end_job(job, jobmanager, final_checkpoint=True, as_json=as_json))
+
+
+def cancel(
+    job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
+) -> None:
+    """Stop a job of a standing cluster without a final checkpoint, and wait for its end.
+
+    What was written since the last checkpoint is taken back; a later submit writes it again.
+
+    Example: tidegate cancel order-totals
+    """
+    from tidegate.cli.remote import end_job
+
+    raise typer.Exit(end_job(job, jobmanager, final_checkpoint=False, as_json=as_json))

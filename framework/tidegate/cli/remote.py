@@ -1,0 +1,151 @@
+"""What the commands of a standing cluster do, once their words are parsed.
+
+Apart from `cluster.py` so that help does not pay for what this imports. Results go to stdout, in
+JSON for scripts; the rest to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidegate.cli.display import describe, say
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.client.client import Client
+from tidegate.controlplane.client.preflight import (
+    RunOptions,
+    check_kafka,
+    class_settings,
+    load_for_submit,
+    make_submission,
+)
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.network import bracketed
+from tidegate.errors import ConfigError, ExternalError, RefusedError
+from tidegate.ids import JobName
+from tidegate.protocol.messages import JobReport
+
+DONE, FAILED = 0, 1
+ENDS_AS = {True: "FINISHED", False: "CANCELED"}
+"""What a job becomes that is stopped with a final checkpoint, or without."""
+
+
+def configuration(command_line: dict[str, Any]) -> Config:
+    """The effective configuration of a server or a client in the working folder."""
+    return load(environment=dict(os.environ), command_line=command_line)
+
+
+def with_jobmanager(command_line: dict[str, Any], at: str | None) -> dict[str, Any]:
+    """The command line with HOST:PORT as the two settings that it stands for."""
+    if at is None:
+        return command_line
+    host, colon, port = at.rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise ConfigError(f"--jobmanager {at!r} is not HOST:PORT, as in jobmanager:6123.")
+    named = {"jobmanager.host": host.strip("[]"), "jobmanager.port": int(port)}
+    return {**command_line, **named}
+
+
+def submit_job(
+    reference: str,
+    folder: Path,
+    command_line: dict[str, Any],
+    options: RunOptions,
+    *,
+    installed: Path | None,
+    as_json: bool,
+) -> None:
+    """Build, check and submit; `installed` is where the code is on the cluster's hosts.
+
+    RefusedError for what is wrong with the job or the world, RpcError where no JobManager answers.
+    """
+    pipeline = load_for_submit(reference, folder)
+    config = load(
+        folder=folder,
+        environment=dict(os.environ),
+        class_statement=class_settings(pipeline),
+        command_line=command_line,
+    )
+    submission, graph = make_submission(reference, folder, pipeline, config, options)
+    submission = msgspec.structs.replace(submission, working_folder=str(installed or folder))
+    try:
+        check_kafka(graph, config, RealDrivers())
+    except ExternalError as error:  # nothing runs yet that could wait for the end of an outage
+        raise RefusedError(str(error)) from error
+    with _client(config) as client:
+        client.wait_until_up()
+        client.submit(submission)
+    if as_json:
+        print(json.dumps({"job": submission.job, "submission": submission.id}))
+    else:
+        say(f"{submission.job}: submitted; tidegate status {submission.job} shows how it goes")
+
+
+def list_jobs(at: str | None, *, as_json: bool) -> None:
+    """Print jobs and TaskManagers."""
+    with _client(configuration(with_jobmanager({}, at))) as client:
+        found = client.list()
+    if as_json:
+        managers = [
+            {"id": id_, "pid": pid, "slots": slots} for id_, pid, slots in found.task_managers
+        ]
+        print(json.dumps({"jobs": [_body(job) for job in found.jobs], "task_managers": managers}))
+        return
+    for job in found.jobs:
+        print(f"{job.job}: {describe(job, None)}")
+    if not found.jobs:
+        print("no jobs: tidegate submit MODULE:CLASS starts one")
+    slots = sum(slots for _, _, slots in found.task_managers)
+    print(f"{len(found.task_managers)} TaskManagers with {slots} slots")
+    for id_, _, count in found.task_managers:
+        print(f"  {id_}: {count}")
+
+
+def show_job(job: str, at: str | None, *, as_json: bool) -> None:
+    """Print a job's report."""
+    with _client(configuration(with_jobmanager({}, at))) as client:
+        report = client.report(JobName(job))
+    _print(report, as_json=as_json)
+
+
+def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) -> int:
+    """Stop a job and wait for its end; the exit code."""
+    name = JobName(job)
+    with _client(configuration(with_jobmanager({}, at))) as client:
+        client.stop(name, final_checkpoint=final_checkpoint)
+        report = client.wait(name)
+    _print(report, as_json=as_json)
+    return DONE if report.state == ENDS_AS[final_checkpoint] else FAILED
+
+
+@contextmanager
+def _client(config: Config) -> Iterator[Client]:
+    drivers = RealDrivers()
+    at = config.jobmanager
+    client = Client(drivers.rpc, drivers.clock, f"{bracketed(at.host)}:{at.port}")
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _print(report: JobReport, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_body(report)))
+        return
+    print(f"{report.job}: {describe(report, None)}")
+    if report.error is not None:
+        print(f"last failure: {report.error.message}")
+
+
+def _body(report: JobReport) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.to_builtins(report)
+    body.pop("type", None)
+    return body

@@ -1,0 +1,119 @@
+"""The commands of a standing cluster: how it is named, what is printed, and exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tidegate.cli.main import app
+from tidegate.cli.remote import with_jobmanager
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.errors import ConfigError, RefusedError, RpcError
+from tidegate.ids import JobName
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import (
+    Done,
+    GetJob,
+    JobList,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    StopJob,
+)
+
+Run = Callable[..., Result]
+
+
+class JobManager:
+    """Answers as a JobManager that runs one job."""
+
+    def __init__(self) -> None:
+        self.state = "RUNNING"
+        self.stops: list[StopJob] = []
+
+    def answer(self, message: Message) -> Message:
+        match message:
+            case ListJobs():
+                return JobList(jobs=(self.report(),), task_managers=(("standing-x-1", 9, 2),))
+            case GetJob(job="a"):
+                return self.report()
+            case StopJob(job="a"):
+                self.stops.append(message)
+                if self.state == "RUNNING":
+                    self.state = "FINISHED" if message.final_checkpoint else "CANCELED"
+                return Done()
+            case _:
+                return Refused(reason="This cluster knows no such job.")
+
+    def report(self) -> JobReport:
+        return JobReport(
+            job=JobName("a"),
+            state=self.state,
+            records_in=1_000,
+            error=ErrorReport.of(RpcError("a slot was lost")),
+        )
+
+
+@pytest.fixture
+def jobmanager() -> JobManager:
+    return JobManager()
+
+
+@pytest.fixture
+def run(jobmanager: JobManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.chdir(tmp_path)
+    server = RealDrivers().rpc.serve(jobmanager.answer)
+    yield lambda *words: CliRunner().invoke(app, [*words, "--jobmanager", server.address])
+    server.close()
+
+
+def test_jobs_and_task_managers_are_listed(run: Run) -> None:
+    text = run("list").stdout
+    assert "a: running, in 1,000, out 0" in text
+    assert "1 TaskManagers with 2 slots" in text
+    body = json.loads(run("list", "--json").stdout)
+    assert [job["job"] for job in body["jobs"]] == ["a"]
+    assert body["task_managers"] == [{"id": "standing-x-1", "pid": 9, "slots": 2}]
+
+
+def test_a_status_tells_the_last_failure(run: Run) -> None:
+    assert "last failure: a slot was lost" in run("status", "a").stdout
+    assert json.loads(run("status", "a", "--json").stdout)["state"] == "RUNNING"
+    assert isinstance(run("status", "b").exception, RefusedError)
+
+
+@pytest.mark.parametrize(("command", "final"), [("stop", True), ("cancel", False)])
+def test_a_stop_waits_for_the_end_it_asked_for(
+    run: Run, jobmanager: JobManager, command: str, final: bool
+) -> None:
+    assert run(command, "a").exit_code == 0
+    assert jobmanager.stops == [StopJob(job=JobName("a"), final_checkpoint=final)]
+
+
+def test_a_stop_of_a_job_that_ends_otherwise_says_so(run: Run, jobmanager: JobManager) -> None:
+    jobmanager.state = "FAILED"
+    assert run("stop", "a").exit_code == 1
+
+
+def test_nobody_at_the_address_is_a_failure_of_the_world(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["list", "--jobmanager", "127.0.0.1:1"])
+    assert isinstance(result.exception, RpcError)
+
+
+@pytest.mark.parametrize("at", ["jobmanager", ":6123", "jobmanager:", "jobmanager:x"])
+def test_an_address_is_a_host_and_a_port(at: str) -> None:
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        with_jobmanager({}, at)
+
+
+def test_an_address_stands_for_two_settings() -> None:
+    assert with_jobmanager({"a": 1}, "[::1]:7") == {
+        "a": 1,
+        "jobmanager.host": "::1",
+        "jobmanager.port": 7,
+    }

@@ -1,0 +1,46 @@
+"""The JobManager's connections: made once for each address, and anew for a new process there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.controlplane.dispatcher.connections import Connections
+from tidegate.drivers.threads import SystemThreads
+from tidegate.protocol.messages import Done, Message
+
+
+class Rpc:
+    """Counts the connections that are made and closed."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.closed: list[str] = []
+
+    def connect(self, address: str) -> Any:
+        self.made.append(address)
+        rpc = self
+
+        class Line:
+            def call(self, message: Message, timeout_s: float = 10.0) -> Message:
+                return message
+
+            def close(self) -> None:
+                rpc.closed.append(address)
+
+        return Line()
+
+    def serve(self, handler: Any, port: int = 0) -> Any:
+        raise NotImplementedError
+
+
+def test_a_new_process_at_an_address_gets_a_new_connection() -> None:
+    rpc = Rpc()
+    connections = Connections(rpc, SystemThreads())
+    for _ in range(2):
+        assert connections.call("x", Done()) == Done()
+    assert rpc.made == ["x"]
+    connections.forget("x")
+    connections.forget("nobody")
+    assert rpc.closed == ["x"]
+    connections.call("x", Done())
+    assert rpc.made == ["x", "x"]

@@ -1,0 +1,80 @@
+"""Which settings of a submission a standing cluster puts its own in place of."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.dispatcher.imposing import foreign_secret, impose
+from tidegate.ids import JobName
+from tidegate.protocol.messages import Submission
+
+OWN = {
+    "checkpoint.storage": "s3://bucket/ours",
+    "checkpoint.interval": "7 s",
+    "state.directory": "/disk/state",
+    "logs.directory": "/disk/logs",
+    "cluster.heartbeat_timeout": "5 s",
+    "kafka.bootstrap": "ours:9092",
+}
+THEIRS = {
+    "checkpoint.storage": "/laptop/checkpoints",
+    "checkpoint.interval": "1 s",
+    "state.directory": "/laptop/state",
+    "state.backend": "memory",
+    "logs.directory": "/laptop/logs",
+    "cluster.heartbeat_timeout": "60 s",
+    "kafka.bootstrap": "theirs:9092",
+}
+
+
+def config(**given: str) -> Config:
+    return load(command_line={key.replace("__", "."): value for key, value in given.items()})
+
+
+def submission(settings: dict[str, object]) -> Submission:
+    return Submission(
+        job=JobName("a"),
+        reference="m:C",
+        working_folder="/app",
+        params={},
+        parallelism=1,
+        max_parallelism=128,
+        settings=settings,
+        fingerprint="",
+        code_digest="",
+        python_version="",
+        tidegate_version="",
+    )
+
+
+def test_places_and_the_cluster_are_its_own_and_the_rest_is_the_job_s() -> None:
+    given = submission(load(command_line=THEIRS).to_dict())
+    imposed = impose(given, load(command_line=OWN))
+    result = Config.from_dict(imposed.settings)
+    assert result.checkpoint.storage == "s3://bucket/ours"
+    assert result.checkpoint.interval == 1_000
+    assert result.state.directory == "/disk/state"
+    assert result.state.backend == "memory"
+    assert result.logs.directory == "/disk/logs"
+    assert result.cluster.heartbeat_timeout == 5_000
+    assert result.kafka.bootstrap == "theirs:9092"
+    assert msgspec.structs.replace(imposed, settings=given.settings) == given
+
+
+def test_a_secret_that_the_cluster_does_not_have_is_named_and_not_shown() -> None:
+    key = "kafka.properties.sasl.password"
+    given = submission(load(command_line={key: "s3cr3t"}).to_dict())
+    assert foreign_secret(given, load(command_line={key: "s3cr3t"})) is None
+    for own in ({}, {key: "0ther"}):
+        why_not = foreign_secret(given, load(command_line=own))
+        assert why_not is not None
+        assert key in why_not
+        assert "TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD" in why_not
+        assert "s3cr3t" not in why_not
+
+
+def test_what_is_no_secret_may_differ() -> None:
+    given = submission(load(command_line={"kafka.properties.client.id": "x"}).to_dict())
+    assert foreign_secret(given, Config()) is None
