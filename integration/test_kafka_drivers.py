@@ -11,10 +11,18 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by assignment
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from integration.brokers import create_topic, unique
 from tests.contracts.kafka import TIMEOUT_S, KafkaContract, KafkaUnderTest, eventually
+from tests.contracts.kafka_rights import RightsContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
 from tidegate.drivers.bundle import RealDrivers
@@ -28,10 +36,8 @@ from tidegate.drivers.kafka.transactions import KafkaTransactionLog
 from tidegate.elements import Origin
 from tidegate.errors import (
     KafkaError,
-    KafkaNotAuthorisedError,
     KafkaUnavailableError,
     RefusedError,
-    TransactionError,
 )
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndOutcome
@@ -50,11 +56,14 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-def under_test(bootstrap: str, version: str = "4.3.0") -> KafkaUnderTest:
-    settings = {"bootstrap.servers": bootstrap}
+def under_test(
+    bootstrap: str, version: str = "4.3.0", settings: dict[str, str] | None = None
+) -> KafkaUnderTest:
+    """With `settings` for a user who may not make topics; those are made at `bootstrap`."""
+    settings = settings or {"bootstrap.servers": bootstrap}
 
-    def make_topic(partitions: int) -> str:
-        name = unique("drivers")
+    def make_topic(partitions: int, prefix: str = "drivers") -> str:
+        name = unique(prefix)
         create_topic(bootstrap, name, partitions=partitions)
         return name
 
@@ -190,8 +199,29 @@ class TestNoBrokerAnswers:
 
 JAAS = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'user_job="right" user_guest="guest";'
+    'user_job="right" user_guest="guest" user_writer="writer";'
 )
+
+
+def allow_writing(bootstrap: str, user: str) -> None:
+    bindings = [
+        AclBinding(
+            kind,
+            prefix,
+            ResourcePatternType.PREFIXED,
+            f"User:{user}",
+            "*",
+            AclOperation.WRITE,
+            AclPermissionType.ALLOW,
+        )
+        for kind, prefix in (
+            (ResourceType.TOPIC, "drivers"),
+            (ResourceType.TRANSACTIONAL_ID, "tidegate"),
+        )
+    ]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for made in admin.create_acls(bindings).values():
+        made.result(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -221,10 +251,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         "4.3.0", directory=directory, owned=True, properties=properties
     ) as started:
         assert started.bootstrap == f"{host}:{plain}"
+        allow_writing(started.bootstrap, "writer")
         yield started.bootstrap, f"{host}:{sasl}"
 
 
-class TestRights:
+class TestRights(RightsContract):
     def settings(self, servers: str, user: str, password: str) -> dict[str, str]:
         return {
             "bootstrap.servers": servers,
@@ -256,32 +287,23 @@ class TestRights:
         reader.close()
         log.close()
 
-    def test_a_missing_right_is_named(
-        self, secured: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture
+    def guest(self, secured: tuple[str, str], quick: None) -> Iterator[KafkaUnderTest]:
+        yield from self.user(secured, "guest")
+
+    @pytest.fixture
+    def writer(self, secured: tuple[str, str], quick: None) -> Iterator[KafkaUnderTest]:
+        yield from self.user(secured, "writer")
+
+    @pytest.fixture
+    def quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reader_module, "IDLE_CHECK_S", 1.0)
+
+    def user(self, secured: tuple[str, str], name: str) -> Iterator[KafkaUnderTest]:
         plain, sasl = secured
-        topic, name = unique("secured"), TransactionalId(unique("tidegate.job"))
-        create_topic(plain, topic, partitions=1)
-        given = self.settings(sasl, "guest", "guest")
-        log = KafkaTransactionLog(given)
-        with pytest.raises(RefusedError, match=topic):
-            KafkaClusterAdmin(given).partitions(topic)
-        with pytest.raises(KafkaNotAuthorisedError, match="transactional ids with the prefix"):
-            KafkaProducer(given, name, 60_000)
-        with pytest.raises(KafkaNotAuthorisedError, match="WRITE"):
-            log.fence(name)
-        assert log.end(name, 1, 1, commit=True) is EndOutcome.NOT_AUTHORISED
-        producer = KafkaProducer(given, None, 0)
-        producer.send(topic, [b"a"], None)
-        with pytest.raises(TransactionError, match=topic):
-            producer.flush(TIMEOUT_S)
-        reader = KafkaPartitionReader(given, "group")
-        reader.assign({Origin(topic, 0): 0})
-        with pytest.raises(KafkaError, match=f"not allow .* {topic}"):
-            eventually(lambda: reader.poll(10, 0.5), bool)
-        reader.close()
-        log.close()
+        made = under_test(plain, settings=self.settings(sasl, name, name))
+        yield made
+        made.log.close()
 
     def test_refused_credentials_are_told_without_the_password(
         self, secured: tuple[str, str]

@@ -59,6 +59,12 @@ class KafkaDrivers(Protocol):
     ) -> Producer: ...
 
 
+class MakeTopic(Protocol):
+    """Makes a topic with so many partitions; its name begins with `prefix`."""
+
+    def __call__(self, partitions: int, prefix: str = "drivers") -> str: ...
+
+
 @dataclass(kw_only=True)
 class KafkaUnderTest:
     """A cluster, the drivers to it, and ways to make topics and names that nobody else uses."""
@@ -67,7 +73,7 @@ class KafkaUnderTest:
     """Kafka's, as `major.minor.patch`."""
     drivers: KafkaDrivers
     settings: dict[str, str]
-    make_topic: Callable[[int], str]
+    make_topic: MakeTopic
     delete_topic: Callable[[str], None]
     unique: Callable[[str], str]
     log: TransactionLog

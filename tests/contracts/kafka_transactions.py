@@ -151,7 +151,7 @@ class TransactionContract:
     # --- Describe ---
 
     def test_what_is_described_through_a_transactions_life(self, cluster: KafkaUnderTest) -> None:
-        topic, name = cluster.make_topic(1), cluster.new_id()
+        topic, other, name = cluster.make_topic(1), cluster.make_topic(1), cluster.new_id()
         cluster.log.fence(name)
         assert cluster.facts(name).state is EMPTY, "fencing an unknown id makes it known"
         assert (cluster.facts(name).epoch, cluster.facts(name).start_ms) == (0, -1)
@@ -168,7 +168,7 @@ class TransactionContract:
         assert ongoing.state is ONGOING, "and the same producer can still write"
         assert (ongoing.producer_id, ongoing.epoch) == of
         cluster.clock.sleep(0.02)
-        write(producer, topic, b"b")
+        write(producer, other, b"b")
         assert cluster.facts(name) == ongoing, "its start is the first write's"
         committed = end(cluster, name, commit=True)
         assert committed.state is COMMITTED
@@ -305,6 +305,20 @@ class TransactionContract:
             write(zombie, topic, b"later")
         end(cluster, name, commit=True)
         assert cluster.read(topic) == [[b"a"]]
+
+    def test_a_zombie_writes_nothing_into_its_successors_transaction(
+        self, cluster: KafkaUnderTest
+    ) -> None:
+        """Both write to one partition, and have one producer id."""
+        topic = cluster.make_topic(1)
+        name, zombie = opened(cluster, topic, b"a")
+        successor = cluster.producer(name)
+        successor.begin()
+        write(successor, topic, b"b")
+        with pytest.raises(TransactionError):
+            write(zombie, topic, b"late")
+        end(cluster, name, commit=True)
+        assert cluster.read(topic) == [[b"b"]]
 
     # --- producers ---
 

@@ -7,35 +7,37 @@ from itertools import count
 import pytest
 
 from tests.contracts.kafka import KafkaContract, KafkaUnderTest
+from tests.contracts.kafka_rights import RightsContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
 from tests.kafka.clocks import SleepingClock
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 
 
-def under_test(version: str) -> KafkaUnderTest:
-    clock = SleepingClock()
-    kafka = FakeKafka(clock, version=version)
-    numbers = count()
+def under_test(
+    kafka: FakeKafka, clock: SleepingClock, *, user: str | None = None, version: str = "4.3.0"
+) -> KafkaUnderTest:
     process = kafka.process("test", clock)
+    settings = {} if user is None else {"sasl.username": user}
+    numbers = count()
 
     def unique(name: str) -> str:
-        return f"{name}-{next(numbers)}"
+        return f"{name}-{user}-{next(numbers)}"
 
-    def make_topic(partitions: int) -> str:
-        name = unique("drivers")
+    def make_topic(partitions: int, prefix: str = "drivers") -> str:
+        name = unique(prefix)
         kafka.create_topic(name, partitions)
         return name
 
     return KafkaUnderTest(
         version=version,
         drivers=process,
-        settings={},
+        settings=settings,
         make_topic=make_topic,
         delete_topic=kafka.delete_topic,
         unique=unique,
-        log=process.transaction_log({}),
-        admin=process.kafka_admin({}),
+        log=process.transaction_log(settings),
+        admin=process.kafka_admin(settings),
         clock=clock,
     )
 
@@ -43,4 +45,26 @@ def under_test(version: str) -> KafkaUnderTest:
 class TestFakeKafka(KafkaContract, TransactionContract, VisibilityContract):
     @pytest.fixture(params=["3.9.1", "4.3.0"])
     def cluster(self, request: pytest.FixtureRequest) -> KafkaUnderTest:
-        return under_test(request.param)
+        clock = SleepingClock()
+        return under_test(FakeKafka(clock, version=request.param), clock, version=request.param)
+
+
+class TestFakeRights(RightsContract):
+    @pytest.fixture
+    def clock(self) -> SleepingClock:
+        return SleepingClock()
+
+    @pytest.fixture
+    def kafka(self, clock: SleepingClock) -> FakeKafka:
+        made = FakeKafka(clock)
+        made.rights.restrict("guest")
+        made.rights.restrict("writer", ("WRITE", "drivers"), ("WRITE", "tidegate"))
+        return made
+
+    @pytest.fixture
+    def guest(self, kafka: FakeKafka, clock: SleepingClock) -> KafkaUnderTest:
+        return under_test(kafka, clock, user="guest")
+
+    @pytest.fixture
+    def writer(self, kafka: FakeKafka, clock: SleepingClock) -> KafkaUnderTest:
+        return under_test(kafka, clock, user="writer")
