@@ -88,7 +88,8 @@ class VisibilityContract:
         name, _ = opened(cluster, topic, b"never")
         end(cluster, name, commit=False)
         cluster.runs(ends, lambda run: run[2] == 3 and not run[1])
-        (run,) = cluster.runs(plain, lambda run: run[2] == 1)
+        (run,) = cluster.eventually(lambda: plain.poll(10, 0.5), bool)
+        assert run.position == 1
         assert [each.value() for each in run.messages] == [b"a"]
         assert plain.poll(10, 0.5) == [], "nothing is told of markers and ends"
         ends.close()
@@ -119,10 +120,13 @@ class VisibilityContract:
         producer = cluster.producer(name)
         producer.begin()
         producer.send_one(topic, b"y", None, (), 2000)
+        producer.send_one(topic, b"z", None, (), 3000)
         producer.flush(TIMEOUT_S)
         assert cluster.admin.at_time([origin], 2000) == {origin: 1}
+        assert cluster.admin.at_time([origin], 3000) == {origin: 1}, "the end, as it is now"
         assert cluster.admin.at_time([origin], 500) == {origin: 0}
         end(cluster, name, commit=True)
         assert cluster.admin.at_time([origin], 2000) == {origin: 1}
-        assert cluster.admin.at_time([origin], 3000) == {origin: 2}, "the marker's own time"
-        assert cluster.admin.latest([origin]) == {origin: 3}
+        assert cluster.admin.at_time([origin], 3000) == {origin: 2}
+        assert cluster.admin.at_time([origin], 4000) == {origin: 3}, "the marker's own time"
+        assert cluster.admin.latest([origin]) == {origin: 4}
