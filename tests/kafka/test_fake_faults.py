@@ -293,6 +293,22 @@ class TestProducing:
         with pytest.raises(TransactionError, match="fenced"):
             producer.flush(1)
 
+    def test_nor_falls_into_its_successors_transaction(self, world: World) -> None:
+        """Its first batch is in order for a leader: only the epoch tells it from the other's."""
+        zombie = world.begun()
+        world.script.planned[Api.PRODUCE] = [Verdict(request_s=1.0)]
+        zombie.send("out", [b"late"], None)
+        world.passes(0.5)
+        world.log.fence(NAME)
+        successor = world.process("successor").producer({}, NAME, 60_000)
+        successor.begin()
+        successor.send("out", [b"b"], None)
+        successor.flush(0.1)
+        world.passes(2.0)
+        assert world.commit() is EndOutcome.ACCEPTED
+        world.passes(1.0)
+        assert world.visible() == [b"b"]
+
     def test_a_batch_that_meets_a_decision_before_its_marker_is_in_the_transaction(
         self, world: World
     ) -> None:
