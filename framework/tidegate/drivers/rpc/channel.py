@@ -49,10 +49,23 @@ _CLIENT_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A connection whose other end is gone without a word (a host that lost its power, a firewall
+    # that forgot it) takes calls for ever and answers none. So each is asked, also while no call
+    # is under way, and after six seconds in all replaced: in less than the heartbeat timeout.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),  # of its own questions, behind which ours would wait
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_SERVER_OPTIONS = [*_LIMITS, ("grpc.so_reuseport", 0)]
+_SERVER_OPTIONS = [
+    *_LIMITS,
+    ("grpc.so_reuseport", 0),
+    # By default a server hangs up on a client that asks more often than every five minutes.
+    ("grpc.http2.max_ping_strikes", 0),
+]
 
 
 class GrpcRpc:
