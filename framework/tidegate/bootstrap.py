@@ -10,6 +10,7 @@ line's to interpret); SIGTERM is an orderly exit; the exit never waits for threa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -232,7 +233,8 @@ def main(role: str) -> NoReturn:
 def _leave(status: int) -> NoReturn:
     """Exit without waiting for threads: one may hang in a call that nobody will answer."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # of the disk of the logs: it must not change the status
+            stream.flush()
     os._exit(status)
 
 

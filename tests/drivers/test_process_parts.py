@@ -1,10 +1,15 @@
 """Parts of processes that need none: frames, arguments, the form of a log line."""
 
+import contextlib
+import errno
+import io
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -95,3 +100,37 @@ class TestLogs:
         text = capsys.readouterr().err
         assert text.count('message="failed\\nbadly"') == 2
         assert text.count('ValueError: a "quoted" reason') == 2
+
+    def test_on_a_full_disk_nothing_is_raised_and_what_is_lost_is_counted(
+        self, tmp_path: Path
+    ) -> None:
+        class Disk(io.StringIO):
+            full = True
+
+            def write(self, text: str) -> int:
+                if self.full:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return super().write(text)
+
+        disk = Disk()
+        stream = logs.Patient(disk)
+        stream.write("one\n")
+        stream.write("two\n")
+        disk.full = False
+        stream.write("three\n")
+        stream.write("four\n")
+        said, *others = disk.getvalue().splitlines()
+        assert 'level=warning message="2 lines are lost or late: No space left on device"' in said
+        assert others == ["three", "four"]
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+    def test_of_both_libraries_go_on_without_a_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with open("/dev/full", "w", buffering=1, encoding="utf-8") as full:  # noqa: PTH123
+            monkeypatch.setattr(sys, "stderr", full)
+            logs.set_up_logging("info")
+            logs.set_up_structlog("info")
+            for log in (logging.getLogger("x").info, structlog.get_logger().info):
+                log("into the void")
+            monkeypatch.undo()
+            with contextlib.suppress(OSError):  # what is buffered still has nowhere to go
+                full.close()

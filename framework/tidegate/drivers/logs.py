@@ -5,6 +5,9 @@ libraries and a dying interpreter print stands in the same place and order. Line
 structlog, in the processes that run jobs, and from the standard library's logging, in those that
 only need a sentence now and then and must start fast (importing structlog takes 80 ms); both look
 the same.
+
+A log is no reason to fail: lines that its disk does not take are counted and given up, and before
+the next that it takes stands how many.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ import logging
 import sys
 import time
 from collections.abc import MutableMapping
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
 def set_up_logging(level: Level, **names: object) -> None:
     """Log to standard error from `level` up; `names` (role, job) stand on every line."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(Patient(sys.stderr))
     handler.setFormatter(LogFormat(**names))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -48,9 +51,37 @@ def set_up_structlog(level: Level, **names: object) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(Patient(sys.stderr)),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,  # a fork has other names than its zygote
     )
+
+
+class Patient:
+    """A text stream that never raises for its disk's sake."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._dropped = 0
+        self._reason = ""
+
+    def write(self, text: str) -> int:
+        """Write a line at once, or count it."""
+        try:
+            if self._dropped:
+                # Late, because what the stream had buffered comes when there is room again.
+                said = {"message": f"{self._dropped} lines are lost or late: {self._reason}"}
+                self._stream.write(_line(time.time(), "warning", said) + "\n")
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self._dropped += 1
+            self._reason = error.strerror or str(error)
+        else:
+            self._dropped = 0
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write is one."""
 
 
 class LogFormat(logging.Formatter):
