@@ -64,7 +64,7 @@ def half_a_fence(bootstrap: str, transactional_id: str) -> None:
         max_version=4,
     )
     with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
-        log._ask(TransactionalId(transactional_id), request)
+        log._control.ask(TransactionalId(transactional_id), request)
         until_state(log, transactional_id, TransactionState.COMPLETE_ABORT)
 
 

@@ -15,7 +15,7 @@ import kafka.errors as theirs
 import pytest
 from kafka.protocol.metadata import CoordinatorType
 
-from tidegate.drivers.kafka import transactions
+from tidegate.drivers.kafka import control
 from tidegate.drivers.kafka.transactions import KafkaTransactionLog
 from tidegate.errors import KafkaError, KafkaNotAuthorisedError, KafkaUnavailableError
 from tidegate.ids import TransactionalId
@@ -75,12 +75,12 @@ def described(error: Any = None, state: str = "Ongoing") -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "RETRY_PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr(control, "RETRY_PAUSE_S", (0.0, 0.0))
 
 
 def log_of(script: Script, deadline_s: float = 5.0) -> KafkaTransactionLog:
     log = KafkaTransactionLog({"bootstrap.servers": "broker:1"}, deadline_s=deadline_s)
-    log._admin = cast("Any", script)
+    log._control._admin = cast("Any", script)
     return log
 
 
@@ -177,7 +177,7 @@ def test_an_answer_that_nobody_expects_is_an_error_with_its_text() -> None:
 
 
 def test_the_cache_of_coordinators_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "COORDINATORS_MAX", 2)
+    monkeypatch.setattr(control, "COORDINATORS_MAX", 2)
     script = Script(theirs.KafkaConnectionError(), described())
     script.cluster._coordinators.update({number: number for number in range(5)})
     log_of(script).describe(NAME)
