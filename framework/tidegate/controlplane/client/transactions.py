@@ -1,0 +1,272 @@
+"""Looking at the transactions of a cluster and aborting one: what `tidegate txn` does between its
+words and its answer.
+
+It asks in the order in which a conclusion can be drawn. Leaders of partitions come first, then
+coordinators, then the leaders once more for what no coordinator claimed: what was merely ending
+while it was looked at is gone by then. `checkpoint/diagnosis.py` concludes; journals of jobs are
+read by whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from tidegate.checkpoint.diagnosis import (
+    ENDING,
+    MAX_TIMEOUT_MS,
+    AbortOutcome,
+    Cause,
+    Held,
+    Stuck,
+    aborted,
+    classify,
+)
+from tidegate.elements import Origin
+from tidegate.errors import RefusedError
+from tidegate.ports.clock import Clock
+from tidegate.ports.inspection import (
+    PartitionProducer,
+    Progress,
+    Transaction,
+    TransactionInspector,
+    no_progress,
+)
+
+ABORT_S_MAX: Final = 30.0
+"""To wait for markers: they take milliseconds, or as long as a partition has no leader."""
+ABORT_PAUSE_S: Final = 0.05
+
+_UNCLAIMED: Final = frozenset({Cause.HANGING, Cause.UNCLAIMED, Cause.UNKNOWN})
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """Open transactions per partition, in order of their first offsets."""
+
+    held: dict[Origin, tuple[Held, ...]]
+    """Of every partition that could be asked."""
+    unasked: tuple[str, ...]
+    """What could not be asked, a phrase each."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Why readers of some partitions wait."""
+
+    partitions: tuple[Stuck, ...]
+    unasked: tuple[str, ...]
+
+
+def leaders_of(
+    inspector: TransactionInspector, topic: str | None, partition: int | None
+) -> dict[Origin, int]:
+    """The leaders of a topic's partitions, of one of them, or of all there are."""
+    leaders = inspector.partitions(topic)
+    if topic is None or partition is None:
+        return leaders
+    origin = Origin(topic, partition)
+    if origin not in leaders:
+        raise RefusedError(
+            f"Topic {topic!r} has no partition {partition}: it has {len(leaders)}, numbered from "
+            f"0 to {len(leaders) - 1}."
+        )
+    return {origin: leaders[origin]}
+
+
+def open_transactions(
+    inspector: TransactionInspector,
+    leaders: Mapping[Origin, int],
+    clock: Clock,
+    *,
+    max_timeout_ms: int = MAX_TIMEOUT_MS,
+    progress: Progress,
+) -> Opened:
+    """Every transaction that is open on these partitions, and why."""
+    seen = inspector.open_on(leaders, progress=progress)
+    producer_ids = {each.producer_id for row in seen.producers.values() for each in row}
+    known: dict[int, Transaction] = {}
+    unasked = seen.unasked
+    complete = True
+    if producer_ids:
+        survey = inspector.survey(producer_ids=producer_ids, progress=progress)
+        known = {each.producer_id: each for each in survey.transactions}
+        complete = not survey.unasked
+        unasked += survey.unasked
+    now_ms = clock.now_ms()
+    held = {
+        origin: tuple(
+            classify(
+                origin,
+                each,
+                known,
+                complete=complete,
+                now_ms=now_ms,
+                max_timeout_ms=max_timeout_ms,
+            )
+            for each in row
+        )
+        for origin, row in seen.producers.items()
+    }
+    return Opened(held=_without_ended(inspector, leaders, held), unasked=unasked)
+
+
+def hanging(
+    inspector: TransactionInspector,
+    leaders: Mapping[Origin, int],
+    clock: Clock,
+    *,
+    max_timeout_ms: int,
+    progress: Progress,
+) -> tuple[list[Held], tuple[str, ...]]:
+    """Those that no coordinator will end, by topic and partition; and what could not be asked."""
+    opened = open_transactions(
+        inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
+    )
+    found = [each for row in opened.held.values() for each in row if each.cause is Cause.HANGING]
+    found.sort(key=lambda each: (each.origin, each.producer.start_offset))
+    return found, opened.unasked
+
+
+def why_stuck(
+    inspector: TransactionInspector,
+    leaders: Mapping[Origin, int],
+    clock: Clock,
+    *,
+    max_timeout_ms: int = MAX_TIMEOUT_MS,
+    progress: Progress,
+) -> Report:
+    """What holds back the last stable offset of each partition.
+
+    The offsets are asked last: what has ended by then holds nothing back any more.
+    """
+    opened = open_transactions(
+        inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
+    )
+    ends = inspector.ends(leaders)
+    found = []
+    for origin in sorted(leaders):
+        stable = ends[origin].stable if origin in ends else 0
+        row = opened.held.get(origin, ())
+        found.append(
+            Stuck(
+                origin=origin,
+                leader=leaders[origin],
+                ends=ends.get(origin),
+                held=tuple(each for each in row if each.producer.start_offset >= stable),
+            )
+        )
+    return Report(partitions=tuple(found), unasked=opened.unasked)
+
+
+def abort(
+    inspector: TransactionInspector, transaction: Transaction, clock: Clock
+) -> tuple[AbortOutcome, Transaction | None]:
+    """Have a transaction aborted by its coordinator, and wait until that is done.
+
+    Its producer is locked out. The last description comes with the outcome.
+    """
+    inspector.abort(transaction)  # what came of it, the description tells
+    end_s = clock.monotonic() + ABORT_S_MAX
+    while True:
+        after = inspector.describe(transaction.transactional_id)
+        if after is None or after.state not in ENDING or clock.monotonic() > end_s:
+            break
+        clock.sleep(ABORT_PAUSE_S)
+    return aborted(transaction, after), after
+
+
+def find_hanging(
+    inspector: TransactionInspector,
+    origin: Origin,
+    start_offset: int,
+    clock: Clock,
+    *,
+    max_timeout_ms: int,
+) -> Held:
+    """The transaction that begins at this offset, if it hangs; RefusedError says what it is else.
+
+    A marker by hand ends one partition of a transaction past its coordinator: where that one still
+    will, this would tear the transaction apart.
+    """
+    leaders = leaders_of(inspector, origin.topic, origin.partition)
+    opened = open_transactions(
+        inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=no_progress
+    )
+    where = f"{origin.topic}-{origin.partition}"
+    if origin not in opened.held:
+        raise RefusedError(
+            f"Nothing was aborted: {'; '.join(opened.unasked)}. Try again when it answers."
+        )
+    row = {each.producer.start_offset: each for each in opened.held[origin]}
+    found = row.get(start_offset)
+    if found is None:
+        others = ", ".join(str(offset) for offset in row) or "none"
+        raise RefusedError(
+            f"Nothing was aborted: no transaction that is open on {where} begins at offset "
+            f"{start_offset}. Those that are begin at: {others}."
+        )
+    if found.cause is Cause.HANGING:
+        return found
+    if found.cause is Cause.UNCLAIMED:
+        raise RefusedError(
+            f"Nothing was aborted: the transaction at offset {start_offset} of {where} is known to "
+            f"no coordinator, but its last record is only {found.age_ms // 1000} s old: its end "
+            f"may be on its way. Wait until it is {max_timeout_ms // 1000} s old, or lower "
+            "--max-transaction-timeout to what the brokers' transaction.max.timeout.ms is."
+        )
+    if found.cause is Cause.UNKNOWN:
+        raise RefusedError(
+            f"Nothing was aborted: the coordinator of the transaction at offset {start_offset} of "
+            f"{where} may be one that did not answer ({'; '.join(opened.unasked)}). Try again "
+            "when all do."
+        )
+    name = "" if found.transaction is None else found.transaction.transactional_id
+    raise RefusedError(
+        f"Nothing was aborted: the transaction at offset {start_offset} of {where} does not hang. "
+        f"Its coordinator knows it as {name}: abort it with: tidegate txn abort {name}"
+    )
+
+
+def end_hanging(inspector: TransactionInspector, found: Held, clock: Clock) -> bool:
+    """Write the abort marker; whether the transaction is gone from the partition after it."""
+    inspector.write_abort_marker(found.origin, found.producer)
+    leaders = leaders_of(inspector, found.origin.topic, found.origin.partition)
+    end_s = clock.monotonic() + ABORT_S_MAX
+    while clock.monotonic() <= end_s:
+        row = inspector.open_on(leaders, progress=no_progress).producers.get(found.origin)
+        if row is not None and _key(found.producer) not in {_key(each) for each in row}:
+            return True
+        clock.sleep(ABORT_PAUSE_S)
+    return False
+
+
+def _without_ended(
+    inspector: TransactionInspector,
+    leaders: Mapping[Origin, int],
+    held: dict[Origin, tuple[Held, ...]],
+) -> dict[Origin, tuple[Held, ...]]:
+    """Without those that were unclaimed because they ended between the two looks."""
+    doubtful = {
+        origin: leaders[origin]
+        for origin, row in held.items()
+        if any(each.cause in _UNCLAIMED for each in row)
+    }
+    if not doubtful:
+        return held
+    again = inspector.open_on(doubtful, progress=no_progress).producers
+    still = {(origin, _key(each)) for origin, producers in again.items() for each in producers}
+    return {
+        origin: tuple(
+            each
+            for each in row
+            if each.cause not in _UNCLAIMED
+            or origin not in again
+            or (origin, _key(each.producer)) in still
+        )
+        for origin, row in held.items()
+    }
+
+
+def _key(producer: PartitionProducer) -> tuple[int, int]:
+    return producer.producer_id, producer.start_offset

@@ -1,0 +1,362 @@
+"""Transactions of a whole cluster from outside: `TransactionInspector` of `ports/inspection.py`.
+
+The requests are KIP-664's: ListTransactions and DescribeTransactions of coordinators,
+DescribeProducers of partition leaders, and WriteTxnMarkers for what hangs. How each is used
+follows Kafka's own tool, `kafka-transactions.sh` (TransactionsCommand and AbortTransactionHandler
+of Apache Kafka); the method of kafka-python that bears its name finds old transactions instead of
+hanging ones. Used by the command line only, from one thread.
+
+One broker that does not answer is told, not raised: somebody who looks here often has one that is
+down. Of a broker that has answered nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import kafka.errors as theirs
+from kafka.protocol.metadata import CoordinatorType
+
+from tidegate.drivers.kafka import inspection_wire as wire
+from tidegate.drivers.kafka.control import (
+    FOREIGN,
+    RETRY,
+    STATE_TOPIC,
+    ControlConnection,
+    raise_for,
+)
+from tidegate.elements import Origin
+from tidegate.errors import KafkaNotAuthorisedError, RefusedError, check
+from tidegate.ids import TransactionalId
+from tidegate.ports.inspection import (
+    AbortAnswer,
+    Ends,
+    OpenOnPartitions,
+    PartitionProducer,
+    Progress,
+    Survey,
+    Transaction,
+)
+from tidegate.ports.kafka import TransactionState
+
+T = TypeVar("T")
+
+RIGHTS: Final = (
+    "looking at transactions needs DESCRIBE on their transactional ids and READ on their topics; "
+    "aborting one needs WRITE on its id, and a hanging one ALTER (before Kafka 3.8: "
+    "CLUSTER_ACTION) on the cluster. Grant it, or use the credentials of somebody who has it."
+)
+DEADLINE_S: Final = 12.0
+"""Of what must be answered: longer than a failover of brokers takes with Kafka's defaults (9 s)."""
+TRIES: Final = 3
+TRY_PAUSE_S: Final = 0.2
+"""Of what may be left out: a connection that broke is made anew, a coordinator that has just moved
+loads; a broker that is dead stays dead."""
+NAMES_SHOWN: Final = 3
+
+_SILENT: Final = (theirs.KafkaTimeoutError, theirs.RequestTimedOutError)
+"""Ten seconds were waited already."""
+_CHANGED: Final = (
+    theirs.ProducerFencedError,
+    theirs.InvalidProducerEpochError,
+    theirs.InvalidProducerIdMappingError,
+    theirs.UnknownProducerIdError,
+    theirs.TransactionalIdNotFoundError,
+)
+
+
+class _Metadata(NamedTuple):
+    brokers: dict[int, str]
+    topics: list[Any]
+
+
+class KafkaTransactionInspector:
+    """An inspector of one cluster; connects at the first call.
+
+    ConfigError for a security setting that cannot be applied is raised by the constructor.
+    """
+
+    def __init__(self, settings: Mapping[str, str], *, deadline_s: float = DEADLINE_S) -> None:
+        self._control = ControlConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
+
+    def cluster_id(self) -> str:
+        """The cluster's own id."""
+        cluster = self._control.client()._manager.cluster.cluster_id
+        check(cluster, "a connected client knows the cluster's id")
+        return str(cluster)
+
+    def brokers(self) -> dict[int, str]:
+        """The address, HOST:PORT, of each broker that is up."""
+        return self._metadata([STATE_TOPIC]).brokers
+
+    def survey(
+        self,
+        *,
+        prefix: str = "",
+        states: Collection[TransactionState] = (),
+        producer_ids: Collection[int] = (),
+        progress: Progress,
+    ) -> Survey:
+        """What every coordinator knows.
+
+        An id is known to the broker that leads its partition of the state topic. Where a leader
+        moves meanwhile an id could be passed over, so all are asked again.
+        """
+        request = wire.list_transactions(states, producer_ids)
+        before = self._metadata([STATE_TOPIC])
+        for _ in range(TRIES):
+            found, unasked = self._survey_once(before, request, prefix, progress)
+            after = self._metadata([STATE_TOPIC])
+            if _leaders(after) == _leaders(before):
+                break
+            before = after
+        else:
+            unasked.append(f"leaders of {STATE_TOPIC} move")
+        wanted = [each for each in found.values() if not states or each.state in states]
+        return Survey(
+            transactions=tuple(sorted(wanted, key=lambda each: each.transactional_id)),
+            unasked=tuple(unasked),
+        )
+
+    def describe(self, transactional_id: TransactionalId) -> Transaction | None:
+        """One id, asked of its coordinator."""
+        client = self._control.client()
+
+        async def coordinator() -> int:
+            ids = await client._find_coordinator_ids(
+                [transactional_id], key_type=CoordinatorType.TRANSACTION
+            )
+            return int(ids[transactional_id])
+
+        def once() -> Transaction | None:
+            broker = client._manager.run(coordinator)
+            return next(iter(self._described(broker, [transactional_id])), None)
+
+        what = f"describe transaction {transactional_id}"
+        return self._control.retried(what, once, transactional_id)
+
+    def partitions(self, topic: str | None = None) -> dict[Origin, int]:
+        """Partitions with their leaders."""
+        found = {}
+        for each in self._metadata(None if topic is None else [topic]).topics:
+            if topic is not None:
+                self._refuse_absent(topic, each.error_code)
+            for part in each.partitions:
+                found[Origin(each.name, part.partition_index)] = int(part.leader_id)
+        return found
+
+    def open_on(self, leaders: Mapping[Origin, int], *, progress: Progress) -> OpenOnPartitions:
+        """Open transactions, as the leaders know them."""
+        found: dict[Origin, tuple[PartitionProducer, ...]] = {}
+        unasked: dict[str, list[Origin]] = {}
+        batches = list(wire.batches(leaders))
+        for done, (leader, origins) in enumerate(batches):
+            progress("partition leaders", done, len(batches))
+            for origin, rows, why in self._open_on_one(leader, origins):
+                if why:
+                    unasked.setdefault(why, []).append(origin)
+                else:
+                    found[origin] = wire.open_producers(rows)
+        progress("partition leaders", len(batches), len(batches))
+        denied = unasked.get(theirs.TopicAuthorizationFailedError.__name__)
+        if denied and not found:
+            raise KafkaNotAuthorisedError(
+                f"Kafka at {self._control.servers} does not let us look at the producers of topic "
+                f"{denied[0].topic}: {RIGHTS}"
+            )
+        return OpenOnPartitions(
+            producers=found,
+            unasked=tuple(f"{_named(origins)}: {why}" for why, origins in unasked.items()),
+        )
+
+    def ends(self, leaders: Mapping[Origin, int]) -> dict[Origin, Ends]:
+        """The last stable offsets are asked first, so that none is seen beyond the end."""
+        found = {}
+        for leader, origins in wire.batches(leaders):
+            if leader < 0:
+                continue
+            try:
+                stable = self._ends(leader, origins, wire.READ_COMMITTED)
+                ends = self._ends(leader, origins, wire.READ_UNCOMMITTED)
+            except RETRY:
+                continue
+            except FOREIGN as error:
+                raise self._control.translated("tell offsets", error) from None
+            for origin in stable.keys() & ends.keys():
+                found[origin] = Ends(stable=stable[origin], end=ends[origin])
+        return found
+
+    def abort(self, transaction: Transaction) -> AbortAnswer:
+        """The coordinator answers CONCURRENT_TRANSACTIONS for an open one, and aborts it."""
+        name = transaction.transactional_id
+
+        def once() -> AbortAnswer:
+            try:
+                raise_for(self._control.ask(name, wire.continue_producer(transaction)).error_code)
+            except theirs.ConcurrentTransactionsError:
+                return AbortAnswer.ACCEPTED
+            except _CHANGED:
+                return AbortAnswer.CHANGED
+            return AbortAnswer.ACCEPTED
+
+        return self._control.retried(f"abort transaction {name}", once, name)
+
+    def write_abort_marker(self, origin: Origin, producer: PartitionProducer) -> None:
+        """Sent to the partition's leader, whichever it is by then."""
+        where = f"{origin.topic}-{origin.partition}"
+
+        def once() -> None:
+            leader = self.partitions(origin.topic).get(origin, -1)
+            if leader < 0:
+                raise theirs.StaleMetadata(f"{where} has no leader")
+            answer = self._send(leader, wire.abort_marker(origin, producer))
+            code = answer.markers[0].topics[0].partitions[0].error_code
+            if code in wire.MOVED:
+                raise theirs.StaleMetadata(f"the leader of {where} moved")
+            raise_for(code)
+
+        self._control.retried(f"write an abort marker into {where}", once, None)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._control.close()
+
+    def _survey_once(
+        self, known: _Metadata, request: Any, prefix: str, progress: Progress
+    ) -> tuple[dict[TransactionalId, Transaction], list[str]]:
+        unasked = list(_leaderless(known))
+        found = {}
+        for done, (broker, address) in enumerate(sorted(known.brokers.items())):
+            progress("coordinators", done, len(known.brokers))
+            try:
+                for each in self._listed(broker, request, prefix):
+                    found[each.transactional_id] = each
+            except RETRY as error:
+                unasked.append(f"broker {broker} at {address}: {_reason(error)}")
+            except FOREIGN as error:
+                raise self._control.translated("list transactions", error) from None
+        progress("coordinators", len(known.brokers), len(known.brokers))
+        return found, unasked
+
+    def _listed(self, broker: int, request: Any, prefix: str) -> list[Transaction]:
+        def once() -> list[Transaction]:
+            answer = self._send(broker, request)
+            raise_for(answer.error_code)
+            names = [
+                TransactionalId(row.transactional_id)
+                for row in answer.transaction_states
+                if row.transactional_id.startswith(prefix)
+            ]
+            return self._described(broker, names)
+
+        return _tried(once)
+
+    def _described(self, broker: int, names: Sequence[TransactionalId]) -> list[Transaction]:
+        """Those of the ids that the broker, as their coordinator, knows."""
+        found = []
+        for start in range(0, len(names), wire.IDS_AT_ONCE):
+            request = wire.describe_transactions(names[start : start + wire.IDS_AT_ONCE])
+            for row in self._send(broker, request).transaction_states:
+                if row.error_code != theirs.TransactionalIdNotFoundError.errno:
+                    raise_for(row.error_code)
+                    found.append(wire.transaction(row, broker))
+        return found
+
+    def _open_on_one(
+        self, leader: int, origins: Sequence[Origin]
+    ) -> Iterator[tuple[Origin, Sequence[Any], str]]:
+        """Active producers of each partition, or why they are not known."""
+        if leader < 0:
+            yield from ((origin, (), "it has no leader") for origin in origins)
+            return
+        try:
+            answer = _tried(lambda: self._send(leader, wire.describe_producers(origins)))
+        except RETRY as error:
+            why = f"its leader, broker {leader}, did not answer ({_reason(error)})"
+            yield from ((origin, (), why) for origin in origins)
+            return
+        except FOREIGN as error:
+            raise self._control.translated("describe producers", error) from None
+        for topic in answer.topics:
+            for part in topic.partitions:
+                why = theirs.for_code(part.error_code).__name__ if part.error_code else ""
+                yield Origin(topic.name, part.partition_index), part.active_producers, why
+
+    def _ends(self, leader: int, origins: Sequence[Origin], isolation: int) -> dict[Origin, int]:
+        answer = _tried(lambda: self._send(leader, wire.list_ends(origins, isolation)))
+        found = {}
+        for topic in answer.topics:
+            for part in topic.partitions:
+                if part.error_code not in wire.MOVED:
+                    raise_for(part.error_code)
+                    found[Origin(topic.name, part.partition_index)] = int(part.offset)
+        return found
+
+    def _metadata(self, topics: Sequence[str] | None) -> _Metadata:
+        def once() -> _Metadata:
+            answer = self._send(None, wire.metadata(topics))
+            brokers = {each.node_id: f"{each.host}:{each.port}" for each in answer.brokers}
+            return _Metadata(brokers, list(answer.topics))
+
+        return self._control.retried("describe the cluster", once, None)
+
+    def _refuse_absent(self, topic: str, error_code: int) -> None:
+        if error_code in {
+            theirs.UnknownTopicOrPartitionError.errno,
+            theirs.InvalidTopicError.errno,
+        }:
+            raise RefusedError(
+                f"Kafka at {self._control.servers} has no topic {topic!r}, or does not show it to "
+                "us. Correct its name, or have DESCRIBE on it granted."
+            )
+        if error_code:
+            error = theirs.for_code(error_code)()
+            raise self._control.translated(f"describe topic {topic}", error)
+
+    def _send(self, broker: int | None, request: Any) -> Any:
+        manager = self._control.client()._manager
+
+        async def send() -> Any:
+            return await manager.send(request, node_id=broker)
+
+        return manager.run(send)
+
+
+def _leaders(known: _Metadata) -> dict[int, tuple[int, int]]:
+    """Leader and its epoch of each partition of the state topic; none where we may not see it."""
+    return {
+        part.partition_index: (part.leader_id, part.leader_epoch)
+        for topic in known.topics
+        for part in topic.partitions
+    }
+
+
+def _leaderless(known: _Metadata) -> Iterator[str]:
+    """Ids whose partition of the state topic has no leader are known to nobody now."""
+    leaders = _leaders(known)
+    without = [part for part, (leader, _) in leaders.items() if leader not in known.brokers]
+    if without:
+        yield f"{len(without)} of {len(leaders)} partitions of {STATE_TOPIC}: they have no leader"
+
+
+def _tried(once: Callable[[], T]) -> T:
+    for _ in range(TRIES - 1):
+        try:
+            return once()
+        except _SILENT:
+            raise
+        except RETRY:
+            time.sleep(TRY_PAUSE_S)
+    return once()
+
+
+def _named(origins: Sequence[Origin]) -> str:
+    shown = ", ".join(f"{origin.topic}-{origin.partition}" for origin in origins[:NAMES_SHOWN])
+    more = len(origins) - NAMES_SHOWN
+    return f"{shown} and {more} more partitions" if more > 0 else shown
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,239 @@
+"""What transactions mean, as tables: which hang, which are only late, which may be aborted.
+
+Method: one fact is changed at a time against a healthy open transaction.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tidegate.checkpoint.diagnosis import (
+    ENDING,
+    MAX_TIMEOUT_MS,
+    OPEN,
+    TIMEOUT_SCAN_MS,
+    AbortOutcome,
+    Cause,
+    Standing,
+    Stuck,
+    aborted,
+    classify,
+    selected,
+    standing,
+)
+from tidegate.checkpoint.journal import Closed, Publication
+from tidegate.checkpoint.journal_state import JournalState
+from tidegate.elements import Origin
+from tidegate.ids import Attempt, CheckpointId, JournalNumber, TransactionalId
+from tidegate.ports.inspection import Ends, PartitionProducer, Transaction
+from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
+
+NOW = 10_000_000_000
+LATE = MAX_TIMEOUT_MS + 1
+ABORTING = TransactionState.PREPARE_ABORT
+HERE, THERE = Origin("orders", 0), Origin("orders", 1)
+PRODUCER = PartitionProducer(
+    producer_id=7, epoch=2, coordinator_epoch=-1, last_ms=NOW - 500, start_offset=12
+)
+OPENED = Transaction(
+    transactional_id=TransactionalId("order-service"),
+    coordinator=1,
+    state=TransactionState.ONGOING,
+    producer_id=7,
+    epoch=2,
+    start_ms=NOW - 1_000,
+    timeout_ms=60_000,
+    partitions=(HERE,),
+)
+
+
+def changed(**fields: object) -> Transaction:
+    return msgspec.structs.replace(OPENED, **fields)
+
+
+def old(age_ms: int) -> PartitionProducer:
+    return msgspec.structs.replace(PRODUCER, last_ms=NOW - age_ms)
+
+
+@pytest.mark.parametrize(
+    ("producer", "known", "complete", "cause", "age_ms"),
+    [
+        (PRODUCER, OPENED, True, Cause.OPEN, 1_000),
+        # Its coordinator knows it: then it hangs at no age.
+        (old(LATE), OPENED, True, Cause.OPEN, 1_000),
+        (PRODUCER, OPENED, False, Cause.OPEN, 1_000),
+        # A coordinator raises the epoch before it writes the marker.
+        (PRODUCER, changed(state=ABORTING, epoch=3), True, Cause.ENDING, 1_000),
+        (PRODUCER, changed(state=TransactionState.PREPARE_COMMIT), True, Cause.ENDING, 1_000),
+        (
+            PRODUCER,
+            changed(start_ms=NOW - 60_000 - TIMEOUT_SCAN_MS),
+            True,
+            Cause.OPEN,
+            60_000 + TIMEOUT_SCAN_MS,
+        ),
+        (
+            PRODUCER,
+            changed(start_ms=NOW - 60_001 - TIMEOUT_SCAN_MS),
+            True,
+            Cause.OVERDUE,
+            60_001 + TIMEOUT_SCAN_MS,
+        ),
+        # Nobody's: the age of its last record decides.
+        (old(MAX_TIMEOUT_MS), None, True, Cause.UNCLAIMED, MAX_TIMEOUT_MS),
+        (old(LATE), None, True, Cause.HANGING, LATE),
+        (old(LATE), None, False, Cause.UNKNOWN, LATE),
+        # Its producer's, but its coordinator ends it elsewhere only; that one has answered.
+        (old(LATE), changed(partitions=(THERE,)), True, Cause.HANGING, LATE),
+        (old(LATE), changed(partitions=(THERE,)), False, Cause.HANGING, LATE),
+        (PRODUCER, changed(partitions=()), True, Cause.UNCLAIMED, 500),
+        # Another machine's clock may be ahead of ours.
+        (old(-5_000), None, True, Cause.UNCLAIMED, 0),
+    ],
+)  # fmt: skip
+def test_why_a_transaction_is_open(
+    producer: PartitionProducer,
+    known: Transaction | None,
+    complete: bool,
+    cause: Cause,
+    age_ms: int,
+) -> None:
+    by_producer = {} if known is None else {known.producer_id: known}
+    found = classify(HERE, producer, by_producer, complete=complete, now_ms=NOW)
+    assert (found.cause, found.age_ms, found.transaction) == (cause, age_ms, known)
+
+
+def test_another_producer_s_transaction_is_not_its() -> None:
+    stranger = changed(producer_id=8)
+    found = classify(HERE, PRODUCER, {8: stranger}, complete=True, now_ms=NOW)
+    assert (found.cause, found.transaction) == (Cause.UNCLAIMED, None)
+
+
+def test_waiting_is_never_negative() -> None:
+    for ends, waiting in ((None, 0), (Ends(stable=3, end=10), 7), (Ends(stable=10, end=9), 0)):
+        assert Stuck(origin=HERE, leader=1, ends=ends, held=()).waiting == waiting
+
+
+OURS = TransactionalId("tidegate.totals.j1.out.3.0.0")
+
+
+def journal(**fields: object) -> JournalState:
+    state = JournalState(number=JournalNumber(9), name="j1", attempt=Attempt(3))
+    return msgspec.structs.replace(state, **fields)
+
+
+def publication(name: str) -> Publication:
+    named = PreparedTransaction(
+        cluster_id="c", transactional_id=TransactionalId(name), producer_id=1, epoch=0, start_ms=5
+    )
+    return Publication(
+        number=JournalNumber(8),
+        nonce="n",
+        previous="m",
+        journal="j1",
+        created_ms=0,
+        attempt=Attempt(3),
+        checkpoint=CheckpointId(Attempt(3), 1),
+        submission="s",
+        manifest="m",
+        sha256="x",
+        final=False,
+        transactions=(named,),
+    )
+
+
+CLOSED = Closed(
+    number=JournalNumber(9),
+    nonce="n",
+    previous="m",
+    journal="j1",
+    created_ms=0,
+    attempt=Attempt(3),
+    outcome="finished",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "expected"),
+    [
+        ("order-service", None, Standing.FOREIGN),
+        ("tidegate.totals", journal(), Standing.FOREIGN),
+        (OURS, None, Standing.UNKNOWN),
+        (OURS, JournalState(), Standing.UNKNOWN),
+        (OURS, journal(name="j2"), Standing.UNKNOWN),
+        # A journal that knows less than the id was restored from a copy.
+        (OURS, journal(attempt=Attempt(2)), Standing.UNKNOWN),
+        (OURS, journal(), Standing.CURRENT),
+        (OURS, journal(closed=CLOSED), Standing.FREE),
+        (OURS, journal(attempt=Attempt(4)), Standing.FREE),
+        (OURS, journal(publication=publication(OURS)), Standing.NAMED),
+        (OURS, journal(publication=publication(OURS), attempt=Attempt(4)), Standing.NAMED),
+        (OURS, journal(publication=publication(OURS), settled=True), Standing.CURRENT),
+        (
+            OURS,
+            journal(publication=publication(OURS), settled=True, attempt=Attempt(4)),
+            Standing.FREE,
+        ),
+        (
+            OURS,
+            journal(publication=publication("tidegate.totals.j1.out.3.1.0"), attempt=Attempt(4)),
+            Standing.FREE,
+        ),
+    ],
+)
+def test_how_an_id_stands_with_its_journal(
+    name: str, state: JournalState | None, expected: Standing
+) -> None:
+    assert standing(TransactionalId(name), state) is expected
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome"),
+    [
+        (changed(state=TransactionState.COMPLETE_ABORT, epoch=3), AbortOutcome.ABORTED),
+        (changed(state=TransactionState.PREPARE_ABORT, epoch=3), AbortOutcome.ABORTING),
+        (changed(state=TransactionState.PREPARE_EPOCH_FENCE, epoch=3), AbortOutcome.ABORTING),
+        (changed(state=TransactionState.COMPLETE_COMMIT, epoch=3), AbortOutcome.COMMITTED),
+        (changed(state=TransactionState.PREPARE_COMMIT), AbortOutcome.COMMITTED),
+        (changed(state=TransactionState.COMPLETE_ABORT, start_ms=NOW), AbortOutcome.CHANGED),
+        (changed(state=TransactionState.COMPLETE_ABORT, producer_id=8), AbortOutcome.CHANGED),
+        (changed(state=TransactionState.EMPTY, start_ms=-1), AbortOutcome.CHANGED),
+        (OPENED, AbortOutcome.CHANGED),
+        (None, AbortOutcome.CHANGED),
+    ],
+)
+def test_what_became_of_an_abort(after: Transaction | None, outcome: AbortOutcome) -> None:
+    assert aborted(OPENED, after) is outcome
+
+
+def test_every_state_is_open_ending_or_over() -> None:
+    over = {
+        TransactionState.EMPTY,
+        TransactionState.COMPLETE_COMMIT,
+        TransactionState.COMPLETE_ABORT,
+        TransactionState.DEAD,
+    }
+    assert set(TransactionState) == OPEN | over
+    assert not OPEN & over
+    assert OPEN > ENDING
+
+
+def test_selection_is_by_job_partition_and_age_and_oldest_first() -> None:
+    ours = changed(transactional_id=OURS, start_ms=NOW - 90_000, partitions=(THERE,))
+    never = changed(transactional_id=TransactionalId("a"), start_ms=-1, partitions=())
+    rows = [never, OPENED, ours]
+
+    def chosen(
+        job: str | None = None, origins: set[Origin] | None = None, older_than_ms: int = 0
+    ) -> list[Transaction]:
+        return selected(rows, job=job, origins=origins, older_than_ms=older_than_ms, now_ms=NOW)
+
+    assert chosen() == [ours, OPENED, never]
+    assert chosen(job="totals") == [ours]
+    assert chosen(job="total") == []
+    assert chosen(origins={HERE}) == [OPENED]
+    assert chosen(origins=set()) == []
+    assert chosen(older_than_ms=1_000) == [ours, OPENED]
+    assert chosen(older_than_ms=1_001) == [ours]

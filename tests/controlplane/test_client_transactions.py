@@ -1,0 +1,302 @@
+"""How the transactions of a cluster are looked at: in which order, and what is concluded where
+something ends meanwhile, or does not answer.
+
+Method: an inspector that answers from tables, one after the other, and keeps what it was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidegate.checkpoint.diagnosis import MAX_TIMEOUT_MS, AbortOutcome, Cause
+from tidegate.controlplane.client import transactions as tool
+from tidegate.elements import Origin
+from tidegate.errors import RefusedError
+from tidegate.ids import TransactionalId
+from tidegate.ports.inspection import (
+    AbortAnswer,
+    Ends,
+    OpenOnPartitions,
+    PartitionProducer,
+    Progress,
+    Survey,
+    Transaction,
+    TransactionInspector,
+    no_progress,
+)
+from tidegate.ports.kafka import TransactionState
+
+NOW = 10_000_000_000
+HERE, THERE = Origin("orders", 0), Origin("orders", 1)
+
+
+def producer(id_: int, start: int, age_ms: int = MAX_TIMEOUT_MS + 1) -> PartitionProducer:
+    return PartitionProducer(
+        producer_id=id_, epoch=0, coordinator_epoch=-1, last_ms=NOW - age_ms, start_offset=start
+    )
+
+
+def transaction(id_: int, **fields: Any) -> Transaction:
+    made = Transaction(
+        transactional_id=TransactionalId(f"app-{id_}"),
+        coordinator=1,
+        state=TransactionState.ONGOING,
+        producer_id=id_,
+        epoch=0,
+        start_ms=NOW - 1_000,
+        timeout_ms=60_000,
+        partitions=(HERE,),
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+class Tables:
+    """Answers in turn, the last of each for ever."""
+
+    def __init__(
+        self,
+        *looks: Mapping[Origin, Collection[PartitionProducer]],
+        known: Collection[Transaction] = (),
+        ends: Mapping[Origin, Ends] | None = None,
+        unasked: tuple[str, ...] = (),
+        described: Collection[Transaction | None] = (),
+    ) -> None:
+        self.looks, self.known = list(looks), known
+        self.table, self.silent = dict(ends or {}), unasked
+        self.described = list(described)
+        self.asked: list[str] = []
+
+    def cluster_id(self) -> str:
+        return "c"
+
+    def brokers(self) -> dict[int, str]:
+        return {1: "h:1"}
+
+    def survey(
+        self,
+        *,
+        prefix: str = "",
+        states: Collection[TransactionState] = (),
+        producer_ids: Collection[int] = (),
+        progress: Progress,
+    ) -> Survey:
+        assert not states, "an id that has gone on is found in any state"
+        self.asked.append("survey")
+        found = tuple(each for each in self.known if each.producer_id in producer_ids)
+        return Survey(transactions=found, unasked=self.silent)
+
+    def describe(self, transactional_id: TransactionalId) -> Transaction | None:
+        self.asked.append("describe")
+        return self.described.pop(0) if len(self.described) > 1 else self.described[0]
+
+    def partitions(self, topic: str | None = None) -> dict[Origin, int]:
+        return {HERE: 1, THERE: 2}
+
+    def open_on(self, leaders: Mapping[Origin, int], *, progress: Progress) -> OpenOnPartitions:
+        self.asked.append("open")
+        look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        found = {origin: tuple(row) for origin, row in look.items() if origin in leaders}
+        silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
+        return OpenOnPartitions(producers=found, unasked=silent)
+
+    def ends(self, leaders: Mapping[Origin, int]) -> dict[Origin, Ends]:
+        self.asked.append("ends")
+        return {origin: ends for origin, ends in self.table.items() if origin in leaders}
+
+    def abort(self, transaction: Transaction) -> AbortAnswer:
+        self.asked.append("abort")
+        return AbortAnswer.ACCEPTED
+
+    def write_abort_marker(self, origin: Origin, producer: PartitionProducer) -> None:
+        self.asked.append(f"marker {origin.partition} {producer.producer_id}")
+
+    def close(self) -> None:
+        pass
+
+
+class StillClock:
+    """Goes on only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.slept_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.slept_s
+
+    def now_ms(self) -> int:
+        return NOW
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+
+
+def causes(inspector: TransactionInspector) -> list[Cause]:
+    opened = tool.open_transactions(inspector, {HERE: 1}, StillClock(), progress=no_progress)
+    return [each.cause for each in opened.held.get(HERE, ())]
+
+
+def test_leaders_are_asked_before_coordinators_and_again_for_what_none_claims() -> None:
+    tables = Tables({HERE: [producer(7, 0)]})
+    assert causes(tables) == [Cause.HANGING]
+    assert tables.asked == ["open", "survey", "open"]
+
+
+def test_what_all_is_claimed_of_is_not_asked_again() -> None:
+    tables = Tables({HERE: [producer(7, 0)]}, known=[transaction(7)])
+    assert causes(tables) == [Cause.OPEN]
+    assert tables.asked == ["open", "survey"]
+
+
+def test_where_nothing_is_open_no_coordinator_is_asked() -> None:
+    tables = Tables({HERE: []})
+    assert causes(tables) == []
+    assert tables.asked == ["open"]
+
+
+def test_what_ended_between_two_looks_does_not_hang() -> None:
+    tables = Tables({HERE: [producer(7, 0), producer(8, 5)]}, {HERE: [producer(8, 5)]})
+    assert causes(tables) == [Cause.HANGING]
+
+
+def test_the_next_transaction_of_the_same_producer_is_another_one() -> None:
+    tables = Tables({HERE: [producer(7, 0)]}, {HERE: [producer(7, 9)]})
+    assert causes(tables) == []
+
+
+def test_a_leader_that_does_not_answer_again_takes_nothing_back() -> None:
+    tables = Tables({HERE: [producer(7, 0)]}, {})
+    assert causes(tables) == [Cause.HANGING]
+
+
+def test_nothing_hangs_while_a_coordinator_is_silent() -> None:
+    tables = Tables(
+        {HERE: [producer(7, 0), producer(8, 5)]}, known=[transaction(8)], unasked=("b",)
+    )
+    assert causes(tables) == [Cause.UNKNOWN, Cause.OPEN]
+    found, unasked = tool.hanging(
+        tables, {HERE: 1}, StillClock(), max_timeout_ms=0, progress=no_progress
+    )
+    assert (found, unasked) == ([], ("b",))
+
+
+def test_hanging_ones_come_by_partition_and_offset() -> None:
+    tables = Tables({THERE: [producer(9, 3)], HERE: [producer(8, 2), producer(7, 5)]})
+    found, _ = tool.hanging(
+        tables, {HERE: 1, THERE: 2}, StillClock(), max_timeout_ms=0, progress=no_progress
+    )
+    assert [(each.origin, each.producer.start_offset) for each in found] == [
+        (HERE, 2),
+        (HERE, 5),
+        (THERE, 3),
+    ]
+
+
+class TestWhyStuck:
+    def report(self, tables: Tables) -> tool.Report:
+        return tool.why_stuck(tables, {HERE: 1, THERE: 2}, StillClock(), progress=no_progress)
+
+    def test_names_the_first_open_transaction_and_those_behind_it(self) -> None:
+        tables = Tables(
+            {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
+            known=[transaction(7), transaction(8)],
+            ends={HERE: Ends(stable=4, end=20), THERE: Ends(stable=3, end=3)},
+        )
+        here, there = self.report(tables).partitions
+        assert (here.waiting, there.waiting) == (16, 0)
+        assert [each.producer.producer_id for each in here.held] == [7, 8]
+        assert there.held == ()
+        assert tables.asked[-1] == "ends"
+
+    def test_leaves_out_what_ended_before_the_offsets_were_asked(self) -> None:
+        tables = Tables(
+            {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
+            known=[transaction(7), transaction(8)],
+            ends={HERE: Ends(stable=6, end=20), THERE: Ends(stable=3, end=3)},
+        )
+        here, _ = self.report(tables).partitions
+        assert [each.producer.producer_id for each in here.held] == [8]
+
+    def test_says_which_partition_could_not_be_asked(self) -> None:
+        tables = Tables({HERE: []}, ends={HERE: Ends(stable=3, end=3)})
+        report = self.report(tables)
+        assert report.unasked == ("orders-1",)
+        assert [each.ends for each in report.partitions] == [Ends(stable=3, end=3), None]
+
+
+class TestAbort:
+    def test_waits_until_the_markers_are_written(self) -> None:
+        aborting = transaction(7, state=TransactionState.PREPARE_ABORT, epoch=1)
+        done = transaction(7, state=TransactionState.COMPLETE_ABORT, epoch=1)
+        tables = Tables({}, described=[aborting, aborting, done])
+        clock = StillClock()
+        assert tool.abort(tables, transaction(7), clock) == (AbortOutcome.ABORTED, done)
+        assert tables.asked == ["abort", *["describe"] * 3]
+        assert clock.slept_s == pytest.approx(2 * tool.ABORT_PAUSE_S)
+
+    def test_does_not_wait_for_ever(self) -> None:
+        aborting = transaction(7, state=TransactionState.PREPARE_ABORT, epoch=1)
+        clock = StillClock()
+        outcome, _ = tool.abort(Tables({}, described=[aborting]), transaction(7), clock)
+        assert outcome is AbortOutcome.ABORTING
+        assert clock.slept_s <= tool.ABORT_S_MAX + 1
+
+
+def find(tables: Tables, offset: int = 0, max_timeout_ms: int = MAX_TIMEOUT_MS) -> Any:
+    return tool.find_hanging(tables, HERE, offset, StillClock(), max_timeout_ms=max_timeout_ms)
+
+
+def test_the_marker_is_for_what_hangs() -> None:
+    found = find(Tables({HERE: [producer(7, 0)]}))
+    assert (found.origin, found.producer.producer_id) == (HERE, 7)
+
+
+@pytest.mark.parametrize(
+    ("tables", "offset", "said"),
+    [
+        (lambda: Tables({HERE: [producer(7, 4)]}), 0, "begin at: 4"),
+        (lambda: Tables({HERE: []}), 0, "begin at: none"),
+        (lambda: Tables({HERE: [producer(7, 0, age_ms=5_000)]}), 0, "only 5 s old"),
+        (lambda: Tables({HERE: [producer(7, 0)]}, unasked=("broker 2",)), 0, "broker 2"),
+        (lambda: Tables({HERE: [producer(7, 0)]}, known=[transaction(7)]), 0, "abort app-7"),
+        (
+            lambda: Tables(
+                {HERE: [producer(7, 0)]},
+                known=[transaction(7, state=TransactionState.PREPARE_COMMIT)],
+            ),
+            0,
+            "does not hang",
+        ),
+        (lambda: Tables({}), 0, "orders-0"),
+    ],
+)
+def test_nothing_else_is_ended_by_a_marker(
+    tables: Callable[[], Tables], offset: int, said: str
+) -> None:
+    made = tables()
+    with pytest.raises(RefusedError, match="Nothing was aborted") as refused:
+        find(made, offset)
+    assert said in str(refused.value)
+    assert not [each for each in made.asked if each.startswith("marker")]
+
+
+def test_a_partition_that_is_not_there_is_refused() -> None:
+    with pytest.raises(RefusedError, match="no partition 5: it has 2"):
+        tool.leaders_of(Tables({}), "orders", 5)
+    assert tool.leaders_of(Tables({}), "orders", 1) == {THERE: 2}
+    assert tool.leaders_of(Tables({}), None, None) == {HERE: 1, THERE: 2}
+
+
+def test_it_is_looked_whether_the_marker_helped() -> None:
+    held = producer(7, 0)
+    still = Tables({HERE: [held]})
+    found = find(still)
+    clock = StillClock()
+    assert not tool.end_hanging(still, found, clock)
+    assert clock.slept_s <= tool.ABORT_S_MAX + 1
+    gone = Tables({HERE: [held]}, {}, {HERE: []})
+    assert tool.end_hanging(gone, found, StillClock())
+    assert gone.asked == ["marker 0 7", "open", "open", "open"]
