@@ -91,6 +91,18 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     age_ms: int
     """Since it began by its coordinator; else since its last batch by that batch's timestamp."""
 
+    @property
+    def committed(self) -> bool:
+        """It may be a commit whose marker was forgotten here: then an abort loses its records.
+
+        Brokers of Kafka 4 complete a transaction without the marker of a partition that has no
+        leader just then, as if that were deleted (KAFKA-20734).
+        """
+        return (
+            self.transaction is not None
+            and self.transaction.state is TransactionState.COMPLETE_COMMIT
+        )
+
 
 class Stuck(msgspec.Struct, frozen=True, kw_only=True):
     """What a `read_committed` reader of one partition meets."""

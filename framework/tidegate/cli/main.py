@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from tidegate.cli import cluster, kafka
+from tidegate.cli import cluster, kafka, txn
 from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
 from tidegate.errors import Domain, TidegateError
@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(kafka.app, name="kafka")
+app.add_typer(txn.app, name="txn")
 app.command()(run)
 app.command()(cluster.submit)
 app.command("list")(cluster.list_)

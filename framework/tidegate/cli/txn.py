@@ -1,0 +1,205 @@
+"""`tidegate txn`: transactions of a Kafka cluster, whoever writes them: which are open, what holds
+readers back, and the way to end one.
+
+For anybody with a Kafka cluster (3.0 or later); ids of tidegate's jobs are understood better than
+others. Each command parses its words, has `txn_session` ask, and prints. Nothing is changed but by
+`abort`, and that asks first.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+KAFKA = Annotated[str | None, typer.Option(help="Brokers, HOST:PORT,...; else kafka.bootstrap.")]
+CONFIG = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", "-c", help="A setting: kafka.properties.sasl.username=me. Repeatable."
+    ),
+]
+STORAGE = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint storage of tidegate's jobs; else checkpoint.storage."),
+]
+AS_JSON = Annotated[bool, typer.Option("--json", help="For scripts: one JSON value.")]
+MAX_TIMEOUT = Annotated[
+    str, typer.Option(help="Younger ones are not taken to hang: your transaction.max.timeout.ms.")
+]
+
+app = typer.Typer(
+    help="""Transactions of a Kafka cluster: what is open, what holds readers back, how to end it.
+
+    tidegate txn why-stuck orders --kafka localhost:9092
+
+    tidegate txn list --kafka localhost:9092 --older-than 5min
+
+    tidegate txn abort order-service-3 --kafka localhost:9092
+
+    Brokers and security settings come from tidegate.toml ([kafka], [kafka.properties]), the
+    environment or -c, as for `tidegate run`. Exit code: 0 answered, 1 brokers did not answer (all
+    that is asked), 2 refused.
+    """,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command(name="list")
+def list_(
+    *,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin so.")] = "",
+    job: Annotated[str | None, typer.Option(help="Only those of this tidegate job.")] = None,
+    older_than: Annotated[
+        str, typer.Option(help='Only those that began so long ago: "5 min".')
+    ] = "0s",
+    topic: Annotated[
+        str | None, typer.Option(help="Only those that write there: TOPIC or TOPIC:PARTITION.")
+    ] = None,
+    broker: Annotated[
+        int | None,
+        typer.Option(help="Only those that it coordinates; --hanging: on partitions it leads."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also ids that have nothing open now.")
+    ] = False,
+    hanging: Annotated[
+        bool, typer.Option("--hanging", help="Instead: open on a partition, and nobody's.")
+    ] = False,
+    max_transaction_timeout: MAX_TIMEOUT = "15min",
+    kafka: KAFKA = None,
+    config: CONFIG = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """List transactions that are open: ongoing, or prepared and waiting for their end's markers.
+
+    --hanging lists what `kafka-transactions.sh find-hanging` lists: transactions that are open on
+    a partition and that no coordinator will ever end. It asks the leaders of all partitions, or of
+    those of --topic or --broker.
+
+    Example: tidegate txn list --kafka localhost:9092 --prefix order-service- --older-than 5min
+    """
+    from tidegate.cli.txn_session import Session, duration_ms, place
+
+    with Session(kafka, config) as session:
+        if hanging:
+            complete = session.list_hanging(
+                place=place(topic),
+                broker=broker,
+                max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
+                as_json=as_json,
+            )
+        else:
+            complete = session.list_open(
+                prefix=prefix,
+                job=job,
+                older_than_ms=duration_ms(older_than, "--older-than"),
+                place=place(topic),
+                broker=broker,
+                everything=everything,
+                as_json=as_json,
+            )
+    raise typer.Exit(0 if complete else 1)
+
+
+@app.command()
+def show(
+    transactional_id: Annotated[str, typer.Argument(help="The transactional id.")],
+    *,
+    storage: STORAGE = None,
+    kafka: KAFKA = None,
+    config: CONFIG = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Show everything of one transactional id, and whether its tidegate job's journal names it.
+
+    Example: tidegate txn show order-service-3 --kafka localhost:9092
+    """
+    from tidegate.cli.txn_session import Session
+
+    with Session(kafka, config, storage) as session:
+        session.show(transactional_id, as_json=as_json)
+
+
+@app.command()
+def abort(
+    transactional_id: Annotated[
+        str | None, typer.Argument(help="The transactional id; or give a partition and an offset.")
+    ] = None,
+    *,
+    topic: Annotated[
+        str | None, typer.Option(help="Of a hanging transaction, with the next two.")
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="Its partition.")] = None,
+    start_offset: Annotated[int | None, typer.Option(help="Where it begins.")] = None,
+    max_transaction_timeout: MAX_TIMEOUT = "15min",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    lose_data: Annotated[
+        bool,
+        typer.Option(
+            "--lose-data", help="Also what a checkpoint promises, or is perhaps committed."
+        ),
+    ] = False,
+    storage: STORAGE = None,
+    kafka: KAFKA = None,
+    config: CONFIG = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Abort an open transaction and lock its producer out; readers go on behind it.
+
+    An id of a tidegate job is refused while the job's journal names it, may yet name it, or cannot
+    be read: run the job instead, it ends its transactions itself.
+
+    A hanging transaction (list --hanging, why-stuck) has no coordinator to ask: it is given by
+    --topic, --partition and --start-offset, and ended by a marker written into the partition.
+
+    Example: tidegate txn abort order-service-3 --kafka localhost:9092 --yes
+
+    Example: tidegate txn abort --topic orders --partition 0 --start-offset 1234
+    """
+    from tidegate.cli.txn_session import Session, duration_ms
+    from tidegate.elements import Origin
+    from tidegate.errors import ConfigError
+
+    with Session(kafka, config, storage) as session:
+        if transactional_id is not None and topic is None:
+            session.abort(transactional_id, yes=yes, lose_data=lose_data, as_json=as_json)
+        elif transactional_id is None and None not in {topic, partition, start_offset}:
+            session.abort_hanging(
+                Origin(str(topic), int(partition or 0)),
+                int(start_offset or 0),
+                max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
+                yes=yes,
+                lose_data=lose_data,
+                as_json=as_json,
+            )
+        else:
+            raise ConfigError(
+                "Give either a transactional id, or --topic, --partition and --start-offset of a "
+                "hanging transaction. Example: tidegate txn abort order-service-3"
+            )
+
+
+@app.command()
+def why_stuck(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC[:PARTITION]")],
+    *,
+    max_transaction_timeout: MAX_TIMEOUT = "15min",
+    kafka: KAFKA = None,
+    config: CONFIG = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Say which transaction holds back `read_committed` readers of a topic, and what to do.
+
+    Example: tidegate txn why-stuck orders:3 --kafka localhost:9092
+    """
+    from tidegate.cli.txn_session import Session, duration_ms, place
+
+    with Session(kafka, config) as session:
+        complete = session.why_stuck(
+            place(topic),
+            max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
+            as_json=as_json,
+        )
+    raise typer.Exit(0 if complete else 1)

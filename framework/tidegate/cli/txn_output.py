@@ -1,0 +1,211 @@
+"""How `tidegate txn` prints: tables in a terminal, lines with tabs elsewhere, JSON for scripts.
+
+The keys of the JSON are documented in docs/transactions.md and stay as they are; new ones may come.
+Times are milliseconds since the epoch, ages and timeouts milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from tidegate.checkpoint.diagnosis import OPEN, Held, Standing, Stuck
+from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.cli import txn_words as words
+from tidegate.elements import Origin
+from tidegate.ports.inspection import Ends, Transaction
+from tidegate.ports.kafka import TransactionState
+
+COLUMNS: Final = (
+    "TRANSACTIONAL ID",
+    "STATE",
+    "AGE",
+    "TIMEOUT",
+    "SINCE",
+    "COORDINATOR",
+    "PRODUCER",
+    "JOB",
+    "PARTITIONS",
+)
+HANGING_COLUMNS: Final = (
+    "PARTITION",
+    "START OFFSET",
+    "PRODUCER",
+    "LAST RECORD",
+    "AGE",
+    "TRANSACTIONAL ID",
+)
+
+
+def print_json(body: Mapping[str, Any]) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(body))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table where somebody looks at it, else lines that cut and awk can read."""
+    if not sys.stdout.isatty():
+        for row in (columns, *rows):
+            print("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        # Ids are copied from here: they are broken rather than cut.
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def print_unasked(unasked: Sequence[str]) -> None:
+    """What is missing in the answer, on stderr."""
+    for each in unasked:
+        print(f"tidegate: not asked: {each}. The answer is incomplete.", file=sys.stderr)
+
+
+def progress() -> Callable[[str, int, int], None]:
+    """One line that is overwritten, in a terminal; nothing elsewhere, and nothing for one step."""
+    if not sys.stderr.isatty():
+        return lambda _what, _done, _total: None
+
+    def show(what: str, done: int, total: int) -> None:
+        if total > 1:
+            text = f"asking {what}: {done} of {total}"
+            end = "\r" + " " * len(text) + "\r" if done == total else ""
+            print(f"\r{text}{end}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def row(each: Transaction, now_ms: int) -> list[str]:
+    """A transaction as a row under `COLUMNS`."""
+    running = each.state in OPEN and each.start_ms >= 0
+    late = each.state is TransactionState.ONGOING and now_ms - each.start_ms > each.timeout_ms
+    return [
+        each.transactional_id,
+        each.state.value,
+        (words.age(now_ms - each.start_ms) + (" (overdue)" if late else "")) if running else "-",
+        words.age(each.timeout_ms),
+        words.at(each.start_ms),
+        f"broker {each.coordinator}",
+        f"{each.producer_id}/{each.epoch}",
+        words.owner(each.transactional_id),
+        words.places(each.partitions),
+    ]
+
+
+def hanging_row(each: Held) -> list[str]:
+    """A hanging transaction as a row under `HANGING_COLUMNS`."""
+    return [
+        f"{each.origin.topic}-{each.origin.partition}",
+        str(each.producer.start_offset),
+        f"{each.producer.producer_id}/{each.producer.epoch}",
+        words.at(each.producer.last_ms),
+        words.age(each.age_ms),
+        "-" if each.transaction is None else each.transaction.transactional_id,
+    ]
+
+
+def details(
+    each: Transaction,
+    addresses: Mapping[int, str],
+    ends: Mapping[Origin, Ends] | None,
+    standing: Standing,
+    now_ms: int,
+) -> list[str]:
+    """Everything of one transaction, a line each; `ends` is None where nobody was asked."""
+    address = addresses.get(each.coordinator)
+    lines = [
+        f"transactional id  {each.transactional_id}",
+        f"state             {each.state.value}",
+        f"coordinator       broker {each.coordinator}{f' at {address}' if address else ''}",
+        f"producer          {each.producer_id}, epoch {each.epoch}",
+        f"timeout           {words.age(each.timeout_ms)}",
+        f"began             {words.at(each.start_ms)}",
+    ]
+    if each.state in OPEN and each.start_ms >= 0:
+        lines.append(f"open for          {words.age(now_ms - each.start_ms)}")
+    lines.append(f"job               {words.owner(each.transactional_id)}")
+    lines.append(f"journal           {words.journal(standing)}")
+    for origin in each.partitions:
+        where = f"partition         {origin.topic}-{origin.partition}"
+        if ends is None:
+            lines.append(where)
+            continue
+        if origin in ends:
+            stable, end = ends[origin].stable, ends[origin].end
+            waiting = words.count(max(0, end - stable), "offset")
+            where += f": readable to {stable}, written to {end}, {waiting} waiting"
+        else:
+            where += ": its leader did not answer"
+        lines.append(where)
+    return lines
+
+
+def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
+    """A transaction as an object."""
+    parts = parse_transactional_id(each.transactional_id)
+    job = None
+    if parts is not None:
+        job = {
+            "name": parts.job,
+            "journal": parts.journal,
+            "sink": parts.sink,
+            "attempt": parts.attempt,
+            "subtask": parts.subtask,
+            "slot": parts.slot,
+        }
+    began = each.start_ms >= 0
+    return {
+        "transactional_id": each.transactional_id,
+        "state": each.state.value,
+        "coordinator": each.coordinator,
+        "producer_id": each.producer_id,
+        "epoch": each.epoch,
+        "start_ms": each.start_ms if began else None,
+        "age_ms": now_ms - each.start_ms if began and each.state in OPEN else None,
+        "timeout_ms": each.timeout_ms,
+        "partitions": [place_json(origin) for origin in each.partitions],
+        "job": job,
+    }
+
+
+def place_json(origin: Origin) -> dict[str, Any]:
+    """A partition as an object."""
+    return {"topic": origin.topic, "partition": origin.partition}
+
+
+def held_json(each: Held, now_ms: int) -> dict[str, Any]:
+    """A transaction that is open on a partition, as an object."""
+    known = each.transaction
+    return {
+        **place_json(each.origin),
+        "start_offset": each.producer.start_offset,
+        "producer_id": each.producer.producer_id,
+        "epoch": each.producer.epoch,
+        "coordinator_epoch": each.producer.coordinator_epoch,
+        "last_timestamp_ms": each.producer.last_ms,
+        "cause": each.cause.value,
+        "age_ms": each.age_ms,
+        "transaction": None if known is None else as_json(known, now_ms),
+        "advice": words.advice(each),
+    }
+
+
+def stuck_json(each: Stuck, now_ms: int) -> dict[str, Any]:
+    """A partition and what is open on it, as an object."""
+    return {
+        **place_json(each.origin),
+        "leader": each.leader if each.leader >= 0 else None,
+        "stable_offset": None if each.ends is None else each.ends.stable,
+        "end_offset": None if each.ends is None else each.ends.end,
+        "waiting": None if each.ends is None else each.waiting,
+        "held_by": held_json(each.held[0], now_ms) if each.held else None,
+        "open_behind": [held_json(other, now_ms) for other in each.held[1:]],
+    }

@@ -1,0 +1,328 @@
+"""What `tidegate txn` does once its words are parsed: connect, ask, print; confirm, then abort.
+
+Apart from `txn.py` so that help does not pay for what this imports. What is asked and concluded is
+`controlplane/client/transactions.py` and `checkpoint/diagnosis.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from tidegate.checkpoint.diagnosis import OPEN, AbortOutcome, Standing, selected, standing
+from tidegate.checkpoint.journal_state import JournalState
+from tidegate.checkpoint.procedures import read_journal
+from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.cli import txn_output as output
+from tidegate.cli import txn_words as words
+from tidegate.cli.options import pairs
+from tidegate.config import DurationMs
+from tidegate.config_load import load
+from tidegate.controlplane.client import transactions as ask
+from tidegate.controlplane.jobmaster.effects import run_reading
+from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
+from tidegate.drivers.storage import open_store
+from tidegate.elements import Origin
+from tidegate.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    KafkaError,
+    KafkaNotAuthorisedError,
+    NotAllowedError,
+    RefusedError,
+    StorageError,
+)
+from tidegate.ids import TransactionalId
+from tidegate.ports.inspection import Transaction, TransactionInspector
+from tidegate.ports.kafka import TransactionState
+
+EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
+
+
+class Place(NamedTuple):
+    """A topic, or one partition of it; no topic means all."""
+
+    topic: str | None
+    partition: int | None
+
+
+def place(text: str | None) -> Place:
+    """TOPIC or TOPIC:PARTITION."""
+    if text is None:
+        return Place(None, None)
+    topic, colon, number = text.partition(":")
+    if not topic or (colon and not number.isdecimal()):
+        raise ConfigError(f"{text!r} is not TOPIC or TOPIC:PARTITION. Example: orders:3")
+    return Place(topic, int(number) if colon else None)
+
+
+def duration_ms(text: str, option: str) -> int:
+    """A duration with its unit, in milliseconds."""
+    adapter: TypeAdapter[int] = TypeAdapter(DurationMs)
+    try:
+        return adapter.validate_python(text)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{option}: {why}. Example: {option} 5min") from None
+
+
+class Session:
+    """One command: connected to the cluster of the configuration, closed at the end of the block.
+
+    Credentials and rights that are refused are the user's matter here: nothing runs that could
+    wait for them.
+    """
+
+    def __init__(
+        self, kafka: str | None, config: list[str] | None, storage: str | None = None
+    ) -> None:
+        given = pairs(config, "--config", EXAMPLE)
+        if kafka is not None:
+            given["kafka.bootstrap"] = kafka
+        if storage is not None:
+            given["checkpoint.storage"] = storage
+        settings = load(environment=dict(os.environ), command_line=given)
+        self._storage = settings.checkpoint.storage
+        self._clock = SystemClock()
+        self._progress = output.progress()
+        self._inspector: TransactionInspector = KafkaTransactionInspector(
+            {"bootstrap.servers": settings.kafka.bootstrap, **settings.kafka.properties}
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._inspector.close()
+        if isinstance(error, KafkaNotAuthorisedError):
+            raise NotAllowedError(str(error)) from None
+
+    def list_open(
+        self,
+        *,
+        prefix: str,
+        job: str | None,
+        older_than_ms: int,
+        place: Place,
+        broker: int | None,
+        everything: bool,
+        as_json: bool,
+    ) -> bool:
+        """Print transactions; whether every coordinator answered."""
+        origins = None
+        if place.topic is not None:
+            origins = ask.leaders_of(self._inspector, place.topic, place.partition).keys()
+        self._require_broker(broker)
+        survey = self._inspector.survey(
+            prefix=prefix, states=() if everything else OPEN, progress=self._progress
+        )
+        now_ms = self._clock.now_ms()
+        found = [
+            each
+            for each in selected(
+                survey.transactions,
+                job=job,
+                origins=origins,
+                older_than_ms=older_than_ms,
+                now_ms=now_ms,
+            )
+            if broker in {None, each.coordinator}
+        ]
+        if as_json:
+            rows = [output.as_json(each, now_ms) for each in found]
+            self._print_json({"transactions": rows}, survey.unasked, now_ms)
+        elif found:
+            output.print_table(output.COLUMNS, [output.row(each, now_ms) for each in found])
+        else:
+            what = "transactional id" if everything else "open transaction"
+            print(f"tidegate: no {what} fits.", file=sys.stderr)
+        output.print_unasked(survey.unasked)
+        return not survey.unasked
+
+    def list_hanging(
+        self, *, place: Place, broker: int | None, max_timeout_ms: int, as_json: bool
+    ) -> bool:
+        """Print what hangs; whether everybody answered."""
+        self._require_broker(broker)
+        leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
+        if broker is not None:
+            leaders = {origin: id_ for origin, id_ in leaders.items() if id_ == broker}
+        found, unasked = ask.hanging(
+            self._inspector,
+            leaders,
+            self._clock,
+            max_timeout_ms=max_timeout_ms,
+            progress=self._progress,
+        )
+        now_ms = self._clock.now_ms()
+        if as_json:
+            rows = [output.held_json(each, now_ms) for each in found]
+            self._print_json({"hanging": rows}, unasked, now_ms)
+        elif found:
+            output.print_table(output.HANGING_COLUMNS, [output.hanging_row(each) for each in found])
+        else:
+            seen = words.count(len(leaders), "partition")
+            print(f"tidegate: no hanging transaction on {seen}.", file=sys.stderr)
+        output.print_unasked(unasked)
+        return not unasked
+
+    def show(self, transactional_id: str, *, as_json: bool) -> None:
+        """Print everything of one id."""
+        found = self._described(transactional_id)
+        how = standing(found.transactional_id, self._journal(found.transactional_id))
+        leaders: dict[Origin, int] = {}
+        for topic in sorted({origin.topic for origin in found.partitions}):
+            leaders |= self._inspector.partitions(topic)
+        ends = self._inspector.ends({o: leaders[o] for o in found.partitions if o in leaders})
+        now_ms = self._clock.now_ms()
+        if as_json:
+            body = output.as_json(found, now_ms)
+            for row, origin in zip(body["partitions"], found.partitions, strict=True):
+                row["stable_offset"] = ends[origin].stable if origin in ends else None
+                row["end_offset"] = ends[origin].end if origin in ends else None
+            self._print_json({"transaction": body, "journal": how.value}, (), now_ms)
+            return
+        for line in output.details(found, self._inspector.brokers(), ends, how, now_ms):
+            print(line)
+
+    def why_stuck(self, place: Place, *, max_timeout_ms: int, as_json: bool) -> bool:
+        """Print what holds readers back; whether everybody answered."""
+        leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
+        report = ask.why_stuck(
+            self._inspector,
+            leaders,
+            self._clock,
+            max_timeout_ms=max_timeout_ms,
+            progress=self._progress,
+        )
+        if as_json:
+            now_ms = self._clock.now_ms()
+            rows = [output.stuck_json(each, now_ms) for each in report.partitions]
+            self._print_json({"partitions": rows}, report.unasked, now_ms)
+        else:
+            for each in report.partitions:
+                print("\n".join(words.stuck(each)))
+        output.print_unasked(report.unasked)
+        return not report.unasked
+
+    def abort(self, transactional_id: str, *, yes: bool, lose_data: bool, as_json: bool) -> None:
+        """Abort a transaction that its coordinator knows."""
+        found = self._described(transactional_id)
+        if found.state is not TransactionState.ONGOING:
+            raise RefusedError(words.nothing_to_abort(found))
+        how = standing(found.transactional_id, self._journal(found.transactional_id))
+        refusal = words.decision(how, found)
+        if refusal is not None and not lose_data:
+            raise RefusedError(refusal)
+        now_ms = self._clock.now_ms()
+        if not yes:
+            for line in output.details(found, {}, None, how, now_ms):
+                print(line, file=sys.stderr)
+        lost = " and lose what a checkpoint promises" if how is Standing.NAMED else ""
+        _confirm(f"Abort transaction {transactional_id}{lost}, and lock its producer out?", yes=yes)
+        outcome, after = ask.abort(self._inspector, found, self._clock)
+        if as_json:
+            body = None if after is None else output.as_json(after, now_ms)
+            self._print_json({"outcome": outcome.value, "transaction": body}, (), now_ms)
+        else:
+            print(words.outcome(outcome, found, after))
+        if outcome is not AbortOutcome.ABORTED:
+            raise typer.Exit(1)
+
+    def abort_hanging(
+        self,
+        origin: Origin,
+        start_offset: int,
+        *,
+        max_timeout_ms: int,
+        yes: bool,
+        lose_data: bool,
+        as_json: bool,
+    ) -> None:
+        """End a hanging transaction on its partition."""
+        found = ask.find_hanging(
+            self._inspector, origin, start_offset, self._clock, max_timeout_ms=max_timeout_ms
+        )
+        if found.committed and not lose_data:
+            raise RefusedError(words.perhaps_committed(found))
+        where = f"{origin.topic}-{origin.partition}"
+        _confirm(
+            f"End the transaction of producer {found.producer.producer_id} at offset "
+            f"{start_offset} of {where}, last record {words.age(found.age_ms)} ago, by an abort "
+            "marker? No coordinator that you may see knows it.",
+            yes=yes,
+        )
+        if not ask.end_hanging(self._inspector, found, self._clock):
+            raise KafkaError(
+                f"The leader of {where} took the abort marker, and the transaction at offset "
+                f"{start_offset} is open still. Ask again: tidegate txn why-stuck "
+                f"{origin.topic}:{origin.partition}"
+            )
+        if as_json:
+            now_ms = self._clock.now_ms()
+            body = {"outcome": "aborted", "hanging": output.held_json(found, now_ms)}
+            self._print_json(body, (), now_ms)
+        else:
+            print(f"{where}: the transaction at offset {start_offset} is aborted.")
+
+    def _described(self, transactional_id: str) -> Transaction:
+        found = self._inspector.describe(TransactionalId(transactional_id))
+        if found is None:
+            raise RefusedError(
+                f"No coordinator knows the transactional id {transactional_id!r}. It was never "
+                "used, or not for transactional.id.expiration.ms (7 days); tidegate txn list --all "
+                "shows those there are."
+            )
+        return found
+
+    def _journal(self, transactional_id: TransactionalId) -> JournalState | None:
+        """The journal of the id's job; None where there is none to be read."""
+        parts = parse_transactional_id(transactional_id)
+        if parts is None:
+            return None
+        storage = self._storage
+        try:
+            store = open_store(storage if "://" in storage else str(Path.cwd() / storage))
+            return run_reading(store, read_journal(parts.job))
+        except (StorageError, CorruptCheckpointError) as error:
+            print(f"tidegate: the journal cannot be read: {error}", file=sys.stderr)
+            return None
+
+    def _require_broker(self, broker: int | None) -> None:
+        if broker is None:
+            return
+        brokers = self._inspector.brokers()
+        if broker not in brokers:
+            known = ", ".join(str(each) for each in sorted(brokers))
+            raise RefusedError(f"No broker {broker} is up in this cluster; those are: {known}.")
+
+    def _print_json(self, body: dict[str, Any], unasked: tuple[str, ...], now_ms: int) -> None:
+        output.print_json(
+            {
+                "cluster_id": self._inspector.cluster_id(),
+                "asked_ms": now_ms,
+                **body,
+                "unasked": list(unasked),
+            }
+        )
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError("Nothing was aborted: nobody is there to be asked. Scripts give --yes.")
+    if not typer.confirm(question, err=True):
+        raise RefusedError("Nothing was aborted.")

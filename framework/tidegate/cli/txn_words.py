@@ -1,0 +1,262 @@
+"""The words of `tidegate txn`: what is found, in plain language, and what to do about it.
+
+Pure: facts in, text out. The tables and JSON around it are `txn_output.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from tidegate.checkpoint.diagnosis import (
+    ENDING,
+    MAX_TIMEOUT_MS,
+    AbortOutcome,
+    Cause,
+    Held,
+    Standing,
+    Stuck,
+)
+from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.elements import Origin
+from tidegate.ids import TransactionalId
+from tidegate.ports.inspection import Transaction
+from tidegate.ports.kafka import TransactionState
+
+PARTITIONS_SHOWN: Final = 3
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def age(milliseconds: int) -> str:
+    """A duration in its two largest units: `2 min 5 s`."""
+    left = max(0, milliseconds) // 1000
+    parts = []
+    for name, seconds in _UNITS:
+        count, left = divmod(left, seconds)
+        if count:
+            parts.append(f"{count} {name}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def at(epoch_ms: int) -> str:
+    """A time as text, in UTC."""
+    if epoch_ms < 0:
+        return "-"
+    return f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def owner(transactional_id: TransactionalId) -> str:
+    """The tidegate job of an id, with its place in it; `-` for other applications' ids."""
+    parts = parse_transactional_id(transactional_id)
+    if parts is None:
+        return "-"
+    return f"{parts.job} (sink {parts.sink}, attempt {parts.attempt}, subtask {parts.subtask})"
+
+
+def places(origins: Sequence[Origin]) -> str:
+    """Partitions, the first few by name."""
+    shown = ", ".join(f"{each.topic}-{each.partition}" for each in origins[:PARTITIONS_SHOWN])
+    more = len(origins) - PARTITIONS_SHOWN
+    return (f"{shown} and {more} more" if more > 0 else shown) or "-"
+
+
+def count(number: int, what: str) -> str:
+    """`1 offset`, `2 offsets`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def stuck(found: Stuck) -> list[str]:
+    """A partition in sentences: what is held back, by what, since when, and what to do."""
+    where = f"{found.origin.topic}-{found.origin.partition}"
+    if found.ends is None:
+        leader = "it has no leader"
+        if found.leader >= 0:
+            leader = f"its leader, broker {found.leader}, did not answer"
+        return [f"{where}: not asked, {leader}. What to do: bring it back, then ask again."]
+    if not found.held:
+        if not found.waiting:
+            return [f"{where}: not held back, readers see all of it up to offset {found.ends.end}."]
+        return [
+            (
+                f"{where}: {count(found.waiting, 'offset')} not readable yet, but no transaction "
+                "is open: the one that was has just ended. Ask again."
+            )
+        ]
+    first = found.held[0]
+    behind = len(found.held) - 1
+    also = f" {count(behind, 'more transaction')} open behind it." if behind else ""
+    return [
+        (
+            f"{where}: readers wait at offset {first.producer.start_offset}; "
+            f"{count(found.waiting, 'offset')} from there on (records and markers) cannot be read."
+        ),
+        f"  {_holder(first)}{also}",
+        f"  What to do: {advice(first)}",
+    ]
+
+
+def advice(held: Held) -> str:
+    """What to do about a transaction that holds readers back."""
+    if held.transaction is None or held.cause in {Cause.HANGING, Cause.UNCLAIMED}:
+        return _advice_unclaimed(held)
+    transaction = held.transaction
+    name = transaction.transactional_id
+    if held.cause is Cause.ENDING:
+        decided = "commit" if transaction.state is TransactionState.PREPARE_COMMIT else "abort"
+        return (
+            f"nothing can change its end any more ({decided} is decided). Broker "
+            f"{transaction.coordinator} has yet to write it into {places(transaction.partitions)}: "
+            "it does as soon as their leaders answer, so check that those brokers run."
+        )
+    if held.cause is Cause.OVERDUE:
+        return (
+            f"broker {transaction.coordinator} should have aborted it "
+            f"{age(held.age_ms - transaction.timeout_ms)} ago; its log may say why it did not. "
+            f"Then: tidegate txn abort {name}"
+        )
+    left = age(transaction.timeout_ms - held.age_ms)
+    parts = parse_transactional_id(name)
+    if parts is not None:
+        return (
+            f"nothing while job {parts.job} runs: its checkpoints end it. If the job is down, run "
+            f"it again: it commits what was promised and aborts the rest. After {left} the broker "
+            "aborts it, and what was promised is lost."
+        )
+    return (
+        f"wait for its producer, or {left} for its timeout. If the producer is gone: "
+        f"tidegate txn abort {name}"
+    )
+
+
+def perhaps_committed(held: Held) -> str:
+    """Why a hanging transaction is not aborted just so."""
+    name = "" if held.transaction is None else held.transaction.transactional_id
+    return (
+        f"Nothing was aborted: the last transaction of {name}, the producer's id, was committed, "
+        f"and this may be a part of it. What to do: {advice(held)}"
+    )
+
+
+def nothing_to_abort(transaction: Transaction) -> str:
+    """Why a transaction that is not ongoing cannot be aborted."""
+    name, state = transaction.transactional_id, transaction.state.value
+    if transaction.state in ENDING:
+        return (
+            f"Nothing was aborted: the end of {name} is decided already ({state}), its markers are "
+            f"still to be written into {places(transaction.partitions)}. They are as soon as the "
+            "leaders of these partitions answer."
+        )
+    return f"Nothing was aborted: {name} has nothing open, it is {state}."
+
+
+def decision(standing: Standing, transaction: Transaction) -> str | None:
+    """Why an id must not be aborted just so; None where it may be."""
+    name = transaction.transactional_id
+    parts = parse_transactional_id(name)
+    job = "" if parts is None else parts.job
+    match standing:
+        case Standing.FOREIGN | Standing.FREE:
+            return None
+        case Standing.NAMED:
+            why = (
+                f"the journal of job {job} names {name} in its last checkpoint: its records are "
+                "promised, and the job has gone on behind them. Aborted, they are lost. Run the "
+                "job: it commits the transaction first of all."
+            )
+        case Standing.CURRENT:
+            why = (
+                f"{name} is of the newest attempt of job {job}, whose next checkpoint may promise "
+                "its records at any moment. Stop the job, or run it again if it is down: both end "
+                "the transaction the right way."
+            )
+        case Standing.UNKNOWN:
+            why = (
+                f"{name} belongs to job {job}, and the journal that could say whether its records "
+                "are promised was not found. Name the job's checkpoint storage with --storage."
+            )
+    return f"Nothing was aborted: {why} To abort it all the same: --lose-data."
+
+
+def journal(standing: Standing) -> str:
+    """How an id stands with its job's journal, as a line of `show`."""
+    match standing:
+        case Standing.FOREIGN:
+            return "no id of tidegate"
+        case Standing.UNKNOWN:
+            return "not found; --storage names the job's checkpoint storage"
+        case Standing.NAMED:
+            return "NAMED by the last publication, which is not settled: aborting it loses data"
+        case Standing.CURRENT:
+            return "not named yet; of the newest attempt, whose next publication may name it"
+        case Standing.FREE:
+            return "not named, and it will not be"
+
+
+def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None) -> str:
+    """What an abort has done."""
+    name = before.transactional_id
+    match ended:
+        case AbortOutcome.ABORTED:
+            return f"{name}: aborted; its producer {before.producer_id} is locked out."
+        case AbortOutcome.ABORTING:
+            left = () if after is None else after.partitions
+            return (
+                f"{name}: the abort is decided, but its marker is still missing in {places(left)}. "
+                "It is written as soon as the leaders of these partitions answer."
+            )
+        case AbortOutcome.COMMITTED:
+            return f"{name}: not aborted, its producer had committed it."
+        case AbortOutcome.CHANGED:
+            now = "unknown to its coordinator" if after is None else f"{after.state.value} now"
+            return (
+                f"{name}: the transaction that you saw has ended meanwhile, the id is {now}. "
+                "Nothing else was touched."
+            )
+
+
+def _holder(held: Held) -> str:
+    producer = held.producer
+    who = f"producer {producer.producer_id}, epoch {producer.epoch}"
+    if held.transaction is None or held.cause in {Cause.HANGING, Cause.UNCLAIMED}:
+        nobody = "no coordinator shows it to us"
+        if held.cause is Cause.UNKNOWN:
+            nobody = "no coordinator that answered shows it to us"
+        elif held.transaction is not None:
+            nobody = f"its id {held.transaction.transactional_id} has gone on without it"
+        last = f"last record {age(held.age_ms)} ago, {at(producer.last_ms)}"
+        return f"An open transaction of {who}; {last}; {nobody}."
+    transaction = held.transaction
+    job = owner(transaction.transactional_id)
+    whose = "" if job == "-" else f", job {job}"
+    return (
+        f"Transaction {transaction.transactional_id}{whose}: {transaction.state.value} for "
+        f"{age(held.age_ms)}, since {at(transaction.start_ms)}; timeout "
+        f"{age(transaction.timeout_ms)}; {who}; coordinator: broker {transaction.coordinator}."
+    )
+
+
+def _advice_unclaimed(held: Held) -> str:
+    origin = held.origin
+    if held.cause is Cause.UNKNOWN:
+        return (
+            "bring back the brokers that did not answer: its coordinator may be one of them. Then "
+            "ask again."
+        )
+    command = (
+        f"tidegate txn abort --topic {origin.topic} --partition {origin.partition} "
+        f"--start-offset {held.producer.start_offset}"
+    )
+    if held.cause is Cause.UNCLAIMED:
+        return (
+            f"ask again in a moment. If it is still there after {age(MAX_TIMEOUT_MS)}, it hangs: "
+            f"{command}"
+        )
+    if held.committed:
+        return (
+            "it hangs, and it may be a commit whose marker is missing here (brokers of Kafka 4 "
+            "forget it where a partition has no leader, KAFKA-20734): aborting it would lose its "
+            "records. Copy them first (read_uncommitted readers see them), then: "
+            f"{command} --lose-data"
+        )
+    return f"it hangs: nobody will ever end it. {command}"

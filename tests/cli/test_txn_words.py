@@ -1,0 +1,282 @@
+"""The words of `tidegate txn`, without a broker: ages, advice for every cause, refusals, tables and
+JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tidegate.checkpoint.diagnosis import AbortOutcome, Cause, Held, Standing, Stuck
+from tidegate.cli import txn_output as output
+from tidegate.cli import txn_words as words
+from tidegate.cli.txn_session import Place, Session, duration_ms, place
+from tidegate.elements import Origin
+from tidegate.errors import ConfigError
+from tidegate.ids import TransactionalId
+from tidegate.ports.inspection import Ends, PartitionProducer, Transaction
+from tidegate.ports.kafka import TransactionState
+
+NOW = 1_795_288_000_000
+HERE = Origin("orders", 0)
+OURS = TransactionalId("tidegate.order-totals.j1.totals.3.0.1")
+PRODUCER = PartitionProducer(
+    producer_id=7, epoch=2, coordinator_epoch=4, last_ms=NOW - 9_000, start_offset=12
+)
+OPENED = Transaction(
+    transactional_id=TransactionalId("order-service"),
+    coordinator=1,
+    state=TransactionState.ONGOING,
+    producer_id=7,
+    epoch=2,
+    start_ms=NOW - 10_000,
+    timeout_ms=60_000,
+    partitions=(HERE,),
+)
+BY_HAND = "tidegate txn abort --topic orders --partition 0 --start-offset 12"
+
+
+def held(cause: Cause, transaction: Transaction | None = OPENED, age_ms: int = 10_000) -> Held:
+    return Held(origin=HERE, producer=PRODUCER, transaction=transaction, cause=cause, age_ms=age_ms)
+
+
+def of(state: TransactionState) -> Transaction:
+    return msgspec.structs.replace(OPENED, state=state)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (-5, "0 s"),
+        (999, "0 s"),
+        (59_999, "59 s"),
+        (60_000, "1 min"),
+        (125_000, "2 min 5 s"),
+        (3_600_000, "1 h"),
+        (3_605_000, "1 h 5 s"),
+        (90_061_000, "1 d 1 h"),
+    ],
+)
+def test_ages_have_two_units_at_most(milliseconds: int, text: str) -> None:
+    assert words.age(milliseconds) == text
+
+
+def test_partitions_are_named_as_far_as_they_fit() -> None:
+    origins = [Origin("t", number) for number in range(5)]
+    assert words.places([]) == "-"
+    assert words.places(origins[:3]) == "t-0, t-1, t-2"
+    assert words.places(origins) == "t-0, t-1, t-2 and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (held(Cause.OPEN), ["wait for its producer, or 50 s", "tidegate txn abort order-service"]),
+        (
+            held(Cause.OPEN, msgspec.structs.replace(OPENED, transactional_id=OURS)),
+            ["nothing while job order-totals runs", "run it again", "After 50 s"],
+        ),
+        (
+            held(Cause.OVERDUE, age_ms=160_000),
+            ["broker 1 should have aborted it 1 min 40 s ago", "tidegate txn abort order-service"],
+        ),
+        (
+            held(Cause.ENDING, of(TransactionState.PREPARE_COMMIT)),
+            ["commit is decided", "Broker 1", "orders-0"],
+        ),
+        (held(Cause.ENDING, of(TransactionState.PREPARE_ABORT)), ["abort is decided"]),
+        (held(Cause.HANGING, None), ["nobody will ever end it", BY_HAND]),
+        (held(Cause.HANGING), ["nobody will ever end it", BY_HAND]),
+        (held(Cause.UNCLAIMED, None), ["ask again in a moment", "15 min", BY_HAND]),
+        (held(Cause.UNKNOWN, None), ["bring back the brokers"]),
+    ],
+)
+def test_advice_for_every_cause(found: Held, said: list[str]) -> None:
+    told = words.advice(found)
+    for each in said:
+        assert each in told
+
+
+def test_what_may_be_committed_is_advised_to_be_saved_first() -> None:
+    committed = held(Cause.HANGING, of(TransactionState.COMPLETE_COMMIT))
+    assert committed.committed
+    assert "Copy them first" in words.advice(committed)
+    assert f"{BY_HAND} --lose-data" in words.perhaps_committed(committed)
+    for state in set(TransactionState) - {TransactionState.COMPLETE_COMMIT}:
+        assert not held(Cause.HANGING, of(state)).committed
+    assert not held(Cause.HANGING, None).committed
+
+
+def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
+    assert "abort" not in words.advice(held(Cause.ENDING, of(TransactionState.PREPARE_COMMIT)))
+    ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
+    assert "txn abort" not in words.advice(held(Cause.OPEN, ours))
+    assert "txn abort" not in words.advice(held(Cause.UNKNOWN, None))
+
+
+def stuck(ends: Ends | None, *row: Held, leader: int = 1) -> str:
+    return "\n".join(words.stuck(Stuck(origin=HERE, leader=leader, ends=ends, held=row)))
+
+
+def test_a_partition_in_sentences() -> None:
+    text = stuck(Ends(stable=12, end=40), held(Cause.OPEN), held(Cause.HANGING, None))
+    assert "orders-0: readers wait at offset 12; 28 offsets" in text
+    assert "Transaction order-service: Ongoing for 10 s" in text
+    assert "1 more transaction open behind it" in text
+    assert "not held back" in stuck(Ends(stable=40, end=40))
+    assert "has just ended" in stuck(Ends(stable=39, end=40))
+    assert "1 offset not readable" in stuck(Ends(stable=39, end=40))
+    assert "it has no leader" in stuck(None, leader=-1)
+    assert "broker 1, did not answer" in stuck(None)
+    text = stuck(Ends(stable=12, end=40), held(Cause.HANGING))
+    assert "its id order-service has gone on without it" in text
+    text = stuck(Ends(stable=12, end=40), held(Cause.UNKNOWN, None))
+    assert "no coordinator that answered" in text
+
+
+@pytest.mark.parametrize("standing", list(Standing))
+def test_only_what_is_nobody_s_promise_is_aborted_without_the_stronger_flag(
+    standing: Standing,
+) -> None:
+    ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
+    refusal = words.decision(standing, ours)
+    assert (refusal is None) == (standing in {Standing.FOREIGN, Standing.FREE})
+    if refusal is not None:
+        assert "order-totals" in refusal
+        assert "--lose-data" in refusal
+    assert words.journal(standing)
+
+
+@pytest.mark.parametrize("outcome", list(AbortOutcome))
+def test_every_outcome_is_told(outcome: AbortOutcome) -> None:
+    text = words.outcome(outcome, OPENED, OPENED)
+    assert text.startswith("order-service: ")
+    assert words.outcome(outcome, OPENED, None) != ""
+
+
+def test_lines_for_cut_and_awk_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    late = msgspec.structs.replace(OPENED, start_ms=NOW - 61_000, transactional_id=OURS)
+    over = msgspec.structs.replace(OPENED, state=TransactionState.COMPLETE_ABORT, partitions=())
+    never = msgspec.structs.replace(over, state=TransactionState.EMPTY, start_ms=-1)
+    rows = [output.row(each, NOW) for each in (OPENED, late, over, never)]
+    output.print_table(output.COLUMNS, rows)
+    head, *lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert tuple(head) == output.COLUMNS
+    assert [line[2] for line in lines] == ["10 s", "1 min 1 s (overdue)", "-", "-"]
+    assert lines[0][4:] == ["2026-11-21 19:06:30 UTC", "broker 1", "7/2", "-", "orders-0"]
+    assert lines[1][7] == "order-totals (sink totals, attempt 3, subtask 0)"
+    assert lines[3][4] == "-"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    name = TransactionalId("orders[bold]")
+    odd = msgspec.structs.replace(OPENED, transactional_id=name)
+    output.print_table(output.COLUMNS, [output.row(odd, NOW)])
+    text = screen.getvalue()
+    assert "\t" not in text
+    assert "TRANSACTIONAL ID" in text
+    assert "orders[bold]" in text, "an id is no mark-up"
+
+
+def test_progress_is_shown_in_a_terminal_only_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.progress()("coordinators", 1, 3)
+    assert capsys.readouterr().err == ""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    show = output.progress()
+    show("coordinators", 0, 1)
+    assert screen.getvalue() == ""
+    for done in range(4):
+        show("coordinators", done, 3)
+    assert "asking coordinators: 2 of 3" in screen.getvalue()
+    assert screen.getvalue().endswith(" \r")
+
+
+def test_json_has_the_keys_that_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text(encoding="utf-8")
+    ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
+    row = Stuck(origin=HERE, leader=1, ends=Ends(stable=12, end=40), held=(held(Cause.OPEN, ours),))
+    body = json.loads(json.dumps(output.stuck_json(row, NOW)))
+
+    def keys(value: object) -> set[str]:
+        if isinstance(value, dict):
+            return set(value).union(*(keys(each) for each in value.values()))
+        return set().union(*(keys(each) for each in value)) if isinstance(value, list) else set()
+
+    for key in keys(body):
+        assert f"`{key}`" in page, key
+    for cause in Cause:
+        assert f"`{cause.value}`" in page
+    for standing in Standing:
+        assert f"`{standing.value}`" in page
+    for outcome in AbortOutcome:
+        assert f"`{outcome.value}`" in page
+
+
+def test_json_of_a_transaction() -> None:
+    body = output.as_json(msgspec.structs.replace(OPENED, transactional_id=OURS), NOW)
+    assert (body["age_ms"], body["start_ms"], body["timeout_ms"]) == (10_000, NOW - 10_000, 60_000)
+    assert body["job"] == {
+        "name": "order-totals",
+        "journal": "j1",
+        "sink": "totals",
+        "attempt": 3,
+        "subtask": 0,
+        "slot": 1,
+    }
+    never = msgspec.structs.replace(OPENED, state=TransactionState.EMPTY, start_ms=-1)
+    assert (output.as_json(never, NOW)["start_ms"], output.as_json(never, NOW)["age_ms"]) == (
+        None,
+        None,
+    )
+
+
+def test_details_say_of_a_partition_only_what_was_asked() -> None:
+    def last(ends: dict[Origin, Ends] | None) -> str:
+        return output.details(OPENED, {1: "h:9092"}, ends, Standing.FOREIGN, NOW)[-1]
+
+    assert last(None).endswith("orders-0")
+    assert last({}).endswith("orders-0: its leader did not answer")
+    told = last({HERE: Ends(stable=12, end=40)})
+    assert told.endswith("orders-0: readable to 12, written to 40, 28 offsets waiting")
+    lines = output.details(OPENED, {1: "h:9092"}, None, Standing.FOREIGN, NOW)
+    assert "coordinator       broker 1 at h:9092" in lines
+    assert "open for          10 s" in lines
+
+
+def test_places_and_durations_are_read_or_refused_with_an_example() -> None:
+    assert place(None) == Place(None, None)
+    assert place("orders") == Place("orders", None)
+    assert place("orders:12") == Place("orders", 12)
+    for wrong in ("", ":1", "orders:", "orders:-1", "orders:x"):
+        with pytest.raises(ConfigError, match="Example: orders:3"):
+            place(wrong)
+    assert duration_ms("5 min", "--older-than") == 300_000
+    with pytest.raises(ConfigError, match="--older-than: '5' is not a duration"):
+        duration_ms("5", "--older-than")
+
+
+def test_looking_for_a_journal_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = Session("localhost:1", None, str(tmp_path / "elsewhere"))
+    journal = session._journal(OURS)
+    assert journal is not None
+    assert journal.number == 0
+    assert list(tmp_path.iterdir()) == []
