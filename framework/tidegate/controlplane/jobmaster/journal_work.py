@@ -278,7 +278,7 @@ class JournalWork:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)
             else:
-                reason = f"could not be published: {error}"
+                reason = str(error)
                 post(lambda: outcome.not_published(reason))
             return
         except TidegateError as error:
