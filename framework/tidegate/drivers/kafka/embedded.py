@@ -95,6 +95,7 @@ class EmbeddedKafka:
         owned: bool = False,
         properties: Properties = NO_PROPERTIES,
         report: Report | None = None,
+        timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
         """Start a cluster with its data in `directory` and return when it is ready.
 
@@ -106,6 +107,7 @@ class EmbeddedKafka:
             properties: added to each node's server.properties, or in place of ours. As a function
                 it is called again where a port was taken and others are tried.
             report: is told about the progress of a download in short lines.
+            timeout_s: seconds that it may take to get ready.
 
         Raises:
             UserError: the extra `broker` is missing, no such version, the directory holds another
@@ -138,7 +140,7 @@ class EmbeddedKafka:
                 cluster = cls(directory, known, [None] * nodes)
                 cluster._java, cluster._owned = java, owned
                 try:
-                    cluster._boot(properties)
+                    cluster._boot(properties, timeout_s)
                 except _PortTakenError:
                     continue
                 return cluster
@@ -200,7 +202,7 @@ class EmbeddedKafka:
             process.signal(signal.SIGKILL)
             check(process.wait(STOP_TIMEOUT_S), f"process {process.pid} outlived SIGKILL")
 
-    def restart(self, *nodes: int) -> None:
+    def restart(self, *nodes: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start nodes (the first, if none is named) again on their data and ports, all of them
         together, ending first those that run.
 
@@ -216,7 +218,7 @@ class EmbeddedKafka:
             for node in chosen:
                 self._launch(node)
             try:
-                self._wait_ready()
+                self._wait_ready(timeout_s)
             except _PortTakenError:
                 raise self._not_started(chosen[0], "a port is taken") from None
 
@@ -231,7 +233,7 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    def _boot(self, properties: Properties) -> None:
+    def _boot(self, properties: Properties, timeout_s: float) -> None:
         _write_cluster(self.directory, self._cluster)
         nodes = range(len(self._processes))
         for node in nodes:
@@ -244,7 +246,7 @@ class EmbeddedKafka:
             self._format()
             for node in nodes:
                 self._launch(node)
-            self._wait_ready()
+            self._wait_ready(timeout_s)
         except BaseException:  # whatever it was, no half-started cluster stays
             for node in nodes:
                 self.kill(node)
@@ -283,7 +285,7 @@ class EmbeddedKafka:
         process.write(self._pid_file(node))
         self._processes[node] = process
 
-    def _wait_ready(self) -> None:
+    def _wait_ready(self, timeout_s: float) -> None:
         ports = [each.client for each in self._cluster.ports]
         waiting = [node for node, alive in enumerate(self.alive) if alive]
 
@@ -296,8 +298,8 @@ class EmbeddedKafka:
 
         # Of a cluster with dead nodes the living ones cannot name all: then only they are asked.
         asked = [ports[node] for node in waiting]
-        if not wait_ready(asked, warm=True, timeout_s=START_TIMEOUT_S, still_alive=still_alive):
-            raise self._not_started(0, f"it gave no answer in {START_TIMEOUT_S:.0f} s")
+        if not wait_ready(asked, warm=True, timeout_s=timeout_s, still_alive=still_alive):
+            raise self._not_started(0, f"it gave no answer in {timeout_s:.0f} s")
 
     def _not_started(self, node: int, reason: str) -> KafkaError:
         which = f", node {node + 1}," if len(self._processes) > 1 else ""
