@@ -106,6 +106,14 @@ def judge(orders: Iterable[Record], totals: Iterable[Record], minimum: Decimal) 
     return verdict
 
 
+def taken_back(seen: Iterable[Record], final: Iterable[Record]) -> int:
+    """How many of the committed records that a reader saw while the job ran are not, or not the
+    same, at the end: a reader acts on what it sees, so nothing visible may ever change.
+    """
+    there = {(record.partition, record.offset): record for record in final}
+    return sum(there.get((record.partition, record.offset)) != record for record in seen)
+
+
 def read_committed(
     bootstrap: str, topic: str, silence_s: float = SILENCE_S_MAX
 ) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import pytest
 
-from integration.checker import Record, Verdict, judge
+from integration.checker import Record, Verdict, judge, taken_back
 
 ORDERS = [("ann", "1.50"), ("bob", "2"), ("ann", "0"), ("ann", "3.25"), ("bob", "0.01")]
 TOTALS = [("ann", "1.50"), ("bob", "2"), ("ann", "4.75"), ("bob", "2.01")]
@@ -87,3 +87,12 @@ def test_a_customer_in_two_partitions_has_no_order() -> None:
     orders = [*records(ORDERS, "amount"), *records([("ann", "1")], "amount", partition=1)]
     with pytest.raises(ValueError, match="not defined"):
         judge(orders, records(TOTALS, "total"), Decimal(0))
+
+
+def test_what_a_reader_has_seen_may_not_change() -> None:
+    seen = [Record(0, 0, b"a", b"1"), Record(0, 2, b"a", b"2"), Record(1, 0, b"b", b"3")]
+    more = [*seen, Record(0, 4, b"a", b"4")]
+    assert taken_back(seen, more) == 0
+    assert taken_back(more, seen) == 1, "gone"
+    assert taken_back(seen, [*more[1:], Record(0, 0, b"a", b"5")]) == 1, "another value"
+    assert taken_back(seen, [*more[1:], Record(1, 1, b"a", b"1")]) == 1, "at another offset"

@@ -94,6 +94,8 @@ class Job:
         run_mains: Mapping[str, str] = mains.MAINS,
         config: Mapping[str, str] | None = None,
         parallelism: int = 2,
+        environment: Mapping[str, str] | None = None,
+        module: str = "integration.killing.command",
     ) -> Iterator[Run]:
         """`tidegate run` on this job, killed at the end of the block if it still runs."""
         plan = Plan.of(self.folder / unique("traps"), traps)
@@ -109,22 +111,23 @@ class Job:
         arguments = ["run", "job:Job", "--json", "-p", str(parallelism), *options]
         for key, value in settings.items():
             arguments += ["-c", f"{key}={value}"]
-        environment = {
+        surroundings = {
             **os.environ,
+            **(environment or {}),
             **plan.to_environment(),
             command.MAINS: json.dumps(dict(run_mains)),
             "PYTHONPATH": os.pathsep.join([str(ROOT / "framework"), str(ROOT)]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         if pace is not None:
-            environment[mains.PACE] = str(pace)
+            surroundings[mains.PACE] = str(pace)
         output = self.folder / f"{plan.folder}.out"
         errors = self.folder / f"{plan.folder}.err"
         with output.open("wb") as stdout, errors.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "integration.killing.command", *arguments],
+                [sys.executable, "-P", "-m", module, *arguments],
                 cwd=self.folder,
-                env=environment,
+                env=surroundings,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
