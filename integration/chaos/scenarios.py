@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+T = TypeVar("T")
 
 EXACT = "exact"
 """The only verdict that is not a defect."""
@@ -73,6 +75,7 @@ class Stage:
     say: Callable[[str], None]
     _open: ExitStack = field(default_factory=ExitStack)
     _brokers: dict[str, EmbeddedKafka] = field(default_factory=dict)
+    _shared: dict[str, Any] = field(default_factory=dict)
     _folders: int = 0
 
     def broker(self, version: str) -> EmbeddedKafka:
@@ -82,6 +85,15 @@ class Stage:
             cluster = EmbeddedKafka.start(version, directory=directory, owned=True)
             self._brokers[version] = self._open.enter_context(cluster)
         return self._brokers[version]
+
+    def shared(self, name: str, start: Callable[[Path, ExitStack], T]) -> T:
+        """What is started once, in a folder of its own, for all who ask for this name; what
+        `start` enters into the stack is ended with the run.
+        """
+        if name not in self._shared:
+            self._shared[name] = start(self.new_folder(name), self._open)
+        shared: T = self._shared[name]
+        return shared
 
     def new_folder(self, name: str) -> Path:
         """An empty folder; kept, with the logs in it, if the run ends with a wrong cell."""

@@ -1,0 +1,318 @@
+"""Brokers that die under a running job: each in turn, coordinators, leaders, one by one, all.
+
+On three brokers, replicated threefold, two in sync. Every node that was attacked is started again
+before the next attack. Two stories end otherwise than in output that goes on: when all brokers were
+away for longer than the delivery timeout the job restarts, and is exact; when they were away for
+longer than the transaction timeout while a publication was not ended, output is lost, and the job
+must say so, stay failed when it is started again, and go on only when the operator accepts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from integration.chaos.cluster import NODES, Brokers
+from integration.chaos.live import RECOVERY_S_MAX, LiveJob
+from integration.chaos.proxy import FLOWING, Network
+from integration.chaos.scenarios import EXACT, VERSIONS, Result, Stage
+from integration.chaos.stories import PIPELINES, Attack, at_once, told
+from integration.killing.runs import PARTITIONS
+from integration.killing.traps import Trap
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.ports.kafka import TransactionState
+
+OPTIONS: Final = ("--task-managers", "2", "--slots", "1")
+SHORT: Final = {
+    "checkpoint.interval": "2 s",
+    "checkpoint.timeout": "4 s",
+    "checkpoint.tolerable_failures": "0",
+    "checkpoint.tolerated_outage": "4 s",
+}
+TRANSACTION_TIMEOUT_S: Final = 12.0
+"""What SHORT comes to: two checkpoint timeouts and the tolerated outage. The delivery timeout of
+records in a transaction is the same."""
+OUTAGE_S: Final = TRANSACTION_TIMEOUT_S + 3.0
+ABORTED_S_MAX: Final = 60.0
+
+IN_TURN: Final = tuple(range(NODES))
+WORDS: Final = {
+    "broker": "kill -9 and restart broker",
+    "coordinator": "kill -9 the coordinator of the job's open transactions, time",
+    "leader": "kill -9 the leader of the sink's partition",
+    "rolling": "rolling restart, broker",
+}
+
+
+def brokers_of(stage: Stage, version: str, nodes: int = NODES) -> Brokers:
+    """The brokers of this run: all up, with a calm network in front of them."""
+
+    def start(folder: Path, stack: ExitStack) -> Brokers:
+        network = stack.enter_context(Network())
+        return stack.enter_context(Brokers(version, folder, network, nodes=nodes))
+
+    brokers = stage.shared(f"{nodes} brokers {version}", start)
+    for link in brokers.links.values():
+        link.set(FLOWING)
+    dead = [node for node, alive in enumerate(brokers.kafka.alive) if not alive]
+    if dead:  # what a story that failed has left
+        brokers.start(*dead)
+    return brokers
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """One broker at a time is away; the job never restarts for want of it, or if it does, recovers.
+
+    `kind`: broker, coordinator, leader or rolling.
+    """
+
+    version: str
+    pipeline: str
+    kinds: tuple[str, ...]
+
+    @property
+    def prefix(self) -> str:
+        return f"brokers/{self.version}/{self.pipeline.replace(' ', '-')}"
+
+    @property
+    def cells(self) -> Sequence[str]:
+        return [
+            f"{self.prefix}/{kind}-{number}" for kind in self.kinds for number in _numbers(kind)
+        ]
+
+    def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
+        """One job, each attack after the other."""
+        brokers = brokers_of(stage, self.version)
+        with LiveJob(
+            brokers.bootstrap,
+            stage.new_folder(f"brokers {self.pipeline}"),
+            PIPELINES[self.pipeline],
+            seed=stage.seed,
+            environment={},
+            options=OPTIONS,
+        ) as live:
+            attacks = [a for kind in self.kinds for a in self._attacks(kind, brokers, live)]
+            chosen = [attack for attack in attacks if attack.cell in cells]
+            yield from told(live, chosen, version=self.version, pipeline=self.pipeline, stage=stage)
+
+    def _attacks(self, kind: str, brokers: Brokers, live: LiveJob) -> Iterator[Attack]:
+        for number in _numbers(kind):
+            attacked: list[int] = []
+            victim = partial(_victim, kind, number, brokers, live)
+            attack = brokers.stop if kind == "rolling" else brokers.kill
+            yield Attack(
+                cell=f"{self.prefix}/{kind}-{number}",
+                name=f"{WORDS[kind]} {number + 1}",
+                signal="SIGTERM" if kind == "rolling" else "SIGKILL",
+                make=partial(_attack, victim, attack, attacked),
+                after=partial(_start_again, brokers, attacked),
+            )
+
+
+def _numbers(kind: str) -> Sequence[int]:
+    return range(PARTITIONS) if kind == "leader" else IN_TURN
+
+
+def _victim(kind: str, number: int, brokers: Brokers, live: LiveJob) -> int:
+    if kind == "coordinator":
+        ids = sorted(live.run.until(live.job.open_transactions, "writing", RECOVERY_S_MAX))
+        return brokers.coordinator(ids[number % len(ids)])
+    if kind == "leader":
+        (sink, *_) = live.watchers.values()
+        return brokers.leader(sink.topic, number)
+    return number
+
+
+def _attack(victim: Callable[[], int], attack: Callable[[int], None], attacked: list[int]) -> float:
+    node = victim()
+    attacked.append(node)
+    return at_once(partial(attack, node))
+
+
+def _start_again(brokers: Brokers, attacked: list[int]) -> None:
+    brokers.start(*attacked)
+
+
+@dataclass(frozen=True, slots=True)
+class AllAway:
+    """All brokers are killed while nothing that is published waits to be ended."""
+
+    version: str
+    pipeline: str
+
+    @property
+    def cells(self) -> Sequence[str]:
+        return [f"brokers/{self.version}/{self.pipeline.replace(' ', '-')}/all-away"]
+
+    def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
+        """Kill, wait, start, recover."""
+        brokers = brokers_of(stage, self.version)
+        with LiveJob(
+            brokers.bootstrap,
+            stage.new_folder(f"all away {self.pipeline}"),
+            PIPELINES[self.pipeline],
+            seed=stage.seed,
+            environment={},
+            options=OPTIONS,
+            config=SHORT,
+        ) as live:
+            attack = Attack(
+                cell=cells[0],
+                name=f"kill -9 all brokers, for {OUTAGE_S:.0f} s: longer than the delivery timeout "
+                f"of {TRANSACTION_TIMEOUT_S:.0f} s",
+                signal="SIGKILL",
+                make=partial(_all_away, brokers, live),
+                faults=NODES,
+                check=lambda: _told_clearly(live),
+            )
+            yield from told(
+                live, [attack], version=self.version, pipeline=self.pipeline, stage=stage
+            )
+
+
+def _all_away(brokers: Brokers, live: LiveJob) -> float:
+    before = live.run.publications()
+    live.run.until(
+        lambda: live.run.publications() > before and live.job.journal()[-1]["kind"] == "settled",
+        "settled",
+        RECOVERY_S_MAX,
+    )
+    brokers.kill(*range(NODES))
+    time.sleep(OUTAGE_S)
+    brokers.start(*range(NODES))
+    return time.time()
+
+
+def _told_clearly(live: LiveJob) -> str:
+    """An unreachable broker is the user's to mend: a sentence that names it, and no traceback."""
+    said = live.told()
+    if "Traceback" in said:
+        return "a traceback is shown"
+    return "" if live.job.bootstrap in said else "nobody is told which brokers do not answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A publication is ended in part, then everything is away until the broker aborts the rest."""
+
+    version: str
+    pipeline: str
+    nodes: int = NODES
+
+    @property
+    def cells(self) -> Sequence[str]:
+        return [f"brokers/{self.version}/{self.pipeline.replace(' ', '-')}/loss"]
+
+    def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
+        """Lose, start twice in vain, accept, go on."""
+        brokers = brokers_of(stage, self.version, self.nodes)
+        # The JobMaster dies with nothing ended; the one that recovers stands still after the first
+        # EndTxn. Then the whole cluster is killed.
+        traps = [Trap("jobmaster.published", 3), Trap("jobmaster.ended", stops=True)]
+        with LiveJob(
+            brokers.bootstrap,
+            stage.new_folder(f"loss {self.pipeline}"),
+            PIPELINES[self.pipeline],
+            seed=stage.seed,
+            environment={},
+            options=OPTIONS,
+            config={**SHORT, "checkpoint.interval": "500 ms"},
+            traps=traps,
+            await_output=False,
+        ) as live:
+            live.run.until(
+                lambda: len(live.run.plan.snapped()) == len(traps), "trapped", RECOVERY_S_MAX
+            )
+            live.run.process.kill()
+            live.run.clean_up()
+            brokers.kill(*range(self.nodes))
+            time.sleep(OUTAGE_S)
+            brokers.start(*range(self.nodes))
+            named = live.job.journal()[_last_publication(live)]["transactions"]
+            wrong = _await_aborted(live, named)
+            wrong = wrong or _fails_loudly(live, "first") or _fails_loudly(live, "second")
+            if not wrong:
+                accepted_s = time.time()
+                live.start_again("--accept-loss")
+                live.attacked(accepted_s * 1000)
+                wrong = _only_the_lost_is_missing(live)
+        yield Result(
+            cell=cells[0],
+            name=f"all away for {OUTAGE_S:.0f} s, longer than the transaction timeout, after one of"
+            f" {len(named)} published transactions was ended",
+            version=self.version,
+            pipeline=self.pipeline,
+            signal="SIGKILL",
+            seed=stage.seed,
+            kills=self.nodes + 2,
+            recovery_s=tuple(round(each, 3) for each in live.recoveries_s),
+            verdict=wrong or EXACT,
+            date=stage.date,
+            note="failed loudly, twice; after --accept-loss nothing else is missing",
+        )
+
+
+def _last_publication(live: LiveJob) -> int:
+    entries = live.job.journal()
+    return max(n for n, entry in enumerate(entries) if entry["kind"] == "publication")
+
+
+def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
+    """Until the brokers hold none of these open any more; the set-up is void if all ended well."""
+    log = KafkaTransactionLog({"bootstrap.servers": live.job.bootstrap})
+    try:
+        end_s = time.monotonic() + ABORTED_S_MAX
+        while True:
+            facts = [log.describe(txn["transactional_id"]) for txn in named]
+            states = [fact.state for fact in facts if fact is not None]
+            if not {TransactionState.ONGOING, TransactionState.PREPARE_ABORT} & set(states):
+                break
+            if time.monotonic() > end_s:
+                return f"the brokers do not abort: {states}"
+            time.sleep(0.2)
+    finally:
+        log.close()
+    ends = {TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT}
+    return "" if set(states) == ends else f"not one committed and others aborted: {states}"
+
+
+def _fails_loudly(live: LiveJob, which: str) -> str:
+    """Start the job without a word to the loss: it must end, and say what was lost."""
+    with live.started(traps=()) as run:
+        code = run.wait(RECOVERY_S_MAX)
+        said = live.told(run)
+    if code == 0 or "has lost output" not in said or "--accept-loss" not in said:
+        return f"the {which} start ended with {code} and said {said[-300:]!r}"
+    return "a traceback is shown" if "Traceback" in said else ""
+
+
+def _only_the_lost_is_missing(live: LiveJob) -> str:
+    """After the operator has accepted the loss: nothing twice, nothing out of order, no other
+    loss.
+    """
+    said = live.finish()
+    verdict = live.job.compare()
+    holed, wrong = live.holes()
+    if wrong or not holed or verdict.twice or not verdict.missing:
+        return f"after the loss was accepted: {wrong or said}"
+    if live.job.open_transactions() or live.taken_back():
+        return f"after the loss was accepted: {said}"
+    return ""
+
+
+def scenarios() -> Iterator[OneByOne | AllAway | Loss]:
+    """All of them."""
+    for version in VERSIONS:
+        yield OneByOne(version, "keyed", ("broker", "coordinator"))
+        yield OneByOne(version, "two sinks", ("leader",))
+        yield OneByOne(version, "stateless", ("rolling",))
+        yield AllAway(version, "keyed")
+        yield AllAway(version, "two sinks")
+        yield Loss(version, "two sinks")
+    yield Loss("4.3.0", "stateless")

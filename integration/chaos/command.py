@@ -1,0 +1,31 @@
+"""`tidegate run` as users have it, on a cluster whose connections a test can fail.
+
+Like `integration.killing.command`, which it extends: the client's own connections, those to its
+JobManager, are laid through the switchboard too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from integration.chaos.switchboard import ADDRESS, LaidRpc
+from integration.killing.command import MAINS
+from tidegate.bootstrap import local_cluster
+from tidegate.cli import running
+from tidegate.cli.main import main
+from tidegate.controlplane.client.local import LocalCluster
+
+
+def laid_cluster(*arguments: Any, **keywords: Any) -> LocalCluster:
+    """A local cluster with the mains that the environment names."""
+    cluster = local_cluster(*arguments, mains=json.loads(os.environ[MAINS]), **keywords)
+    if ADDRESS in os.environ:
+        cluster._rpc = LaidRpc(cluster._rpc, "client")
+    return cluster
+
+
+if __name__ == "__main__":
+    running.local_cluster = laid_cluster  # type: ignore[attr-defined]
+    main()

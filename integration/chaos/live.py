@@ -1,0 +1,324 @@
+"""A job that runs while it is attacked: fed all the time, watched as its readers would watch it.
+
+`LiveJob` starts the job by the command that users have, feeds it orders at a steady rate, and reads
+its sinks with `read_committed` from the first record on. `attacked` notes when a fault began (or
+ended, where it lasts) and waits until every sink shows output of records that were written after
+that moment. `finish` ends it in order, and says whether everything is exact: output against input
+by the independent checker, and what readers saw while it ran against what is there in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, Self
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from integration import checker
+from integration.chaos.mains import MAINS
+from integration.chaos.scenarios import EXACT
+from integration.killing import runs
+from integration.killing.runs import CUSTOMERS, LARGE, Job, Run, Verdict
+from integration.killing.traps import Trap
+
+RATE: Final = 100
+"""Orders a second: enough that every partition has some in each checkpoint."""
+RECOVERY_S_MAX: Final = 300.0
+"""Whether it recovers at all; how fast is measured, and stands in the record."""
+COMMAND: Final = "integration.chaos.command"
+CALM: Final = {
+    "restart.strategy": "fixed_delay",
+    "restart.delay": "100 ms",
+    "checkpoint.timeout": "10 s",
+    "checkpoint.tolerated_outage": "60 s",
+}
+"""Many faults in a row: the default's pauses would only be waited for."""
+
+
+class Feeder:
+    """Writes orders in a thread until it is stopped."""
+
+    def __init__(self, bootstrap: str, topic: str, seed: int) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "linger.ms": 5,
+                "message.timeout.ms": 600_000,  # it outlives any fault that the job must outlive
+                "reconnect.backoff.max.ms": 1000,
+                "delivery.report.only.error": True,
+                "on_delivery": lambda error, _: self._refused.append(error),
+                "log_level": 0,
+            }
+        )
+        self._refused: list[object] = []
+        self._topic, self._seed = topic, seed
+        self.orders = self.large = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._feed, name="feeder", daemon=True)
+        self._thread.start()
+
+    def _feed(self) -> None:
+        chance = random.Random(self._seed)
+        begun_s = time.monotonic()
+        while not self._ending.wait(max(0.0, begun_s + self.orders / RATE - time.monotonic())):
+            customer, amount = f"c{chance.randrange(CUSTOMERS)}", chance.randrange(1, 100_000)
+            order = {
+                "order_id": f"{self._seed}-{self.orders}",
+                "customer_id": customer,
+                "amount": str(Decimal(amount) / 100),
+                "placed_at_ms": self.orders,
+            }
+            self._producer.produce(self._topic, json.dumps(order).encode(), customer.encode())
+            self._producer.poll(0)
+            self.orders += 1
+            self.large += Decimal(amount) / 100 > LARGE
+
+    def stop(self) -> None:
+        """Write no more, and wait until all is acknowledged."""
+        self._ending.set()
+        self._thread.join()
+        left = self._producer.flush(RECOVERY_S_MAX)
+        if left or self._refused:
+            message = f"{left} orders unsent, {len(self._refused)} refused: {self._refused[:1]}"
+            raise RuntimeError(message)
+
+
+class Watcher:
+    """What `read_committed` readers of a topic get to see, from its begin on, in a thread."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self.topic = topic
+        self.seen: list[checker.Record] = []
+        self.failure = ""
+        self._newest_ms = 0
+        self._changed = threading.Condition()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "watcher",  # never joined
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 50,
+                "reconnect.backoff.max.ms": 1000,
+                "log_level": 0,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        self._ending = False
+        self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ending:
+            for message in self._consumer.consume(1_000, 0.05):
+                error = message.error()
+                with self._changed:
+                    if error is not None:
+                        self.failure = str(error)
+                    else:
+                        at = (message.partition() or 0, message.offset() or 0)
+                        self.seen.append(checker.Record(*at, message.key(), message.value()))
+                        self._newest_ms = max(self._newest_ms, message.timestamp()[1])
+                    self._changed.notify_all()
+
+    def await_newer(self, since_ms: float, end_s: float) -> bool:
+        """Whether a record that its producer was given at this time or later was seen in time."""
+        return self._await(lambda: self._newest_ms >= since_ms, end_s)
+
+    def await_count(self, count: int, end_s: float) -> bool:
+        """Whether so many records were seen in time."""
+        return self._await(lambda: len(self.seen) >= count, end_s)
+
+    def _await(self, condition: Callable[[], bool], end_s: float) -> bool:
+        with self._changed:
+            while not condition():
+                if self.failure or not self._changed.wait(max(0.0, end_s - time.monotonic())):
+                    return False
+            return True
+
+    def close(self) -> None:
+        """See no more."""
+        self._ending = True
+        self._thread.join()
+        self._consumer.close()
+
+
+class LiveJob:
+    """A running job. A context manager; `finish` ends it in order."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        folder: Path,
+        pipeline: str,
+        *,
+        seed: int,
+        environment: Mapping[str, str],
+        config: Mapping[str, str] | None = None,
+        options: tuple[str, ...] = (),
+        traps: Sequence[Trap] = (),
+        await_output: bool = True,
+    ) -> None:
+        """`await_output`: entered when it has written something, else when it was started."""
+        self.job = Job.make(bootstrap, folder, pipeline)
+        self._open = ExitStack()
+        self._seed, self._environment = seed, dict(environment)
+        self._config = {**CALM, **(config or {})}
+        self._options, self._traps = options, traps
+        self._await_output = await_output
+        self.watchers: dict[str, Watcher] = {}
+        self.recoveries_s: list[float] = []
+
+    def __enter__(self) -> Self:
+        try:
+            bootstrap, topics = self.job.bootstrap, self.job.topics
+            self.feeder = Feeder(bootstrap, topics["orders"], self._seed)
+            self._open.callback(self.feeder._ending.set)
+            for sink, topic in topics.items():
+                if sink != "orders":
+                    self.watchers[sink] = Watcher(bootstrap, topic, 4)
+                    self._open.callback(self.watchers[sink].close)
+            self.run: Run = self._open.enter_context(self.started(*self._options))
+            if self._await_output:
+                self.until_output(time.time() * 1000)
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def start_again(self, *options: str) -> None:
+        """After its run has ended: another one, without traps, for the rest."""
+        self.run = self._open.enter_context(self.started(*self._options, *options, traps=()))
+
+    def started(
+        self, *options: str, traps: Sequence[Trap] | None = None
+    ) -> AbstractContextManager[Run]:
+        """`tidegate run` on this job, with everything that it runs in."""
+        return self.job.started(
+            *options,
+            traps=self._traps if traps is None else traps,
+            run_mains=MAINS,
+            config=self._config,
+            environment=self._environment,
+            module=COMMAND,
+        )
+
+    def until_output(self, since_ms: float, timeout_s: float = RECOVERY_S_MAX) -> None:
+        """Wait until every sink shows output of records that were written since."""
+        end_s = time.monotonic() + timeout_s
+        for sink, watcher in self.watchers.items():
+            while not watcher.await_newer(since_ms, min(end_s, time.monotonic() + 1.0)):
+                if watcher.failure:
+                    raise AssertionError(f"{sink} cannot be read: {watcher.failure}")
+                if self.run.process.poll() is not None:
+                    raise AssertionError(f"the job has ended\n{self.run.story()}")
+                if time.monotonic() > end_s:
+                    raise AssertionError(f"no output after {timeout_s:g} s\n{self.run.story()}")
+
+    def attacked(self, since_ms: float | None = None) -> float:
+        """Wait for output of what was written since (now, without); seconds until it was there."""
+        since_ms = time.time() * 1000 if since_ms is None else since_ms
+        self.until_output(since_ms)
+        self.recoveries_s.append(time.time() - since_ms / 1000)
+        return self.recoveries_s[-1]
+
+    def finish(self) -> str:
+        """End the input, then the job, and judge: EXACT, or what is wrong."""
+        self.feeder.stop()
+        counts = {"totals": self.feeder.orders, "large": self.feeder.large}
+        end_s = time.monotonic() + RECOVERY_S_MAX
+        for sink, watcher in self.watchers.items():
+            if not watcher.await_count(counts[sink], end_s):
+                # Judged all the same: what is missing is then said by the checker.
+                break
+        self.run.process.send_signal(signal.SIGINT)
+        code = self.run.wait(RECOVERY_S_MAX)
+        if code != 0:
+            return f"exit code {code}: {self.run.errors.read_text()[-500:]}"
+        return self.judge()
+
+    def judge(self) -> str:
+        """What is in Kafka now: EXACT, or what is wrong with it."""
+        verdict = self.job.compare()
+        open_, taken_back = self.job.open_transactions(), self.taken_back()
+        if verdict.exact and not open_ and not taken_back:
+            return EXACT
+        return _said(verdict, open_, taken_back)
+
+    def taken_back(self) -> int:
+        """How many records that readers saw while it ran are not there any more."""
+        return sum(
+            checker.taken_back(watcher.seen, self.committed(sink))
+            for sink, watcher in self.watchers.items()
+        )
+
+    def committed(self, connector: str) -> list[checker.Record]:
+        """What a topic of the job's holds now."""
+        return list(checker.read_committed(self.job.bootstrap, self.job.topics[connector]))
+
+    def holes(self) -> tuple[int, str]:
+        """Keys of which a single piece of output is missing, with all before and after it there;
+        and what is wrong with the others, if anything is.
+        """
+        holed, wrong = 0, ""
+        orders = self.committed("orders")
+        for sink in self.watchers:
+            expected, found = _sequences(sink, orders, self.committed(sink))
+            for key in {*expected, *found}:
+                due, got = expected.get(key, []), found.get(key, [])
+                before = next(
+                    (n for n, each in enumerate(got) if due[n : n + 1] != [each]), len(got)
+                )
+                if len(got) > len(due) or got[before:] != due[len(due) - len(got) + before :]:
+                    wrong = f"{sink} of {key} is not its output with one piece left out"
+                holed += got != due
+        return holed, wrong
+
+    def told(self, run: Run | None = None) -> str:
+        """Every error that users of a run were told of: on the terminal, or, for scripts, in a
+        report.
+        """
+        run = run or self.run
+        errors = [report["error"]["message"] for report in run.reports() if report.get("error")]
+        return "\n".join([run.errors.read_text(), *errors])
+
+    @property
+    def attempts(self) -> int:
+        """Claims in the journal."""
+        return sum(entry["kind"] == "claim" for entry in self.job.journal())
+
+
+def _sequences(
+    sink: str, orders: list[checker.Record], output: list[checker.Record]
+) -> tuple[Mapping[str, list[Any]], Mapping[str, list[Any]]]:
+    """What is due and what is there, by key, in order."""
+    if sink == "large":
+        return runs._large(orders), runs._by_key(output)
+    ignored = checker.Verdict()
+    return (
+        checker._expected(orders, Decimal(0), ignored),
+        checker._found(output, ignored),
+    )
+
+
+def _said(verdict: Verdict, open_: list[str], taken_back: int) -> str:
+    said = f"of {verdict.records} records {verdict.missing} missing, {verdict.twice} twice"
+    if verdict.other:
+        said += f", {verdict.other[0]}"
+    if taken_back:
+        said += f", {taken_back} that readers saw are not there any more"
+    return said + (f", left open: {', '.join(open_)}" if open_ else "")

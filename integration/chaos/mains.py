@@ -1,0 +1,159 @@
+"""The mains of all roles with a network and a storage that can fail: the real ones in all else.
+
+`bootstrap` starts them in place of its own where `Common.mains` says so; traps (`killing.mains`) go
+on working below them. A role reaches Kafka by the listener that is its own, where the test's
+brokers have one, so that what befalls slots need not befall their JobMaster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from integration.chaos.proxy import HOST
+from integration.chaos.storing import failing, slowed
+from integration.chaos.switchboard import ADDRESS, LaidExchange, LaidRpc
+from integration.killing import mains as killing
+from integration.killing.traps import Plan, Traps
+from tidegate.config import Config
+from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
+from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
+from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.exchange.sockets import SocketExchange
+from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.ports.exchange import Exchange
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.processes import Processes
+from tidegate.protocol.messages import StartSlot
+from tidegate.slot.main import run_slot as run_real_slot
+
+KAFKA: Final = "TIDEGATE_TEST_KAFKA_"
+"""Environment variables, with the role in capitals behind: that role's bootstrap servers."""
+
+MAINS: Final = {
+    role: f"integration.chaos.mains:run_{role}"
+    for role in ("slot", "jobmaster", "taskmanager", "jobmanager")
+}
+
+
+def run_slot(
+    start: StartSlot, _drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
+) -> int:
+    """A slot."""
+    return run_real_slot(start, SlotDrivers(), task_manager, task_manager_pid)
+
+
+def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, _drivers: Drivers) -> int:
+    """A JobMaster."""
+    return run_real_jobmaster(job, address, epoch, JobMasterDrivers())
+
+
+def run_taskmanager(
+    id_: TaskManagerId,
+    address: str,
+    epoch: LeaderEpoch,
+    slots: int,
+    config: Config,
+    _drivers: Drivers,
+    processes: Processes,
+) -> int:
+    """A TaskManager."""
+    drivers = RealDrivers()
+    drivers.rpc = _laid(drivers, "taskmanager")
+    return run_real_taskmanager(id_, address, epoch, slots, config, drivers, processes)
+
+
+def run_jobmanager(
+    cluster: str,
+    config: Config,
+    _drivers: Drivers,
+    processes: Processes,
+    *,
+    announce: Callable[[Mapping[str, object]], None],
+) -> int:
+    """A JobManager."""
+    return run_real_jobmanager(cluster, config, JobManagerDrivers(), processes, announce=announce)
+
+
+def _laid(drivers: RealDrivers, role: str) -> Any:
+    return LaidRpc(drivers.rpc, role) if ADDRESS in os.environ else drivers.rpc
+
+
+def _of_role(kafka: Mapping[str, str], role: str) -> Mapping[str, str]:
+    servers = os.environ.get(KAFKA + role.upper())
+    return kafka if servers is None else {**kafka, "bootstrap.servers": servers}
+
+
+class JobManagerDrivers(RealDrivers):
+    """Of a JobManager: messages and storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rpc = _laid(self, "jobmanager")
+
+    def blob_store(self, url: str) -> BlobStore:
+        return failing(super().blob_store(url), "jobmanager")
+
+
+class JobMasterDrivers(killing.JobMasterDrivers):
+    """Of a JobMaster: messages, storage, Kafka."""
+
+    def __init__(self) -> None:
+        super().__init__(Traps(Plan.from_environment()))
+        self.rpc = _laid(self, "jobmaster")
+
+    def blob_store(self, url: str) -> BlobStore:
+        return failing(super().blob_store(url), "jobmaster")
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
+        return super().kafka_admin(_of_role(kafka, "jobmaster"))
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        return super().transaction_log(_of_role(kafka, "jobmaster"))
+
+
+class SlotDrivers(killing.SlotDrivers):
+    """Of a slot: messages, exchange, storage, Kafka."""
+
+    def __init__(self) -> None:
+        super().__init__(Traps(Plan.from_environment()))
+        self.rpc = _laid(self, "slot")
+
+    def blob_store(self, url: str) -> BlobStore:
+        return failing(super().blob_store(url), "slot")
+
+    def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
+        return slowed(super().kv_store(backend, directory), "slot")
+
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        return super().transaction_log(_of_role(kafka, "slot"))
+
+    def partition_reader(
+        self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
+    ) -> PartitionReader:
+        of_slots = _of_role(kafka, "slot")
+        return super().partition_reader(
+            of_slots, group, with_end_of_partition=with_end_of_partition
+        )
+
+    def producer(
+        self,
+        kafka: Mapping[str, str],
+        transactional_id: TransactionalId | None,
+        transaction_timeout_ms: int,
+    ) -> Producer:
+        of_slots = _of_role(kafka, "slot")
+        return super().producer(of_slots, transactional_id, transaction_timeout_ms)
+
+    def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
+        if ADDRESS not in os.environ:
+            return super().exchange(job=job, attempt=attempt, ordinal=ordinal)
+        # As across hosts, by TCP: a Unix socket is no network.
+        real = SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=HOST)
+        return LaidExchange(real, ordinal)

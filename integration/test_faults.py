@@ -1,0 +1,53 @@
+"""A sample of the faults that `make chaos` makes: of brokers, of the network, of the storage.
+
+The scenarios are those of `integration.chaos`, with the same checker at their end; which of them
+run here was chosen by how much each has to tell for its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.__main__ import results_of
+from integration.chaos.broker_faults import Loss
+from integration.chaos.network_faults import BetweenProcesses
+from integration.chaos.scenarios import Scenario, Stage
+from integration.chaos.storage_faults import Storing
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+VERSION = "4.3.0"
+
+
+@pytest.fixture
+def stage(tmp_path: Path, kafka: EmbeddedKafka) -> Iterator[Stage]:
+    stage = Stage(tmp_path, seed=1, date="", say=print)
+    stage._brokers[VERSION] = kafka
+    yield stage
+    stage.close()
+
+
+def assert_right(scenario: Scenario, stage: Stage, *names: str) -> None:
+    """Run the cells of these names, all if there is none."""
+    cells = [each for each in scenario.cells if not names or each.rpartition("/")[2] in names]
+    assert len(cells) == len(names) or not names, cells
+    for result in results_of(scenario, cells, stage):
+        assert result.right, result
+
+
+def test_a_network_that_hangs_and_forgets_between_slots_and_their_jobmaster(stage: Stage) -> None:
+    scenario = BetweenProcesses(VERSION, "keyed", "slot", "jobmaster")
+    assert_right(scenario, stage, "stall", "half-open")
+
+
+def test_a_storage_that_fails_and_does_not_say_what_became_of_a_publication(stage: Stage) -> None:
+    scenario = Storing(VERSION, "two sinks")
+    assert_right(scenario, stage, "failing-manifest", "unheard", "failing-claim")
+
+
+def test_output_that_is_lost_is_said_until_it_is_accepted(stage: Stage) -> None:
+    assert_right(Loss(VERSION, "stateless", nodes=1), stage)
