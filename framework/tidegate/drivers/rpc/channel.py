@@ -51,10 +51,11 @@ _CLIENT_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A connection whose other end is gone without a word (a host that lost its power, a firewall
     # that forgot it) takes calls for ever and answers none. So each is asked, also while no call
-    # is under way, and after six seconds in all replaced: in less than the heartbeat timeout.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 4_000),
-    ("grpc.http2.ping_timeout_ms", 4_000),  # of its own questions, behind which ours would wait
+    # is under way, and replaced when it was silent for as long as a process may be: the heartbeat
+    # timeout's default. Less would break calls to a machine that is only busy.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of its own questions, behind which ours would wait
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
