@@ -39,6 +39,7 @@ class Record:
 
     def __init__(self, folder: Path, order: Sequence[str]) -> None:
         """`order`: every cell there is; results of others are dropped."""
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         path = folder / RESULTS
         known = msgspec.json.decode(path.read_bytes(), type=list[Result]) if path.exists() else []
