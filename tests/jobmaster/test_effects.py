@@ -3,6 +3,7 @@ procedure."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -165,3 +166,30 @@ def test_a_stopped_runner_leaves_the_procedure_where_it_stands() -> None:
         run.run(procedure())
     assert seen == ["closed"]
     assert len(clock.slept) == 3
+
+
+def test_what_is_tried_again_is_told_and_other_failures_are_the_procedures_own() -> None:
+    class Away(Log):
+        def describe(self, transactional_id: TransactionalId) -> None:
+            raise KafkaUnavailableError("no broker of here answers")
+
+        def fence(self, transactional_id: TransactionalId) -> None:
+            raise RefusedError("never")
+
+    def procedure() -> Procedure[str]:
+        describe = effects.Describe(cluster_id="c1", transactional_id=TID)
+        for effect in (describe, effects.Fence(transactional_id=TID)):
+            with contextlib.suppress(KafkaUnavailableError, RefusedError):
+                yield effect
+        return "done"
+
+    told: list[object] = []
+    runner = EffectRunner(
+        open_store("memory:///"),
+        cast("TransactionLog", Away()),
+        cast("Any", Clock()),
+        nonce=lambda: "n",
+        trouble=lambda error: told.append(str(error)),
+    )
+    assert runner.run(procedure()) == "done"
+    assert told == ["no broker of here answers"]

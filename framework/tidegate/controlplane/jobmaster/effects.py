@@ -27,7 +27,7 @@ from tidegate.checkpoint.effects import (
     WallClock,
     WriteObject,
 )
-from tidegate.errors import ExternalError, InternalError, RefusedError, TidegateError
+from tidegate.errors import ExternalError, InternalError, RefusedError, Retry, TidegateError
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionLog
@@ -44,6 +44,10 @@ def never() -> bool:
     return False
 
 
+def untold(_error: TidegateError) -> None:
+    """Nobody wants to hear what is tried again."""
+
+
 class EffectRunner:
     """Runs procedures on one checkpoint storage and one Kafka cluster."""
 
@@ -55,8 +59,14 @@ class EffectRunner:
         *,
         nonce: Callable[[], str],
         should_stop: Callable[[], bool] = never,
+        trouble: Callable[[TidegateError], None] = untold,
     ) -> None:
-        """`should_stop` is asked before every effect; all procedures of this runner end by it."""
+        """`should_stop` is asked before every effect; all procedures of this runner end by it.
+
+        `trouble` hears of every error after which the same effect may be tried again: procedures
+        do that for minutes, and whoever waits for them should know for what.
+        """
+        self._trouble = trouble
         self._transactions = transactions
         self._should_stop = should_stop
         self._cluster_id: str | None = None
@@ -97,6 +107,8 @@ class EffectRunner:
             try:
                 answer = self.perform(effect)
             except TidegateError as error:
+                if error.retry is Retry.BACKOFF:
+                    self._trouble(error)
                 failure = error
 
     def perform(self, effect: Effect) -> Any:

@@ -34,7 +34,7 @@ from tidegate.checkpoint.procedures import (
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.restore import Restoration, restore
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
-from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
 from tidegate.controlplane.jobmaster.plan_of_job import (
     JobPlan,
     state_conflict,
@@ -107,8 +107,13 @@ class JournalWork:
         plan: JobPlan,
         drivers: Drivers,
         post: Callable[[Action], None],
+        trouble: Callable[[TidegateError], None] = untold,
     ) -> None:
+        """`trouble` is called, in the loop, with what stands in the way of work that is tried
+        again: brokers that do not answer, a storage that fails.
+        """
         self._submission, self._plan, self._drivers, self._post = submission, plan, drivers, post
+        self._trouble = trouble
         self._config = plan.config
         self._thread = drivers.threads.pool(1, name="journal")
         self._sweeper = drivers.threads.pool(1, name="sweep")
@@ -331,6 +336,7 @@ class JournalWork:
                 transactions,
                 self._drivers.clock,
                 nonce=lambda: self._drivers.entropy.token_hex(8),
+                trouble=lambda error: self._post(lambda: self._trouble(error)),
             )
         return self._effects
 

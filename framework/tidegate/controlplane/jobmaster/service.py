@@ -129,7 +129,13 @@ class JobMaster:
             subtasks=plan.subtasks,
             next_delay=lambda error: strategy.next(drivers.clock.monotonic(), error),
         )
-        self._journal = JournalWork(submission, plan, drivers, loop.post)
+        self._journal = JournalWork(
+            submission,
+            plan,
+            drivers,
+            loop.post,
+            trouble=lambda error: self._reporting.error_was(ErrorReport.of(error)),
+        )
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
         self._reporting = Reporting(self._job, drivers.process.pid, drivers.clock)
