@@ -38,6 +38,8 @@ TRANSACTION_TIMEOUT_S: Final = 12.0
 """What SHORT comes to: two checkpoint timeouts and the tolerated outage. The delivery timeout of
 records in a transaction is the same."""
 OUTAGE_S: Final = TRANSACTION_TIMEOUT_S + 3.0
+LONG_OUTAGE_S: Final = 45.0
+"""So long that a recovery has asked Kafka in vain (30 s, then it says so)."""
 ABORTED_S_MAX: Final = 60.0
 
 IN_TURN: Final = tuple(range(NODES))
@@ -164,8 +166,8 @@ class AllAway:
         ) as live:
             attack = Attack(
                 cell=cells[0],
-                name=f"kill -9 all brokers, for {OUTAGE_S:.0f} s: longer than the delivery timeout "
-                f"of {TRANSACTION_TIMEOUT_S:.0f} s",
+                name=f"kill -9 all brokers, for {LONG_OUTAGE_S:.0f} s: longer than the delivery"
+                f" timeout of {TRANSACTION_TIMEOUT_S:.0f} s",
                 signal="SIGKILL",
                 make=partial(_all_away, brokers, live),
                 faults=NODES,
@@ -184,7 +186,7 @@ def _all_away(brokers: Brokers, live: LiveJob) -> float:
         RECOVERY_S_MAX,
     )
     brokers.kill(*range(NODES))
-    time.sleep(OUTAGE_S)
+    time.sleep(LONG_OUTAGE_S)
     brokers.start(*range(NODES))
     return time.time()
 
