@@ -1,4 +1,4 @@
-"""The live attempt: which registrations are of one slot process, and which of another."""
+"""The live attempt: which registrations are of one slot process, which of another; who stays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.ids import Attempt, JobName, SlotId, SubtaskId, SubtaskIndex, TaskManagerId, VertexId
-from tidegate.protocol.messages import RegisterSlot
+from tidegate.protocol.messages import CloseTasks, Message, RegisterSlot
 
 FIRST = RegisterSlot(
     job=JobName("job"),
@@ -23,9 +23,22 @@ FIRST = RegisterSlot(
 )
 
 
+OTHER = msgspec.structs.replace(
+    FIRST,
+    slot=SlotId(TaskManagerId("tm-2"), 0),
+    address="host-2:1",
+    exchange_address="host-2:2",
+)
+
+
 class Line:
     def __init__(self) -> None:
+        self.sent: list[Message] = []
         self.closed = False
+
+    def send(self, message: Message) -> None:
+        assert not self.closed
+        self.sent.append(message)
 
     def close(self) -> None:
         self.closed = True
@@ -36,7 +49,7 @@ class Clock:
         return 0.0
 
 
-def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
+def attempt() -> tuple[LiveAttempt, list[Line]]:
     lines: list[Line] = []
 
     def open_line(_: RegisterSlot) -> Any:
@@ -53,15 +66,31 @@ def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
     subtasks = {SubtaskId(VertexId("v"), SubtaskIndex(0))}
     settings = CoordinatorSettings(interval_s=1, timeout_s=1)
     coordinator = CheckpointCoordinator(Attempt(1), subtasks, settings)
-    live = LiveAttempt(JobName("job"), Attempt(1), coordinator, shell)
+    return LiveAttempt(JobName("job"), Attempt(1), coordinator, shell), lines
+
+
+LEAVE = CloseTasks(job=JobName("job"), attempt=Attempt(1))
+
+
+def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
+    live, lines = attempt()
     assert live.attach(FIRST)
     assert not live.attach(msgspec.structs.replace(FIRST)), "delivered twice"
-    other = msgspec.structs.replace(
-        FIRST,
-        slot=SlotId(TaskManagerId("tm-2"), 0),
-        address="host-2:1",
-        exchange_address="host-2:2",
-    )
-    assert live.attach(other)
+    assert live.attach(OTHER)
     assert [line.closed for line in lines] == [True, False]
-    assert live.slots[0].registered == other
+    assert lines[0].sent == [LEAVE]
+    assert live.slots[0].registered == OTHER
+
+
+def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
+    """Of a TaskManager that was given up and had a slot under way: seen in the kill matrix, where
+    the job stood still, because all further messages went to the slot without tasks.
+    """
+    live, lines = attempt()
+    assert live.attach(FIRST)
+    live.deployed = True
+    assert not live.attach(OTHER)
+    assert live.slots[0].registered == FIRST
+    live.start()
+    assert [type(message).__name__ for message in lines[0].sent] == ["StartSources"]
+    assert (lines[1].sent, lines[1].closed) == ([LEAVE], True)

@@ -90,6 +90,8 @@ class LiveAttempt:
         self.job, self.attempt, self.coordinator = job, attempt, coordinator
         self._shell = shell
         self.slots: dict[int, AttachedSlot] = {}
+        self.deployed = False
+        """The slots have been told what to run: from here on nobody else can take their places."""
         self.over = False
         #: Ids that the journal names or has named and that may not be used again yet.
         self._unfreed: dict[TransactionalId, None] = {}
@@ -97,18 +99,32 @@ class LiveAttempt:
     # --- slots ----------------------------------------------------------------------------------
 
     def attach(self, registered: RegisterSlot) -> bool:
-        """A slot has registered; False for a repeated delivery."""
+        """A slot has registered; False for a repeated delivery, and for one that comes too late.
+
+        A slot that was given up before it registered may register all the same, beside the one that
+        was brought in its place. Of two the newer takes the place, as long as nothing is deployed;
+        the other is told to leave. Afterwards one without tasks must not take the place of one that
+        runs them: no checkpoint would ever be complete.
+        """
         known = self.slots.get(registered.ordinal)
         if known is not None and known.registered == registered:
             return False
+        if known is not None and self.deployed:
+            _log.warning("a second slot for a place that is taken", slot=str(registered.slot))
+            self._dismiss(self._shell.open_line(registered))
+            return False
         if known is not None:
-            known.line.close()
+            self._dismiss(known.line)
         self.slots[registered.ordinal] = AttachedSlot(
             registered=registered,
             line=self._shell.open_line(registered),
             heard_s=self._shell.clock.monotonic(),
         )
         return True
+
+    def _dismiss(self, line: SlotLine) -> None:
+        line.send(CloseTasks(job=self.job, attempt=self.attempt))
+        line.close()
 
     def heard(self, ordinal: int, metrics: SlotMetrics) -> None:
         """A heartbeat."""

@@ -296,6 +296,7 @@ class JobMaster:
         peers = tuple(
             live.slots[ordinal].registered.exchange_address for ordinal in sorted(live.slots)
         )
+        live.deployed = True
         for ordinal in live.slots:
             live.send(ordinal, recovered.deploy(ordinal, peers))
 
