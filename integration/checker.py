@@ -1,15 +1,16 @@
-"""The independent checker: were the totals of the orders written exactly once, in order?
+"""The independent checker: was what the orders lead to written exactly once, in order?
 
 It shares nothing with what it judges: it imports confluent_kafka and the standard library, reads
-both topics with `read_committed`, computes every customer's totals from the orders anew, and
-compares value by value in offset order. `judge` is the comparison, on records from anywhere;
-`check_totals` reads them from Kafka; `python -m integration.checker` is the command, exit code 0
+both topics with `read_committed`, computes from the orders anew what is due for every customer, and
+compares value by value in offset order. What is due is a running total after each order (the field
+`total`), or each order's id (the field `order_id`). `judge` is the comparison, on records from
+anywhere; `check` reads them from Kafka; `python -m integration.checker` is the command, exit code 0
 where the output is exact and 1 where it is not.
 
 What it needs of the input: each customer's orders in one partition, so that their order is defined
 (it refuses anything else). What it demands of the output: for each customer, in one partition,
-keyed by the customer, the very sequence of totals: nothing missing, nothing twice, nothing that was
-never due, nothing in another order.
+keyed by the customer, the very sequence that is due: nothing missing, nothing twice, nothing that
+was never due, nothing in another order.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ SILENCE_S_MAX = 30.0
 """So long nothing may come of a topic whose end is not reached."""
 BATCH = 5_000
 BATCH_S = 0.1
+
+TOTAL, ORDER_ID = "total", "order_id"
+"""Fields of an output record that can be judged."""
+
+Values = list[Any]
+"""Of one customer, in order: decimals where totals are judged, else strings."""
 
 
 class Record(NamedTuple):
@@ -64,11 +71,12 @@ class Verdict:
             self.first_problems.append(text)
 
 
-def check_totals(
+def check(
     bootstrap: str,
     source: str,
     sink: str,
     *,
+    field: str = TOTAL,
     minimum: Decimal = Decimal(0),
     until: int | None = None,
     timeout_s: float = SILENCE_S_MAX,
@@ -84,6 +92,7 @@ def check_totals(
         read_committed(bootstrap, source, timeout_s),
         read_committed(bootstrap, sink, timeout_s),
         minimum,
+        field=field,
     )
     hidden = hidden_offsets(bootstrap, sink, timeout_s)
     if hidden and not verdict.exact:
@@ -91,18 +100,30 @@ def check_totals(
     return verdict
 
 
-def judge(orders: Iterable[Record], totals: Iterable[Record], minimum: Decimal) -> Verdict:
-    """Compare totals with what the orders lead to; both in offset order of each partition."""
+def judge(
+    orders: Iterable[Record],
+    output: Iterable[Record],
+    minimum: Decimal,
+    *,
+    field: str = TOTAL,
+    complete: bool = True,
+) -> Verdict:
+    """Compare the output with what the orders lead to; both in offset order of each partition.
+
+    `complete=False` judges an output that is still being written: each customer's must be the
+    beginning of what is due, so nothing may be left out, and only the rest may be missing.
+    """
     verdict = Verdict()
-    expected = _expected(orders, minimum, verdict)
-    found = _found(totals, verdict)
-    for customer, due in expected.items():
+    expected = _expected(orders, minimum, field, verdict)
+    found = _found(output, field, verdict)
+    for customer, all_due in expected.items():
         got = found.pop(customer, [])
+        due = all_due if complete else all_due[: len(got)]
         if got != due:
             _compare(customer, due, got, verdict)
     for customer, got in found.items():
         verdict.never_due += len(got)
-        verdict.problem(f"{customer}: {len(got)} totals, first {got[0]}, and no order leads to any")
+        verdict.problem(f"{customer}: {len(got)} values, first {got[0]}, and no order leads to any")
     return verdict
 
 
@@ -155,10 +176,10 @@ def hidden_offsets(bootstrap: str, topic: str, timeout_s: float = SILENCE_S_MAX)
 
 
 def _expected(
-    orders: Iterable[Record], minimum: Decimal, verdict: Verdict
-) -> dict[str, list[Decimal]]:
-    """Each customer's totals in order."""
-    totals: dict[str, list[Decimal]] = {}
+    orders: Iterable[Record], minimum: Decimal, field: str, verdict: Verdict
+) -> dict[str, Values]:
+    """What is due for each customer, in order."""
+    due: dict[str, Values] = {}
     homes: dict[str, int] = {}
     for record in orders:
         verdict.records_in += 1
@@ -172,38 +193,42 @@ def _expected(
         if amount <= minimum:
             continue
         verdict.records_expected += 1
-        sequence = totals.setdefault(customer, [])
-        sequence.append(sequence[-1] + amount if sequence else amount)
-    return totals
+        sequence = due.setdefault(customer, [])
+        if field == TOTAL:
+            sequence.append(sequence[-1] + amount if sequence else amount)
+        else:
+            sequence.append(order[field])
+    return due
 
 
-def _found(totals: Iterable[Record], verdict: Verdict) -> dict[str, list[Decimal]]:
-    """Each customer's totals as they stand in the output."""
-    found: dict[str, list[Decimal]] = {}
+def _found(output: Iterable[Record], field: str, verdict: Verdict) -> dict[str, Values]:
+    """Each customer's values as they stand in the output."""
+    found: dict[str, Values] = {}
     homes: dict[str, int] = {}
-    for record in totals:
+    for record in output:
         verdict.records_out += 1
         where = f"partition {record.partition}, offset {record.offset}"
         try:
             body = _json(record)
-            customer, total = body["customer_id"], Decimal(body["total"])
+            customer = body["customer_id"]
+            value = Decimal(body[field]) if field == TOTAL else body[field]
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             verdict.never_due += 1
-            verdict.problem(f"{where}: {record.value!r} is no total: {error!r}")
+            verdict.problem(f"{where}: {record.value!r} has no {field}: {error!r}")
             continue
         if record.key != customer.encode():
-            verdict.problem(f"{where}: a total of {customer} under the key {record.key!r}")
+            verdict.problem(f"{where}: a record of {customer} under the key {record.key!r}")
         if homes.setdefault(customer, record.partition) != record.partition:
             verdict.problem(f"{where}: {customer} was in partition {homes[customer]} before")
-        found.setdefault(customer, []).append(total)
+        found.setdefault(customer, []).append(value)
     return found
 
 
-def _compare(customer: str, due: list[Decimal], got: list[Decimal], verdict: Verdict) -> None:
-    """Say what is wrong with one customer's totals."""
+def _compare(customer: str, due: Values, got: Values, verdict: Verdict) -> None:
+    """Say what is wrong with one customer's values."""
     due_times, got_times = Counter(due), Counter(got)
     missing, surplus = due_times - got_times, got_times - due_times
-    doubled = {total: times for total, times in surplus.items() if total in due_times}
+    doubled = {value: times for value, times in surplus.items() if value in due_times}
     verdict.missing += missing.total()
     verdict.doubled += sum(doubled.values())
     verdict.never_due += surplus.total() - sum(doubled.values())
@@ -216,7 +241,7 @@ def _compare(customer: str, due: list[Decimal], got: list[Decimal], verdict: Ver
     wanted = due[place] if place < len(due) else "nothing more"
     stands = got[place] if place < len(got) else "nothing"
     verdict.problem(
-        f"{customer}: total {place + 1} of {len(due)} should be {wanted} and is {stands} "
+        f"{customer}: value {place + 1} of {len(due)} should be {wanted} and is {stands} "
         f"({missing.total()} missing, {sum(doubled.values())} twice, {len(got)} in all)"
     )
 
@@ -291,7 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minimum", type=Decimal, default=Decimal(0), help="of an order's amount")
     parser.add_argument("--until", type=int, help="wait for so many committed totals first")
     given = parser.parse_args(arguments)
-    verdict = check_totals(
+    verdict = check(
         given.bootstrap, given.orders, given.totals, minimum=given.minimum, until=given.until
     )
     print(

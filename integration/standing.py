@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, Self
 import psutil
 
 from integration.brokers import create_topic
-from integration.checker import check_totals
+from integration.checker import check
 from integration.running import PIPELINE, ROOT, GaveUpError, Report, await_gone, owned
 from tidegate.drivers.kafka.broker_config import choose_ports
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -115,7 +115,7 @@ def exact_through_kills(
     if stopped.returncode != 0:
         raise GaveUpError(f"the job was not stopped: {stopped.stdout} {stopped.stderr}")
     assert json.loads(stopped.stdout)["state"] == "FINISHED"
-    verdict = check_totals(cluster.bootstrap, "orders", JOB)
+    verdict = check(cluster.bootstrap, "orders", JOB)
     assert verdict.exact, verdict
     assert verdict.records_in == verdict.records_out > rate * len(kills), verdict
     return took_s

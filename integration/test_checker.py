@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from confluent_kafka import Producer
 
 from integration.brokers import TopicFactory, produce, unique
-from integration.checker import check_totals
+from integration.checker import check
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 ORDERS = [("ann", "1.50"), ("bob", "2"), ("ann", "3.25")]
@@ -49,15 +49,15 @@ def test_only_committed_totals_count(kafka: EmbeddedKafka, topic_factory: TopicF
     orders, totals = topic_factory("orders"), topic_factory("totals")
     produce(kafka.bootstrap, orders, written(ORDERS, "amount"))
     in_transaction(kafka.bootstrap, totals, TOTALS, commit=False)
-    verdict = check_totals(kafka.bootstrap, orders, totals)
+    verdict = check(kafka.bootstrap, orders, totals)
     assert (verdict.exact, verdict.records_out, verdict.missing) == (False, 0, 3)
 
     in_transaction(kafka.bootstrap, totals, TOTALS, commit=True)
-    verdict = check_totals(kafka.bootstrap, orders, totals, until=3)
+    verdict = check(kafka.bootstrap, orders, totals, until=3)
     assert (verdict.exact, verdict.records_out) == (True, 3)
 
     in_transaction(kafka.bootstrap, totals, TOTALS[-1:], commit=True)
-    verdict = check_totals(kafka.bootstrap, orders, totals, until=4)
+    verdict = check(kafka.bootstrap, orders, totals, until=4)
     assert (verdict.exact, verdict.doubled) == (False, 1)
 
 

@@ -25,8 +25,7 @@ VERSION = "4.3.0"
 
 @pytest.fixture
 def stage(tmp_path: Path, kafka: EmbeddedKafka) -> Iterator[Stage]:
-    stage = Stage(tmp_path, seed=1, date="", say=print)
-    stage._brokers[VERSION] = kafka
+    stage = Stage(tmp_path, seed=1, date="", say=print, brokers={VERSION: kafka})
     yield stage
     stage.close()
 

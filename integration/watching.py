@@ -1,23 +1,73 @@
-"""Watches what committed readers of a topic get to see, and when.
+"""Watches what committed readers of a topic get to see, and when; and whether it stays.
 
 A `read_committed` consumer in a thread of its own. It counts, and it remembers per moment how young
 the newest record was: with that the demo can say when the first output of a new attempt became
-visible, as any reader of the topic would have noticed it.
+visible, as any reader of the topic would have noticed it. And it keeps a running digest of what it
+has seen of each partition: at the end, `taken_back` compares it with what a new reader finds. What
+was visible once must be there for ever, in the same place, with nothing slipped in between.
+
+As independent as the checker: it imports confluent_kafka and the standard library.
 """
 
 from __future__ import annotations
 
 import bisect
+import hashlib
 import threading
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 BATCH = 2_000
 BATCH_S = 0.02
 """How exact a moment is: a call returns when it is over or the batch is full."""
+
+PASSING = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+    }
+)
+"""What a reader hears while brokers are away, and goes on reading after."""
+
+
+class Seen(NamedTuple):
+    """A record as it was seen."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Trace:
+    """Everything that was seen of one partition, in order: how many records, and their digest."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.offset = -1
+        """Of the last."""
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        """One more."""
+        self.count += 1
+        self.offset = offset
+        self._digest.update(repr((offset, key, value)).encode())
+
+    @property
+    def digest(self) -> bytes:
+        """Of all so far."""
+        return self._digest.digest()
 
 
 class Arrival(NamedTuple):
@@ -31,7 +81,11 @@ class Arrival(NamedTuple):
 class CommittedOutput:
     """What has become visible in a topic since it was made. All times are wall clock, in ms."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, bootstrap: str, topic: str, *, keep: bool = False) -> None:
+        """`keep`: every record, for `kept`; not for long runs."""
+        self._topic = topic
+        self._kept: list[Seen] | None = [] if keep else None
+        self._traces: dict[int, Trace] = {}
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -70,6 +124,34 @@ class CommittedOutput:
         """Committed records seen so far."""
         return self._records
 
+    def kept(self) -> list[Seen]:
+        """All that was seen so far, each partition in order. RuntimeError if it cannot be read."""
+        with self._changed:
+            if self._failure:
+                raise RuntimeError(self._failure)
+            return list(self._kept or ())
+
+    def taken_back(self, end: Iterable[tuple[int, int, bytes | None, bytes | None]]) -> list[str]:
+        """What was seen and is not so any more, in a sentence for each partition.
+
+        `end`: partition, offset, key and value of every committed record that is there now, each
+        partition in order.
+        """
+        with self._changed:
+            if self._failure:
+                return [self._failure]
+            seen = {number: (each.count, each.digest) for number, each in self._traces.items()}
+        now = {number: Trace() for number in seen}
+        for number, offset, key, value in end:
+            if number in seen and now[number].count < seen[number][0]:
+                now[number].add(offset, key, value)
+        return [
+            f"{self._topic}-{number}: the first {count} records that were visible have changed; "
+            f"there are {now[number].count} now, up to offset {now[number].offset}"
+            for number, (count, digest) in seen.items()
+            if (now[number].count, now[number].digest) != (count, digest)
+        ]
+
     def first_of(self, since_ms: int, timeout_s: float) -> int | None:
         """When the first record that was written at or after this time was seen; None if none
         was within the timeout, RuntimeError when the topic cannot be read.
@@ -92,13 +174,27 @@ class CommittedOutput:
             batch = self._consumer.consume(BATCH, BATCH_S)
             if not batch:
                 continue
-            failures = [str(error) for m in batch if (error := m.error()) is not None]
+            errors = [error for message in batch if (error := message.error()) is not None]
+            failures = [str(error) for error in errors if error.code() not in PASSING]
             if failures:
                 with self._changed:
                     self._failure = failures[0]
+                    self._changed.notify_all()
                 return
-            youngest_ms = max(message.timestamp()[1] for message in batch)
+            records = [message for message in batch if message.error() is None]
+            if not records:
+                continue
+            youngest_ms = max(message.timestamp()[1] for message in records)
             with self._changed:
-                self._records += len(batch)
+                for message in records:
+                    self._note(message)
+                self._records += len(records)
                 self._arrivals.append(Arrival(round(time.time() * 1000), youngest_ms))
                 self._changed.notify_all()
+
+    def _note(self, message: Message) -> None:
+        number, offset = message.partition() or 0, message.offset() or 0
+        key, value = message.key(), message.value()
+        self._traces.setdefault(number, Trace()).add(offset, key, value)
+        if self._kept is not None:
+            self._kept.append(Seen(number, offset, key, value))

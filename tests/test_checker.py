@@ -96,3 +96,51 @@ def test_what_a_reader_has_seen_may_not_change() -> None:
     assert taken_back(more, seen) == 1, "gone"
     assert taken_back(seen, [*more[1:], Record(0, 0, b"a", b"5")]) == 1, "another value"
     assert taken_back(seen, [*more[1:], Record(1, 1, b"a", b"1")]) == 1, "at another offset"
+
+
+# --- of an output that is still being written ---------------------------------------------------
+
+
+def so_far(totals: Rows) -> Verdict:
+    rows = records(ORDERS, "amount"), records(totals, "total")
+    return judge(*rows, Decimal(0), complete=False)
+
+
+def test_what_is_still_to_come_is_not_missing() -> None:
+    assert so_far([]).exact
+    assert so_far(TOTALS[:3]).exact
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        pytest.param(TOTALS[1:], id="one was left out"),
+        pytest.param([TOTALS[0], TOTALS[0]], id="one stands twice"),
+        pytest.param([*TOTALS, TOTALS[3]], id="one stands twice at the end"),
+    ],
+)
+def test_a_mistake_is_seen_before_the_end(totals: Rows) -> None:
+    assert not so_far(totals).exact
+
+
+# --- ids of the orders themselves ---------------------------------------------------------------
+
+NAMED = [("ann", "a"), ("bob", "b"), ("ann", "c")]
+
+
+def judge_ids(ids: Rows, minimum: str = "0") -> Verdict:
+    orders = [
+        record._replace(
+            value=json.dumps({**json.loads(record.value or b""), "amount": "5"}).encode()
+        )
+        for record in records(NAMED, "order_id")
+    ]
+    return judge(orders, records(ids, "order_id"), Decimal(minimum), field="order_id")
+
+
+def test_ids_of_orders_are_judged_as_totals_are() -> None:
+    assert judge_ids(NAMED).exact
+    assert judge_ids([], minimum="5").exact
+    assert judge_ids(NAMED[:2]).missing == 1
+    assert judge_ids([*NAMED, NAMED[1]]).doubled == 1
+    assert judge_ids([NAMED[2], NAMED[1], NAMED[0]]).wrong_order == 2

@@ -74,9 +74,10 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, line: str, contract: str) -
     assert any(contract in line for line in broken), done.stdout + done.stderr
 
 
-def test_the_checker_judges_with_nothing_of_ours() -> None:
-    checker = ROOT / "integration" / "checker.py"
-    foreign = imported(checker.read_text(encoding="utf-8")) - sys.stdlib_module_names
+@pytest.mark.parametrize("name", ["checker.py", "watching.py"])
+def test_what_judges_imports_nothing_of_ours(name: str) -> None:
+    text = (ROOT / "integration" / name).read_text(encoding="utf-8")
+    foreign = imported(text) - sys.stdlib_module_names
     assert foreign <= {"confluent_kafka"}
 
 

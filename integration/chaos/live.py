@@ -306,12 +306,11 @@ def _sequences(
     sink: str, orders: list[checker.Record], output: list[checker.Record]
 ) -> tuple[Mapping[str, list[Any]], Mapping[str, list[Any]]]:
     """What is due and what is there, by key, in order."""
-    if sink == "large":
-        return runs._large(orders), runs._by_key(output)
-    ignored = checker.Verdict()
+    judged, ignored = runs.JUDGED[sink], checker.Verdict()
+    field = judged["field"]
     return (
-        checker._expected(orders, Decimal(0), ignored),
-        checker._found(output, ignored),
+        checker._expected(orders, judged.get("minimum", Decimal(0)), field, ignored),
+        checker._found(output, field, ignored),
     )
 
 

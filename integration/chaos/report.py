@@ -7,6 +7,7 @@ A section that has no renderer of its own (`SECTIONS`) is one table, a row per c
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import statistics
@@ -38,22 +39,25 @@ class Record:
     """The results of all runs so far, in a folder."""
 
     def __init__(self, folder: Path, order: Sequence[str]) -> None:
-        """`order`: every cell there is; results of others are dropped."""
+        """`order`: every cell there is; results of others are dropped when one is added."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        path = folder / RESULTS
-        known = msgspec.json.decode(path.read_bytes(), type=list[Result]) if path.exists() else []
-        found = {result.cell: result for result in known}
-        self._order = order
-        self.results: Results = {cell: found[cell] for cell in order if cell in found}
+        self._folder, self._order = folder, order
+        self.results = self._read()
 
-    def add(self, result: Result) -> None:
-        """Take a result in, and write both files."""
-        self.results[result.cell] = result
-        self.results = {cell: self.results[cell] for cell in self._order if cell in self.results}
-        lines = [msgspec.json.encode(each).decode() for each in self.results.values()]
-        _replace(self._folder / RESULTS, "[\n" + ",\n".join(lines) + "\n]\n")
-        self.render()
+    def add(self, *results: Result) -> None:
+        """Take results in, and write both files. Another run may do the same meanwhile."""
+        with (self._folder / ".kill-matrix.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self._read() | {result.cell: result for result in results}
+            self.results = {cell: known[cell] for cell in self._order if cell in known}
+            lines = [msgspec.json.encode(each).decode() for each in self.results.values()]
+            _replace(self._folder / RESULTS, "[\n" + ",\n".join(lines) + "\n]\n")
+            self.render()
+
+    def _read(self) -> Results:
+        path = self._folder / RESULTS
+        known = msgspec.json.decode(path.read_bytes(), type=list[Result]) if path.exists() else []
+        return {result.cell: result for result in known}
 
     def render(self) -> None:
         """Write the page from the results."""

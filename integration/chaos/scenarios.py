@@ -73,18 +73,19 @@ class Stage:
     seed: int
     date: str
     say: Callable[[str], None]
+    brokers: dict[str, EmbeddedKafka] = field(default_factory=dict)
+    """By version: those that are there already, and those that were started."""
     _open: ExitStack = field(default_factory=ExitStack)
-    _brokers: dict[str, EmbeddedKafka] = field(default_factory=dict)
     _shared: dict[str, Any] = field(default_factory=dict)
     _folders: int = 0
 
     def broker(self, version: str) -> EmbeddedKafka:
         """One node that nobody attacks; shared by all who ask for this version."""
-        if version not in self._brokers:
+        if version not in self.brokers:
             directory = self.folder / f"kafka-{version}"
             cluster = EmbeddedKafka.start(version, directory=directory, owned=True)
-            self._brokers[version] = self._open.enter_context(cluster)
-        return self._brokers[version]
+            self.brokers[version] = self._open.enter_context(cluster)
+        return self.brokers[version]
 
     def shared(self, name: str, start: Callable[[Path, ExitStack], T]) -> T:
         """What is started once, in a folder of its own, for all who ask for this name; what

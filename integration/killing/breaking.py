@@ -19,12 +19,14 @@ from integration.killing.mains import (
     JobMasterDrivers,
     JournalTraps,
     Passing,
+    Phase,
     SlotDrivers,
     journal_entry,
 )
 from integration.killing.traps import Plan, Traps
 from tidegate.checkpoint.journal import Publication
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
+from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore, Created
@@ -116,14 +118,14 @@ def run_end_before_publication(
             return self.log
 
         def blob_store(self, url: str) -> BlobStore:
-            return _EndsFirst(super().blob_store(url), self._traps, self.log)
+            return _EndsFirst(RealDrivers.blob_store(self, url), self._traps, self._phase, self.log)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
 
 
 class _EndsFirst(JournalTraps):
-    def __init__(self, real: BlobStore, traps: Traps, log: TransactionLog) -> None:
-        super().__init__(real, traps)
+    def __init__(self, real: BlobStore, traps: Traps, phase: Phase, log: TransactionLog) -> None:
+        super().__init__(real, traps, phase)
         self._log = log
 
     def create(self, path: str, data: bytes) -> Created:
@@ -227,10 +229,12 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
 
         def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
             self.finals = threading.Event()
-            return _Believing(super().transaction_log(kafka), self._traps, self.finals)
+            real = RealDrivers.transaction_log(self, kafka)
+            return _Believing(real, self._traps, self._phase, self.finals)
 
         def blob_store(self, url: str) -> BlobStore:
-            return _Slowly(super().blob_store(url), self._traps, self.finals)
+            real = RealDrivers.blob_store(self, url)
+            return _Slowly(real, self._traps, self._phase, self.finals)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
 
@@ -238,8 +242,10 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
 class _Slowly(JournalTraps):
     """Gives slots the time to go on before a checkpoint is published."""
 
-    def __init__(self, real: BlobStore, traps: Traps, finals: threading.Event) -> None:
-        super().__init__(real, traps)
+    def __init__(
+        self, real: BlobStore, traps: Traps, phase: Phase, finals: threading.Event
+    ) -> None:
+        super().__init__(real, traps, phase)
         self._finals = finals
 
     def create(self, path: str, data: bytes) -> Created:
@@ -256,8 +262,10 @@ class _Believing(CommitTraps):
     no next transaction of their producer ends.
     """
 
-    def __init__(self, real: TransactionLog, traps: Traps, finals: threading.Event) -> None:
-        super().__init__(real, traps)
+    def __init__(
+        self, real: TransactionLog, traps: Traps, phase: Phase, finals: threading.Event
+    ) -> None:
+        super().__init__(real, traps, phase)
         self._finals = finals
         self._ended: set[TransactionalId] = set()
 

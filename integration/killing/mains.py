@@ -7,11 +7,13 @@ that it is given; a wrapper passes everything on and says which point was reache
 from __future__ import annotations
 
 import os
-import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from integration.killing.traps import Plan, Traps
 from tidegate.checkpoint.journal import (
@@ -23,11 +25,14 @@ from tidegate.checkpoint.journal import (
     decode_entry,
     entry_number,
 )
+from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
+from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore, Created
-from tidegate.ports.drivers import Drivers
+from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import (
     EndOutcome,
     PartitionReader,
@@ -37,17 +42,25 @@ from tidegate.ports.kafka import (
     TransactionLog,
     TransactionState,
 )
-from tidegate.protocol.messages import StartSlot
+from tidegate.ports.rpc import Rpc, RpcClient
+from tidegate.protocol.messages import StartSlot, TransactionsFreed
 from tidegate.slot.main import run_slot as run_real_slot
 
 PACE = "TIDEGATE_TEST_PACE"
 """Environment variable: records that a source subtask reads in a second; as it can without."""
+SURVIVE = "TIDEGATE_TEST_SURVIVE"
+"""Environment variable: there if slots and JobMasters are to outlive who kills them."""
 POLL_S = 0.02
-ZOMBIE_S_MAX = 120
+ZOMBIE_S_MAX = 120.0
+SWEEP_S = 2.0
+"""Between two sweeps: ten seconds are long for a test that waits for one."""
+HINT_INTERVAL = 20
+"""Journal entries between two hints, so that the journal is soon trimmed."""
 
 MAINS = {
     "slot": "integration.killing.mains:run_slot",
     "jobmaster": "integration.killing.mains:run_jobmaster",
+    "taskmanager": "integration.killing.mains:run_taskmanager",
 }
 
 
@@ -55,20 +68,29 @@ def run_slot(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
     """A slot that may end at a `slot.` point."""
-    drivers = SlotDrivers(_traps("slot."))
+    drivers = SlotDrivers(_traps())
     return run_real_slot(start, drivers, task_manager, task_manager_pid)
 
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """A JobMaster that may end at a `jobmaster.` point."""
-    return run_real_jobmaster(job, address, epoch, JobMasterDrivers(_traps("jobmaster.")))
+    service.SWEEP_INTERVAL_S = SWEEP_S  # type: ignore[misc]
+    procedure: Any = sys.modules["tidegate.checkpoint.procedures.claim"]
+    procedure.OwnJournal = partial(OwnJournal, hint_interval=HINT_INTERVAL)
+    return run_real_jobmaster(job, address, epoch, JobMasterDrivers(_traps()))
 
 
-def _traps(process: str) -> Traps:
-    plan = Plan.from_environment()
-    if any(trap.stops and trap.point.startswith(process) for trap in plan.traps):
+def run_taskmanager(*arguments: Any) -> int:
+    """A TaskManager that may come back when it was given up."""
+    if SURVIVE in os.environ:
         _survive_our_killer()
-    return Traps(plan)
+    return run_real_taskmanager(*arguments)
+
+
+def _traps() -> Traps:
+    if SURVIVE in os.environ:
+        _survive_our_killer()
+    return Traps(Plan.from_environment())
 
 
 def _survive_our_killer() -> None:
@@ -83,7 +105,14 @@ def _survive_our_killer() -> None:
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     os.getpid = lambda: known
-    signal.alarm(ZOMBIE_S_MAX)
+    threading.Thread(target=_end_later, args=(known,), name="zombie", daemon=True).start()
+
+
+def _end_later(shell: int) -> None:
+    while os.getppid() == shell:
+        time.sleep(1.0)
+    time.sleep(ZOMBIE_S_MAX)
+    os._exit(1)
 
 
 class SlotDrivers(RealDrivers):
@@ -92,6 +121,7 @@ class SlotDrivers(RealDrivers):
     def __init__(self, traps: Traps) -> None:
         super().__init__()
         self._traps = traps
+        self._used: set[TransactionalId] = set()
 
     def blob_store(self, url: str) -> BlobStore:
         return UploadTraps(super().blob_store(url), self._traps)
@@ -106,6 +136,10 @@ class SlotDrivers(RealDrivers):
         transaction_timeout_ms: int,
     ) -> Producer:
         real = super().producer(kafka, transactional_id, transaction_timeout_ms)
+        if transactional_id is not None:
+            if transactional_id in self._used:
+                self._traps.reached("slot.reused")
+            self._used.add(transactional_id)
         return ProducerTraps(real, self._traps)
 
     def partition_reader(
@@ -133,6 +167,11 @@ class UploadTraps(Passing):
         self._traps.reached("slot.uploading")
         self._real.put_file(path, source)
         self._traps.reached("slot.uploaded")
+
+    def get_file(self, path: str, target: Path) -> bool:
+        there: bool = self._real.get_file(path, target)
+        self._traps.reached("slot.restored")
+        return there
 
 
 class DescribeTraps(Passing):
@@ -176,50 +215,111 @@ class PacedReader:
         return getattr(self._real, name)
 
 
+class Phase:
+    """Whether the JobMaster recovers: from the claim to the first checkpoint that is complete."""
+
+    def __init__(self) -> None:
+        self.name = "recovery"
+
+    def __call__(self, point: str) -> str:
+        """A point's name in this phase."""
+        return f"{self.name}.{point}"
+
+
 class JobMasterDrivers(RealDrivers):
     """The real drivers of a JobMaster, with traps."""
 
     def __init__(self, traps: Traps) -> None:
         super().__init__()
-        self._traps = traps
+        self._traps, self._phase = traps, Phase()
+        self.rpc = cast("Rpc", LineTraps(self.rpc, traps))
 
     def blob_store(self, url: str) -> BlobStore:
-        return JournalTraps(super().blob_store(url), self._traps)
+        return JournalTraps(super().blob_store(url), self._traps, self._phase)
 
     def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
-        return CommitTraps(super().transaction_log(kafka), self._traps)
+        return CommitTraps(super().transaction_log(kafka), self._traps, self._phase)
+
+    def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
+        return SplitTraps(super().kafka_admin(kafka), self._traps)
+
+
+class LineTraps(Passing):
+    """A JobMaster's lines to others."""
+
+    def connect(self, address: str) -> RpcClient:
+        return cast("RpcClient", CallTraps(self._real.connect(address), self._traps))
+
+
+class CallTraps(Passing):
+    """One line."""
+
+    def call(self, message: object, timeout_s: float = 10.0) -> object:
+        if isinstance(message, TransactionsFreed):
+            self._traps.reached("jobmaster.freeing")
+        return self._real.call(message, timeout_s)
+
+
+class SplitTraps(Passing):
+    """A JobMaster's questions about topics."""
+
+    def partitions(self, topic: str) -> int:
+        count: int = self._real.partitions(topic)
+        self._traps.reached("recovery.enumerated")
+        return count
 
 
 class JournalTraps(Passing):
     """A JobMaster's checkpoint storage."""
 
+    def __init__(self, real: BlobStore, traps: Traps, phase: Phase) -> None:
+        super().__init__(real, traps)
+        self._phase = phase
+
+    def get(self, path: str) -> bytes | None:
+        data: bytes | None = self._real.get(path)
+        if data is not None and entry_number(path) is not None:
+            self._traps.reached("recovery.read")
+        return data
+
     def put(self, path: str, data: bytes) -> None:
         manifest = "/journal/" not in path
         if manifest:
+            self._phase.name = "jobmaster"
             self._traps.reached("jobmaster.complete")
         self._real.put(path, data)
         if manifest:
             self._traps.reached("jobmaster.manifest")
 
     def create(self, path: str, data: bytes) -> Created:
-        entry = journal_entry(path, data)
-        before, after = "", ""
-        match entry:
-            case Claim():
-                after = "jobmaster.claimed"
-            case Publication(final=final):
-                before = "jobmaster.publishing"
-                after = "jobmaster.finishing" if final else "jobmaster.published"
-            case Settled():
-                before, after = "jobmaster.committed", "jobmaster.settled"
-            case Closed():
-                before, after = "jobmaster.closing", "jobmaster.closed"
-            case _:
-                pass
-        self._traps.reached(before)
+        before, after = self._points(journal_entry(path, data))
+        self._traps.reached("recovery.beginning" if "/beginnings/" in path else before)
         created: Created = self._real.create(path, data)
         self._traps.reached(after)
         return created
+
+    def delete(self, path: str) -> None:
+        self._real.delete(path)
+        entry = entry_number(path) is not None
+        self._traps.reached("jobmaster.trimmed" if entry else "jobmaster.deleted")
+
+    def _points(self, entry: AnyEntry | None) -> tuple[str, str]:
+        match entry:
+            case Claim():
+                self._phase.name = "recovery"
+                return "recovery.claiming", "recovery.claimed"
+            case Publication(final=True):
+                return "jobmaster.publishing", "jobmaster.finishing"
+            case Publication(transactions=()):  # nothing was written: nothing will be ended
+                return "", ""
+            case Publication():
+                return "jobmaster.publishing", "jobmaster.published"
+            case Settled():
+                return self._phase("settling"), self._phase("settled")
+            case Closed():
+                return "jobmaster.closing", "jobmaster.closed"
+            case _:
+                return "", ""
 
 
 def journal_entry(path: str, data: bytes) -> AnyEntry | None:
@@ -230,13 +330,31 @@ def journal_entry(path: str, data: bytes) -> AnyEntry | None:
 class CommitTraps(Passing):
     """A JobMaster's transaction log."""
 
+    def __init__(self, real: TransactionLog, traps: Traps, phase: Phase) -> None:
+        super().__init__(real, traps)
+        self._phase = phase
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+        facts: TransactionFacts | None = self._real.describe(transactional_id)
+        if facts is not None and facts.state is TransactionState.ONGOING:
+            self._traps.reached(self._phase("described"))
+        elif facts is not None and facts.state is TransactionState.COMPLETE_COMMIT:
+            self._traps.reached(self._phase("confirmed"))
+        return facts
+
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndOutcome:
         outcome: EndOutcome = self._real.end(transactional_id, producer_id, epoch, commit=commit)
-        self._traps.reached("jobmaster.ended")
+        self._traps.reached(self._phase("ended"))
         return outcome
 
     def fence(self, transactional_id: TransactionalId) -> None:
         self._real.fence(transactional_id)
-        self._traps.reached("jobmaster.fenced")
+        self._traps.reached("recovery.fenced")
+
+    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+        listed: dict[TransactionalId, TransactionState] = self._real.list(prefix)
+        if self._phase.name != "recovery":
+            self._traps.reached("jobmaster.swept")
+        return listed

@@ -1,12 +1,11 @@
 """One run of a job by the command that users have, and what it left in Kafka.
 
-Totals are judged by the independent checker; for the other sink the same is done here: read input
-and output with `read_committed`, compute from the input what each key's output must be, in order,
-and count what is missing, what is there twice and what is out of order.
+The independent checker judges every sink.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -14,9 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -38,9 +37,25 @@ LARGE = 100
 """Above this amount an order is large; most are."""
 
 SINKS = {"Totals": ("totals",), "LargeOrders": ("large",), "TwoSinks": ("totals", "large")}
+JUDGED: dict[str, dict[str, Any]] = {
+    "totals": {"field": checker.TOTAL},
+    "large": {"field": checker.ORDER_ID, "minimum": Decimal(LARGE)},
+}
+"""What the checker is told of each sink."""
 
-Sequences = dict[str, list[str]]
-"""Per key, which orders its records are about, in the order of their offsets."""
+
+def orders(seed: int) -> Iterator[tuple[bytes, bytes]]:
+    """Key and value of one order after the other, without end."""
+    chance = random.Random(seed)
+    for number in itertools.count():
+        customer = f"c{chance.randrange(CUSTOMERS)}"
+        order = {
+            "order_id": f"{seed}-{number}",
+            "customer_id": customer,
+            "amount": str(Decimal(chance.randrange(1, 100_000)) / 100),
+            "placed_at_ms": number,
+        }
+        yield customer.encode(), json.dumps(order).encode()
 
 
 @dataclass(slots=True)
@@ -55,6 +70,7 @@ class Job:
     name: str = ""
     topics: dict[str, str] = field(default_factory=dict)
     """Topic by the attribute name of the source or sink."""
+    _entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def make(cls, bootstrap: str, folder: Path, pipeline: str) -> Job:
@@ -70,20 +86,15 @@ class Job:
         )
         return job
 
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Their attribute names."""
+        return SINKS[self.pipeline]
+
     def write(self, count: int, *, seed: int) -> None:
         """Write orders; each has an id that no other has."""
-        chance = random.Random(seed)
-        orders = []
-        for number in range(count):
-            customer = f"c{chance.randrange(CUSTOMERS)}"
-            order = {
-                "order_id": f"{seed}-{number}",
-                "customer_id": customer,
-                "amount": str(Decimal(chance.randrange(1, 100_000)) / 100),
-                "placed_at_ms": number,
-            }
-            orders.append((customer.encode(), json.dumps(order).encode()))
-        produce(self.bootstrap, self.topics["orders"], orders)
+        made = list(itertools.islice(orders(seed), count))
+        produce(self.bootstrap, self.topics["orders"], made)
 
     @contextmanager
     def started(
@@ -96,8 +107,12 @@ class Job:
         parallelism: int = 2,
         environment: Mapping[str, str] | None = None,
         module: str = "integration.killing.command",
+        survives: bool = False,
     ) -> Iterator[Run]:
-        """`tidegate run` on this job, killed at the end of the block if it still runs."""
+        """`tidegate run` on this job, killed at the end of the block if it still runs.
+
+        `survives`: slots and JobMasters that are frozen may come back when they were given up.
+        """
         plan = Plan.of(self.folder / unique("traps"), traps)
         settings = {
             "kafka.bootstrap": self.bootstrap,
@@ -121,8 +136,10 @@ class Job:
         }
         if pace is not None:
             surroundings[mains.PACE] = str(pace)
-        output = self.folder / f"{plan.folder}.out"
-        errors = self.folder / f"{plan.folder}.err"
+        if survives or any(trap.stops for trap in traps):
+            surroundings[mains.SURVIVE] = "1"
+        output = plan.folder.with_suffix(".out")
+        errors = plan.folder.with_suffix(".err")
         with output.open("wb") as stdout, errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
@@ -150,14 +167,11 @@ class Job:
     # --- what is left in Kafka ------------------------------------------------------------------
 
     def compare(self) -> Verdict:
-        """Output against input: totals by the independent checker, large orders here."""
+        """Output against input, by the independent checker."""
         verdict = Verdict()
-        if "totals" in self.topics:
-            orders, totals = self.topics["orders"], self.topics["totals"]
-            verdict.take(checker.check_totals(self.bootstrap, orders, totals))
-        if "large" in self.topics:
-            expected = _large(self._read("orders"))
-            verdict.compare(expected, _by_key(self._read("large")))
+        for sink in self.sinks:
+            orders, output = self.topics["orders"], self.topics[sink]
+            verdict.take(checker.check(self.bootstrap, orders, output, **JUDGED[sink]))
         return verdict
 
     def assert_exact(self) -> None:
@@ -179,12 +193,17 @@ class Job:
         return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
 
     def journal(self) -> list[dict[str, Any]]:
-        """The entries of the job's journal, oldest first."""
+        """The entries of the job's journal, oldest first; each is read once."""
         folder = self.folder / ".tidegate" / "checkpoints" / self.name / "journal"
-        return [json.loads(path.read_bytes())["body"] for path in sorted(folder.glob("*.json"))]
+        for path in folder.glob("*.json"):
+            if path.name not in self._entries:
+                with suppress(FileNotFoundError):  # it was just trimmed
+                    self._entries[path.name] = json.loads(path.read_bytes())["body"]
+        return [self._entries[name] for name in sorted(self._entries)]
 
-    def _read(self, connector: str) -> list[checker.Record]:
-        return list(checker.read_committed(self.bootstrap, self.topics[connector]))
+    def claims(self) -> list[int]:
+        """Attempts that were begun."""
+        return [entry["number"] for entry in self.journal() if entry["kind"] == "claim"]
 
 
 @dataclass(slots=True)
@@ -214,7 +233,7 @@ class Run:
                 raise AssertionError(f"it ended before {what}\n{self.story()}")
             if time.monotonic() > end:
                 raise AssertionError(f"not {what} within {timeout_s:g} s\n{self.story()}")
-            time.sleep(0.02)
+            time.sleep(0.05)
         return value
 
     def publications(self) -> int:
@@ -307,31 +326,3 @@ class Verdict:
         self.twice += found.doubled
         if not (found.exact or found.missing or found.doubled):
             self.other += found.first_problems
-
-    def compare(self, expected: Sequences, found: Sequences) -> None:
-        """Add what is wrong with one sink."""
-        for key in {*expected, *found}:
-            want, have = expected.get(key, []), found.get(key, [])
-            missing, more = Counter(want) - Counter(have), Counter(have) - Counter(want)
-            self.records += len(have)
-            self.missing += missing.total()
-            self.twice += more.total()
-            if want != have and not missing and not more:
-                self.other.append(f"the order of {key}")
-
-
-def _large(orders: Sequence[checker.Record]) -> Sequences:
-    """What the sink `large` must hold: ids of orders by customer."""
-    expected: Sequences = defaultdict(list)
-    for record in orders:
-        order = json.loads(record.value or b"")
-        if Decimal(order["amount"]) > LARGE:
-            expected[order["customer_id"]].append(order["order_id"])
-    return expected
-
-
-def _by_key(records: Sequence[checker.Record]) -> Sequences:
-    found: Sequences = defaultdict(list)
-    for record in records:
-        found[(record.key or b"").decode()].append(json.loads(record.value or b"")["order_id"])
-    return found

@@ -1,0 +1,37 @@
+"""A sample of the kill matrix: every named step of the commit protocol, on both versions of Kafka.
+
+Four jobs, one for each version and signal, are struck at one named point after the other: some
+always the same (`cells.ESSENTIAL`), the others another process or version each day, or as
+`TIDEGATE_CHAOS_SEED` says. The whole matrix is `make chaos`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.cells import SAMPLED, sample
+from integration.chaos.matrix import Series
+from integration.chaos.scenarios import Stage
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+SEED = int(os.environ.get("TIDEGATE_CHAOS_SEED", time.time() // 86_400))
+
+
+@pytest.mark.parametrize(("version", "signal"), SAMPLED, ids=map(" ".join, SAMPLED))
+def test_struck_at_named_steps_it_is_exact(
+    kafka: EmbeddedKafka, kafka_39: EmbeddedKafka, tmp_path: Path, version: str, signal: str
+) -> None:
+    brokers = {"4.3.0": kafka, "3.9.1": kafka_39}
+    stage = Stage(tmp_path, SEED, time.strftime("%Y-%m-%d"), print, brokers)
+    series = Series(sample(SEED)[version, signal])
+    results = list(series.run(series.cells, stage))
+    assert [result.cell for result in results if not result.right] == [], (
+        f"TIDEGATE_CHAOS_SEED={SEED}: {[r.verdict for r in results if not r.right]}"
+    )
+    assert sorted(result.cell for result in results) == sorted(series.cells)

@@ -1,0 +1,74 @@
+"""Traps snap in their order, once, at the n-th time, in whatever thread and process it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from integration.killing.traps import Plan, Trap, Traps
+
+
+def held_at(plan: Plan, point: str) -> threading.Thread:
+    thread = threading.Thread(target=Traps(Plan(plan.folder)).reached, args=(point,))
+    thread.start()
+    return thread
+
+
+def await_pid(plan: Plan, number: int) -> int:
+    while (pid := plan.pid(number)) is None:
+        pass
+    return pid
+
+
+def test_a_process_is_held_until_it_is_released(tmp_path: Path) -> None:
+    plan = Plan.of(tmp_path, [Trap("slot.wrote", holds=True)])
+    thread = held_at(plan, "slot.wrote")
+    assert await_pid(plan, 0) == os.getpid()
+    assert thread.is_alive()
+    plan.release(0)
+    thread.join()
+    assert plan.snapped() == [os.getpid()]
+
+
+def test_each_is_armed_when_the_one_before_has_snapped(tmp_path: Path) -> None:
+    plan = Plan.of(tmp_path, [Trap("slot.wrote", holds=True)])
+    plan.release(0)
+    traps = Traps(Plan(tmp_path))
+    traps.reached("slot.flushed")
+    assert plan.snapped() == []
+    assert plan.add(Trap("slot.flushed", 2, holds=True)) == 1  # known to processes that run
+    plan.release(1)
+    for point in ("slot.flushed", "slot.wrote", "slot.flushed"):
+        traps.reached(point)
+    assert plan.pid(1) is None
+    traps.reached("slot.flushed")
+    assert plan.pid(1) is not None
+
+
+def test_threads_that_come_to_points_at_once_snap_each_trap_once(tmp_path: Path) -> None:
+    count = 200
+    plan = Plan.of(tmp_path, [Trap("slot.wrote", holds=True)] * count)
+    for number in range(count):
+        plan.release(number)
+    traps = Traps(Plan(tmp_path))
+    failed: list[BaseException] = []
+
+    def go() -> None:
+        try:
+            for _ in range(count):
+                traps.reached("slot.wrote")
+        except BaseException as error:  # noqa: BLE001  # told in the main thread
+            failed.append(error)
+
+    threads = [threading.Thread(target=go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(plan.snapped()) == count
+
+
+def test_without_a_plan_nothing_happens() -> None:
+    Traps(Plan.from_environment()).reached("slot.wrote")

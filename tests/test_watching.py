@@ -1,0 +1,43 @@
+"""What a reader saw once must be there at the end, in its place: the comparison behind that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from integration.watching import CommittedOutput, Seen, Trace
+
+FIRST, SECOND, THIRD = (Seen(0, offset, b"k", b"%d" % offset) for offset in (3, 5, 9))
+
+
+def taken_back(seen: Sequence[Seen], end: Sequence[Seen]) -> list[str]:
+    output = CommittedOutput.__new__(CommittedOutput)  # without its consumer
+    output._topic, output._failure = "topic", ""
+    output._changed = threading.Condition()
+    output._traces = {}
+    for record in seen:
+        output._traces.setdefault(record.partition, Trace()).add(*record[1:])
+    return output.taken_back(end)
+
+
+def test_more_at_the_end_is_what_came_after() -> None:
+    assert taken_back([FIRST, SECOND], [FIRST, SECOND, THIRD]) == []
+    assert taken_back([], [FIRST]) == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param([FIRST], id="gone"),
+        pytest.param([], id="all gone"),
+        pytest.param([FIRST, SECOND._replace(value=b"x"), THIRD], id="another in its place"),
+        pytest.param([FIRST, SECOND._replace(offset=6), THIRD], id="moved"),
+        pytest.param([Seen(0, 1, b"k", b"1"), FIRST, SECOND], id="one slipped in before"),
+        pytest.param([FIRST, SECOND._replace(partition=1)], id="in another partition"),
+    ],
+)
+def test_what_has_changed_is_told(end: list[Seen]) -> None:
+    (told,) = taken_back([FIRST, SECOND], end)
+    assert told.startswith("topic-0: the first 2 records")
