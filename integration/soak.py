@@ -1,9 +1,12 @@
-"""`make soak MINUTES=30`: the main job under random kills for a long time, judged at the end.
+"""`make soak MINUTES=30`: the main job under random kills and freezes for a long time, and judged.
 
 Orders flow steadily; every few seconds one process of the cluster, any of them, is ended by
-SIGKILL, also in the middle of a recovery. Once a minute a line tells what the cluster holds:
-memory, threads, open files, files on disk; what grows there without end is a leak. At the end
-everything is read, the job stopped, and the independent checker has the last word.
+SIGKILL, also in the middle of a recovery, or stopped for a while by SIGSTOP, perhaps for so long
+that it is given up. A line tells how often, how often the job came back, and what everything holds:
+memory, threads and open files of each kind of process, open transactions, files on disk. At the end
+the job is stopped and three verdicts are spoken: the independent checker's on the output, that of a
+reader who watched all the time (nothing visible was taken back), and on every figure whether it
+stayed level (`levels`). Exit code 1 if one of them is not what it must be.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from integration import checker
 from integration.demo import (
     EXACT,
     INTERRUPTED,
@@ -33,18 +39,65 @@ from integration.demo import (
     setting,
     start_job,
 )
+from integration.holdings import SLACK, Holdings
+from integration.levels import judge
 from integration.running import GaveUpError, Report, TidegateRun, runs_with_checkpoint
+from integration.watching import CommittedOutput
 from tidegate.errors import TidegateError
 
 TELL_S = 60.0
+SAMPLES = 120
+"""In the whole time, but none faster than SAMPLE_S_MIN after the other."""
+SAMPLE_S_MIN = 2.0
 QUIET_S_MAX = 120.0
 """Without a kill the job must run again within this time."""
+HEARTBEAT_TIMEOUT_S = 5.0
 # Kills come faster than the default back-off forgets: it would soon wait a minute after each.
-OPTIONS = ("-c", "restart.strategy=fixed_delay", "-c", "restart.delay=100ms")
+OPTIONS = (
+    "-c",
+    "restart.strategy=fixed_delay",
+    "-c",
+    "restart.delay=100ms",
+    "-c",
+    f"cluster.heartbeat_timeout={HEARTBEAT_TIMEOUT_S:g}s",
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done to the cluster, and how it went on."""
+
+    killed: Counter[str] = field(default_factory=Counter)
+    frozen: Counter[str] = field(default_factory=Counter)
+    attempt: int = 0
+    recoveries: int = 0
+    """Attempts, after the first, that have completed a checkpoint."""
+    checkpoints: int = 0
+    _before: int = 0
+    """Checkpoints of earlier attempts."""
+    _last: str = ""
+
+    def see(self, report: Report) -> None:
+        """Take in what a report says."""
+        last = report["last_checkpoint"]
+        if last is None or last["id"] == self._last:
+            return
+        self._last = last["id"]
+        attempt, number = (int(part) for part in last["id"].split("-"))
+        if attempt > self.attempt:
+            self.recoveries += self.attempt > 0
+            self.attempt, self._before = attempt, self.checkpoints
+        self.checkpoints = self._before + number
+
+    def __str__(self) -> str:
+        return (
+            f"killed {_counted(self.killed)}; frozen {_counted(self.frozen)}; "
+            f"{self.recoveries} recoveries, {self.checkpoints} checkpoints"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run for so many minutes; exit code 0 if the output is exact."""
+    """Run for so many minutes; exit code 0 if the output is exact and everything stayed level."""
     given = _options(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     folder = Path(tempfile.mkdtemp(prefix="tidegate-soak-"))
@@ -68,119 +121,129 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
     seconds = given.minutes * 60
     records = int(given.rate * seconds)
     say(f"{given.minutes:g} minutes, {records:,} orders, seed {given.seed}")
-    with start_job(place, *OPTIONS) as run:
+    tally = Tally()
+    with (
+        CommittedOutput(place.bootstrap, place.totals) as output,
+        start_job(place, *OPTIONS) as run,
+        Holdings(place.bootstrap, place.folder / ".tidegate") as holdings,
+    ):
         run.wait_for("running job", _runs)
         paced = {"seed": given.seed, "rate": given.rate, "records": records}
         with producer(place, **paced) as orders:
-            killed = _kill_for(seconds, run, place, given)
+            Attack(run, holdings, tally, given).go_on_for(seconds)
             if orders.wait() != 0:
                 raise GaveUpError(f"the producer failed: see {place.folder / 'orders.log'}")
             run.wait_for("running job after the last kill", runs_with_checkpoint, QUIET_S_MAX)
             drain(run, time.time() * 1000)
-        _tell(place, run, killed)
+        say(f"at the end: {tally}")
         code = run.stop()
-    if code != 0:
-        raise GaveUpError(f"the job ended with exit code {code}: {run.tail()}")
-    verdict, said = check(place)
-    say(said)
-    return EXACT if verdict == 0 else NOT_EXACT
+        if code != 0:
+            raise GaveUpError(f"the job ended with exit code {code}: {run.tail()}")
+        verdict, said = check(place)
+        say(said)
+        changed = output.taken_back(checker.read_committed(place.bootstrap, place.totals))
+    for line in changed or ["nothing that was visible was taken back"]:
+        say(line)
+    level = _tell_levels(holdings)
+    return EXACT if verdict == 0 and level and not changed else NOT_EXACT
+
+
+def _tell_levels(holdings: Holdings) -> bool:
+    """Print what became of each figure; whether all stayed level."""
+    levels = judge(holdings.samples, SLACK)
+    width = max(len(level.name) for level in levels)
+    say(f"{'':{width}}  {'first':>9} {'last':>9} {'highest':>9} {'trend':>9} {'allowed':>9}")
+    for level in levels:
+        said = "level" if level.level else "GROWS"
+        say(
+            f"{level.name:{width}}  {level.first:9,.1f} {level.last:9,.1f} {level.highest:9,.1f} "
+            f"{level.growth:+9,.1f} {level.allowed:9,.1f}  "
+            f"{said if level.judged else 'too few samples for a verdict'}"
+        )
+    return all(level.level for level in levels if level.judged)
+
+
+class Attack:
+    """Kills and freezes at random, and measures meanwhile."""
+
+    def __init__(
+        self, run: TidegateRun, holdings: Holdings, tally: Tally, given: argparse.Namespace
+    ) -> None:
+        self._run, self._holdings, self._tally, self._given = run, holdings, tally, given
+        self._chance = random.Random(given.seed)
+        self._sample_s = max(SAMPLE_S_MIN, given.minutes * 60 / SAMPLES)
+        self._thaw: dict[int, float] = {}
+        """When which frozen process may go on."""
+
+    def go_on_for(self, seconds: float) -> None:
+        """Attack for so long; everything that is frozen goes on at the end."""
+        now_s = begun_s = time.monotonic()
+        strike_s, sample_s, tell_s = now_s, now_s, now_s + TELL_S
+        healthy_s = now_s
+        while (now_s := time.monotonic()) < begun_s + seconds:
+            report = self._run.report
+            if report is not None:
+                self._tally.see(report)
+                healthy_s = now_s if _runs(report) else healthy_s
+            # One that never comes back is found here, not after the whole time.
+            if now_s > healthy_s + QUIET_S_MAX:
+                raise GaveUpError(f"no running job within {QUIET_S_MAX:g} s: {self._run.tail()}")
+            self._thaw_what_is_due(now_s)
+            if now_s >= strike_s and report is not None:
+                self._strike(report, now_s)
+                strike_s = now_s + self._chance.expovariate(1 / self._given.pause)
+            if now_s >= sample_s:
+                sample_s = now_s + self._sample_s
+                self._holdings.sample(self._run)
+            if now_s >= tell_s:
+                tell_s = now_s + TELL_S
+                say(f"{time.strftime('%H:%M:%S')}  {self._tally}; {self._holdings}")
+            time.sleep(0.1)
+        self._thaw_what_is_due(float("inf"))
+
+    def _strike(self, report: Report, now_s: float) -> None:
+        kind = self._chance.choice(self._given.only or list(TARGETS))
+        freezes = self._chance.random() < self._given.freezes
+        length_s = self._chance.uniform(0.2, 2 * HEARTBEAT_TIMEOUT_S)
+        if not report["slots"] and kind not in {"JobMaster", "JobManager"}:
+            return
+        pid = TARGETS[kind](report, self._chance)
+        if pid == 0 or pid in self._thaw:
+            return
+        try:
+            os.kill(pid, signal.SIGSTOP if freezes else signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        if freezes:
+            self._thaw[pid] = now_s + length_s
+        (self._tally.frozen if freezes else self._tally.killed)[kind] += 1
+
+    def _thaw_what_is_due(self, now_s: float) -> None:
+        for pid, at_s in list(self._thaw.items()):
+            if at_s <= now_s:
+                del self._thaw[pid]
+                with suppress(ProcessLookupError):  # it was given up, and killed as it stood
+                    os.kill(pid, signal.SIGCONT)
 
 
 def _runs(report: Report) -> bool:
     return bool(report["state"] == "RUNNING")
 
 
-def _kill_for(
-    seconds: float, run: TidegateRun, place: Setting, given: argparse.Namespace
-) -> Counter[str]:
-    """Kill at random for so long; how often which kind."""
-    chance = random.Random(given.seed)
-    killed: Counter[str] = Counter()
-    end_s = time.monotonic() + seconds
-    tell_s = time.monotonic() + TELL_S
-    while time.monotonic() < end_s:
-        time.sleep(min(chance.expovariate(1 / given.pause), max(0.0, end_s - time.monotonic())))
-        report = run.report
-        if report is not None:
-            kind = chance.choice(given.only or list(TARGETS))
-            if report["slots"] or kind in {"JobMaster", "JobManager"}:
-                killed[kind] += _kill(TARGETS[kind](report, chance))
-        if time.monotonic() > tell_s:
-            tell_s += TELL_S
-            _tell(place, run, killed)
-        # One that never comes back is found here, not after the whole time.
-        run.wait_for("running job", _runs, QUIET_S_MAX)
-    return killed
-
-
-def _kill(pid: int) -> bool:
-    """False where there was nothing to kill any more."""
-    if pid == 0:
-        return False
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _tell(place: Setting, run: TidegateRun, killed: Counter[str]) -> None:
-    report = run.report or {}
-    kills = ", ".join(f"{count} {kind}" for kind, count in sorted(killed.items())) or "none"
-    pids = {run.pid, *run.living()}
-    held = Counter[str]()
-    for pid in pids:
-        held.update(_held(pid))
-    work = place.folder / ".tidegate"
-    files = {name: _files(work / name) for name in ("checkpoints", "state", "logs")}
-    disk = ", ".join(
-        f"{name} {n} files {size / (1 << 20):.1f} MiB" for name, (n, size) in files.items()
-    )
-    say(
-        f"{time.strftime('%H:%M:%S')}  killed {kills}; attempt {report.get('attempt')}, "
-        f"{report.get('checkpoints_completed')} checkpoints, lag {report.get('lag')}; "
-        f"{len(pids)} processes, {held['kib'] >> 10} MiB, {held['threads']} threads, "
-        f"{held['files']} open files; {disk}"
-    )
-
-
-def _held(pid: int) -> dict[str, int]:
-    """What a process holds; nothing if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return {
-        "kib": int(lines.get("VmRSS", "0 kB").split()[0]),
-        "threads": int(lines["Threads"]),
-        "files": files,
-    }
-
-
-def _files(folder: Path) -> tuple[int, int]:
-    """Number and bytes of the files below a folder, which may change meanwhile."""
-    count = size = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                size += Path(path, name).lstat().st_size
-            except FileNotFoundError:
-                continue
-            count += 1
-    return count, size
+def _counted(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(counter.items())) or "none"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m integration.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=int, default=2_000, help="orders a second")
-    parser.add_argument("--pause", type=float, default=8.0, help="seconds between kills, about")
+    parser.add_argument("--pause", type=float, default=8.0, help="seconds between strikes, about")
+    parser.add_argument("--freezes", type=float, default=0.3, help="share of strikes by SIGSTOP")
     parser.add_argument(
         "--only", action="append", choices=TARGETS, help="kill only this, to see what others gather"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the orders and the kills")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders and the strikes")
     return parser.parse_args(arguments)
 
 

@@ -1,0 +1,64 @@
+"""A leak must be seen through noise, and noise, peaks and a warm-up must not be taken for one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from integration.levels import Level, judge
+
+COUNT = 60
+
+
+def level_of(figure: Callable[[int], float], *, slack: float = 0.0, count: int = COUNT) -> Level:
+    samples = [(10.0 * number, {"figure": figure(number)}) for number in range(count)]
+    (level,) = judge(samples, {"figure": slack})
+    return level
+
+
+def noise(number: int) -> float:
+    return random.Random(number).uniform(-20, 20)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(lambda _: 100.0, id="constant"),
+        pytest.param(lambda n: 100 + noise(n), id="noise"),
+        pytest.param(lambda n: 100 + 900 * (n % 17 == 0), id="peaks"),
+        pytest.param(lambda n: 100 + 20 * (n % 10), id="a saw: it is cleared up again and again"),
+        pytest.param(lambda n: 100 * min(1.0, n / 12), id="a warm-up"),
+        pytest.param(lambda n: 200 - n, id="it shrinks"),
+        pytest.param(lambda _: 0.0, id="nothing"),
+        pytest.param(lambda n: 500.0 if n == COUNT - 1 else 100.0, id="one peak at the end"),
+    ],
+)
+def test_what_stays_level_is_called_level(figure: Callable[[int], float]) -> None:
+    assert level_of(figure).level
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(lambda n: 100 + n, id="slowly"),
+        pytest.param(lambda n: 100 + 2 * n + noise(n), id="under noise"),
+        pytest.param(lambda n: 20 * (n // 10), id="in steps"),
+        pytest.param(lambda n: 100 + 2 * n + 30 * (n % 5), id="under a saw"),
+    ],
+)
+def test_what_grows_is_found_out(figure: Callable[[int], float]) -> None:
+    level = level_of(figure)
+    assert not level.level
+    assert level.last > level.first
+
+
+def test_a_small_figure_may_move_by_its_slack() -> None:
+    assert not level_of(lambda n: 1 + n / 10).level
+    assert level_of(lambda n: 1 + n / 10, slack=10).level
+
+
+def test_too_few_samples_are_no_verdict() -> None:
+    assert not level_of(lambda n: 100 + n, count=5).judged
+    assert level_of(lambda n: 100 + n).judged
