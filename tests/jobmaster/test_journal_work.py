@@ -9,7 +9,7 @@ from typing import Any, cast
 from tests.jobmaster.test_effects import Clock, Log
 from tidegate.api.formats import Utf8
 from tidegate.api.kafka import KafkaSource
-from tidegate.checkpoint.effects import Procedure
+from tidegate.checkpoint.effects import CreateEntry, Procedure
 from tidegate.checkpoint.plan_facts import PlanFacts
 from tidegate.checkpoint.procedures import read_journal
 from tidegate.config import Config
@@ -19,6 +19,7 @@ from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.elements import Origin
+from tidegate.errors import StorageError
 from tidegate.ids import JobName
 
 
@@ -34,7 +35,9 @@ def work(posted: queue.SimpleQueue[Any]) -> JournalWork:
     made = JournalWork(
         cast("Any", submission),
         cast("Any", SimpleNamespace(config=Config())),
-        cast("Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy())),
+        cast(
+            "Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy(), clock=Clock())
+        ),
         posted.put,
     )
     made._effects = EffectRunner(
@@ -64,6 +67,23 @@ def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> Non
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     made._journal = made._claim()
+    assert closed(made, posted) is None
+    assert made._runner().run(entries()) == 2
+
+
+def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made._journal = made._claim()
+    actions = made._runner()._actions
+    create, failures = actions[CreateEntry], [StorageError("a hiccup")]
+
+    def failing(effect: CreateEntry) -> Any:
+        if failures:
+            raise failures.pop()
+        return create(effect)
+
+    actions[CreateEntry] = failing
     assert closed(made, posted) is None
     assert made._runner().run(entries()) == 2
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -49,6 +50,10 @@ from tidegate.protocol.messages import Deploy, RestoredState, Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
 Action = Callable[[], None]
+
+CLOSE_PATIENCE_S: Final = 60.0
+"""How long the close is tried again when storage or Kafka fail in the middle of it."""
+CLOSE_PAUSE_S: Final = 0.5
 
 _log = structlog.get_logger()
 
@@ -187,10 +192,7 @@ class JournalWork:
         def work() -> None:
             failure: TidegateError | None = None
             try:
-                journal = self._journal
-                if journal is None or journal.in_doubt:
-                    journal = self._claim()
-                self._runner().run(close(journal, outcome))
+                self._close(outcome)
             except TidegateError as error:
                 _log.warning("the journal could not be closed", error=str(error))
                 failure = error
@@ -229,6 +231,25 @@ class JournalWork:
             warm_producers=warm_producers(checkpoint),
             transaction_slots=transaction_slots(checkpoint),
         )
+
+    def _close(self, outcome: str) -> None:
+        """Again while storage or Kafka fail: the job's output is complete, and a hiccup of either
+        must not make a failed job of it.
+        """
+        clock = self._drivers.clock
+        give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
+        while True:
+            try:
+                if self._journal is None or self._journal.in_doubt:
+                    self._journal = self._claim()
+                self._runner().run(close(self._journal, outcome))
+            except (StorageError, KafkaError) as error:
+                if clock.monotonic() >= give_up_s:
+                    raise
+                _log.warning("the journal is not closed yet", error=str(error))
+                clock.sleep(CLOSE_PAUSE_S)
+            else:
+                return
 
     def _claim(self) -> OwnJournal:
         submission = self._submission

@@ -412,6 +412,8 @@ class JobMaster:
         self._release_slots()
 
         def done(error: TidegateError | None) -> None:
+            if error is not None and outcome is not JobState.FAILED:
+                self._reporting.error_was(ErrorReport.of(error))
             event = e.Closed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 

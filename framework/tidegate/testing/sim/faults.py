@@ -76,8 +76,8 @@ class Weights:
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Weights:
-        """Of a run: a fifth has nothing but delays, and each kind is missing in half of others."""
-        calm = chance.random() < 0.2
+        """Of a run: a tenth has nothing but delays, and each kind is missing in half of others."""
+        calm = chance.random() < 0.1
 
         def weight(most: float) -> float:
             absent = calm or chance.random() < 0.5
@@ -85,9 +85,9 @@ class Weights:
             return 0.0 if absent else most * share
 
         return cls(
-            wild_s=5.0 + 25.0 * chance.random() ** 2,
-            kill=weight(1.0),
-            freeze=weight(0.5),
+            wild_s=4.0 + 18.0 * chance.random() ** 2,
+            kill=weight(2.0),
+            freeze=weight(1.0),
             frozen_s=0.2 + 8.0 * chance.random() ** 2,
             at_steps=chance.random(),
             storage_slow=chance.random(),
