@@ -12,7 +12,8 @@ demo: .venv/installed  ## the main job on a real broker, with kills, checked for
 	$(bin)/python -m integration.demo
 check: .venv/installed  ## lint, types, walls and unit tests (under a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
-test: check     ## everything: check, then the tests on real brokers
+test: check     ## everything: check, 2,000 simulated clusters, then the tests on real brokers
+	$(bin)/pytest tests/sim -m seeds
 	$(bin)/pytest integration
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
@@ -20,6 +21,8 @@ soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
 chaos: .venv/installed  ## attack every step on real clusters, write docs/kill-matrix.md: make chaos [CELLS='steps/4.3.0/*'] [MISSING=1] [SEED=1]
 	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
+sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1]
+	$(bin)/tidegate sim --seeds $(or $(FROM),1)..
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
 	$(bin)/python -m integration.ready
 
@@ -60,4 +63,4 @@ compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3
 	@$(bin)/uv pip install --quiet --offline --python $(bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo check test bench soak chaos ready lint types unit lock clean
+.PHONY: help demo check test bench soak chaos sim ready lint types unit lock clean

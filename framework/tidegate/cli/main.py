@@ -14,6 +14,7 @@ import typer
 from tidegate.cli import cluster, kafka, txn
 from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
+from tidegate.cli.sim import sim
 from tidegate.errors import Domain, TidegateError
 
 FAILED = 1  # the job, or something outside
@@ -41,6 +42,7 @@ app.command()(cluster.jobmanager)
 app.command()(cluster.taskmanager)
 app.command()(checkpoints)
 app.command()(config)
+app.command()(sim)
 
 
 @app.callback()

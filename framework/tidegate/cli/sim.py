@@ -1,0 +1,119 @@
+"""`tidegate sim`: simulated clusters under faults, a seed each, and the story of one of them.
+
+Parsing and printing only; the simulator is `testing/sim`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tidegate.testing.sim.many import Summary, Verdict
+    from tidegate.testing.sim.story import Told
+
+VIOLATED = 1
+
+
+def sim(
+    seed: Annotated[int | None, typer.Option(help="Replay one seed and print its story.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="A..B, without B; or A.. until stopped. Default: 1..")
+    ] = None,
+    step: Annotated[
+        bool, typer.Option("--step", help="With --seed: every event, one at a time (Enter).")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each seed.")] = False,
+) -> None:
+    """Simulate whole clusters in virtual time, with kills, freezes and failing servers, and judge.
+
+    A seed decides everything, so whatever is found can be replayed. Needs the extra `sim`.
+    Exit code: 0 all exact, 1 something is violated.
+
+    Example: tidegate sim --seed 4711
+    """
+    from tidegate.errors import ConfigError
+
+    try:
+        import greenlet  # noqa: F401
+    except ImportError:
+        message = "the simulator needs the extra `sim`: pip install 'tidegate[sim]'"
+        raise ConfigError(message) from None
+    if seed is not None:
+        violated = _replay(seed, step=step, as_json=as_json)
+    else:
+        violated = _many(_range(seeds or "1.."), workers, as_json=as_json)
+    raise typer.Exit(VIOLATED if violated else 0)
+
+
+def _range(text: str) -> Iterable[int]:
+    from tidegate.errors import ConfigError
+
+    first, dots, last = text.partition("..")
+    if not (dots and first.isdecimal() and (last.isdecimal() or not last)):
+        raise ConfigError(
+            f"--seeds {text!r} is no range: write A..B, or A.. to go on until stopped."
+        )
+    return range(int(first), int(last)) if last else itertools.count(int(first))
+
+
+def _replay(seed: int, *, step: bool, as_json: bool) -> bool:
+    from tidegate.testing.sim.run import run_seed
+
+    def show(told: Told) -> None:
+        print(told, flush=True)
+        if sys.stdin.isatty():
+            sys.stdin.readline()
+
+    outcome = run_seed(seed, listen=show if step and not as_json else None)
+    if as_json:
+        body = {
+            "seed": seed,
+            "violation": outcome.violation,
+            "pipeline": outcome.plan.shape.pipeline.__name__,
+            "virtual_s": outcome.virtual_s,
+            "story": [str(told) for told in outcome.story],
+        }
+        print(json.dumps(body))
+        return outcome.violation is not None
+    if not step:
+        for told in outcome.story:
+            print(told)
+    figures = (
+        f"{outcome.virtual_s:.1f} s of virtual time, {outcome.turns} turns, {outcome.kills} kills, "
+        f"{outcome.freezes} freezes, {outcome.attempts} attempts, {outcome.visible} results"
+    )
+    print(f"seed {seed}: {figures}\n{outcome.violation or 'exact'}")
+    return outcome.violation is not None
+
+
+def _many(seeds: Iterable[int], workers: int, *, as_json: bool) -> bool:
+    from tidegate.testing.sim.many import simulate
+
+    last: list[Summary] = []
+
+    def told(verdict: Verdict, summary: Summary) -> None:
+        last[:] = [summary]
+        if as_json:
+            import msgspec
+
+            print(msgspec.json.encode(verdict).decode(), flush=True)
+        elif verdict.violation is not None:
+            print(f"seed {verdict.seed} ({verdict.pipeline}): {verdict.violation}", flush=True)
+            print(f"replay it: tidegate sim --seed {verdict.seed}", flush=True)
+        elif sys.stdout.isatty():
+            print(f"\r{summary}", end="", flush=True)
+
+    # An interrupt is how an endless run is ended; what it found is said all the same.
+    with contextlib.suppress(KeyboardInterrupt):
+        simulate(seeds, workers=workers, told=told)
+    if last and not as_json:
+        print(f"{chr(10) if sys.stdout.isatty() else ''}{last[0]}")
+    return bool(last and last[0].violations)

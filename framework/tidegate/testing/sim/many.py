@@ -1,0 +1,168 @@
+"""Many seeds, spread over worker processes that each run one seed after the other.
+
+A worker is `python -m tidegate.testing.sim.many`: it reads seeds from its standard input, a line
+each, and answers each with a line of JSON. It ends when its input does, so none outlives whoever
+started it. Nothing is shared between runs but the code, so any of them can be replayed alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+WORKER: Final = (sys.executable, "-m", "tidegate.testing.sim.many")
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one seed, without its story."""
+
+    seed: int
+    pipeline: str
+    violation: str | None
+    virtual_s: float
+    turns: int
+    kills: int
+    freezes: int
+    attempts: int
+    publications: int
+    visible: int
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of many."""
+
+    seeds: int = 0
+    turns: int = 0
+    virtual_s: float = 0.0
+    kills: int = 0
+    freezes: int = 0
+    attempts: int = 0
+    publications: int = 0
+    seconds: float = 0.0
+    violations: list[Verdict] = field(default_factory=list)
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one."""
+        self.seeds += 1
+        self.turns += verdict.turns
+        self.virtual_s += verdict.virtual_s
+        self.kills += verdict.kills
+        self.freezes += verdict.freezes
+        self.attempts += verdict.attempts
+        self.publications += verdict.publications
+        if verdict.violation is not None:
+            self.violations.append(verdict)
+
+    def __str__(self) -> str:
+        rate = self.seeds / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.seeds} seeds in {self.seconds:.0f} s ({rate:.1f} a second), "
+            f"{len(self.violations)} with a violation; {self.virtual_s / 3600:.1f} h of virtual "
+            f"time, {self.turns} turns, {self.kills} kills, {self.freezes} freezes, "
+            f"{self.attempts} attempts, {self.publications} publications"
+        )
+
+
+class WorkerDiedError(Exception):
+    """A worker ended in the middle of a seed: the simulator itself is broken."""
+
+
+def simulate(
+    seeds: Iterable[int], *, workers: int, told: Callable[[Verdict, Summary], None]
+) -> Summary:
+    """Run seeds in so many processes; `told` hears of each verdict, one at a time.
+
+    An exception of `told` (a KeyboardInterrupt of the main thread, too) ends all workers.
+    WorkerDiedError where one ends by itself.
+    """
+    summary, lock, began_s = Summary(), threading.Lock(), time.monotonic()
+    rest, failures = iter(seeds), list[BaseException]()
+    processes = [
+        subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(workers)
+    ]
+
+    def drive(process: subprocess.Popen[bytes]) -> None:
+        try:
+            for verdict in _verdicts(process, rest, lock):
+                with lock:
+                    summary.add(verdict)
+                    summary.seconds = time.monotonic() - began_s
+                    told(verdict, summary)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=drive, args=(each,), daemon=True) for each in processes]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+    if failures:
+        raise failures[0]
+    return summary
+
+
+def _verdicts(
+    process: subprocess.Popen[bytes], rest: Iterator[int], lock: threading.Lock
+) -> Iterator[Verdict]:
+    if process.stdin is None or process.stdout is None:
+        return
+    while True:
+        with lock:
+            seed = next(rest, None)
+        if seed is None:
+            return
+        process.stdin.write(b"%d\n" % seed)
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            message = f"the worker ended while it simulated seed {seed}: replay it alone"
+            raise WorkerDiedError(message)
+        yield msgspec.json.decode(line, type=Verdict)
+
+
+def serve() -> None:
+    """The worker: one verdict for each seed that comes in."""
+    from tidegate.testing.sim.run import run_seed
+
+    gc.collect()
+    gc.freeze()  # what was imported is not looked through again after each run
+    for line in sys.stdin.buffer:
+        outcome = run_seed(int(line))
+        verdict = Verdict(
+            seed=outcome.seed,
+            pipeline=outcome.plan.shape.pipeline.__name__,
+            violation=outcome.violation,
+            virtual_s=outcome.virtual_s,
+            turns=outcome.turns,
+            kills=outcome.kills,
+            freezes=outcome.freezes,
+            attempts=outcome.attempts,
+            publications=outcome.publications,
+            visible=outcome.visible,
+        )
+        sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+        sys.stdout.buffer.flush()
+        del outcome
+        gc.collect()  # a run is one great cycle of processes and threads
+
+
+if __name__ == "__main__":
+    serve()
