@@ -5,7 +5,7 @@ little hides what hurts only when everything else is well (swarm testing: Groce 
 2012). All faults end at a time; from then on the job must get to its end.
 
 Faults are bounded so that nothing is lost by right: together they last less than a transaction may
-stay open. Outages that are longer are `loss.py`'s matter.
+stay open. Longer outages are not simulated.
 """
 
 from __future__ import annotations
