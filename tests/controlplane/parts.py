@@ -18,6 +18,7 @@ from tidegate.protocol.messages import (
     RegisterTaskManager,
     RequestSlots,
     SlotExited,
+    SlotLost,
     StartSlot,
     StopSlot,
 )
@@ -40,6 +41,8 @@ class Cluster:
     attempts: dict[str, int] = field(default_factory=dict)
     lost: list[tuple[str, int]] = field(default_factory=list)
     """Job and attempt of each SlotLost that was told."""
+    released: list[tuple[str, int]] = field(default_factory=list)
+    """The same of each SlotsReleased."""
     occupied: list[str] = field(default_factory=list)
     """Refusals because a slot that was taken for free runs something: there must be none."""
     _pids: int = 100
@@ -106,8 +109,10 @@ class Cluster:
                     self._start(instruction)
                 case r.StopSlotAt():
                     self._stop(instruction)
-                case r.TellJobMaster(message=lost):
+                case r.TellJobMaster(message=SlotLost() as lost):
                     self.lost.append((lost.job, lost.attempt))
+                case r.TellJobMaster(message=released):
+                    self.released.append((released.job, released.attempt))
                 case _:
                     pass
         return instructions

@@ -12,6 +12,8 @@ from tidegate.protocol.messages import (
     RegisterTaskManager,
     ReleaseSlots,
     RequestSlots,
+    SlotLost,
+    SlotsReleased,
     TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
@@ -106,6 +108,53 @@ def test_released_slots_are_stopped_up_to_their_attempt(cluster: Cluster) -> Non
     assert cluster.running("a") == [(2, 0), (2, 1)]
 
 
+def test_a_job_is_told_when_the_slots_that_it_has_released_are_gone() -> None:
+    rm = ResourceManager(EPOCH, 0, 1000)
+    register(rm, "x")
+    (_, start) = rm.handle(r.Asked(ask=1, message=request("a", 1)), 0)
+    assert isinstance(start, r.StartSlotAt)
+    rm.handle(r.SlotStarted(slot=start.slot, serial=start.serial), 0)
+    release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
+    stop, reply = rm.handle(r.Asked(ask=2, message=release), 0)
+    assert isinstance(stop, r.StopSlotAt)
+    assert reply == r.Reply(ask=2, message=Done())
+    told = rm.handle(r.SlotStopped(slot=stop.slot, serial=stop.serial), 0)
+    released = SlotsReleased(job=JobName("a"), attempt=Attempt(1))
+    assert told == [r.TellJobMaster(address="", message=released)]
+    assert rm.handle(r.Tick(), 0) == [], "once"
+
+
+def test_a_job_without_a_slot_is_told_at_once_and_one_without_jobmaster_never() -> None:
+    rm = ResourceManager(EPOCH, 0, 1000)
+    rm.handle(r.Asked(ask=1, message=request("a", 1)), 0)
+    release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
+    assert [type(i) for i in rm.handle(r.Asked(ask=2, message=release), 0)] == [
+        r.Reply,
+        r.TellJobMaster,
+    ]
+    register(rm, "x")
+    rm.handle(r.Asked(ask=3, message=request("a", 1, attempt=2)), 0)
+    rm.handle(
+        r.Asked(ask=4, message=ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(2))), 0
+    )
+    assert rm.handle(r.JobGone(job=JobName("a")), 0) == []
+    assert rm.handle(r.Tick(), 0) == []
+
+
+def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
+    rm = ResourceManager(EPOCH, 0, 1000)
+    register(rm, "x")
+    (_, start) = rm.handle(r.Asked(ask=1, message=request("a", 1)), 0)
+    assert isinstance(start, r.StartSlotAt)
+    told, stop = rm.handle(
+        r.SlotNotStarted(slot=start.slot, serial=start.serial, reason="no memory"), 0
+    )
+    assert isinstance(told, r.TellJobMaster)
+    assert isinstance(told.message, SlotLost)
+    assert told.message.serial == start.serial
+    assert isinstance(stop, r.StopSlotAt)
+
+
 def test_messages_of_another_epoch_are_refused(cluster: Cluster) -> None:
     for epoch in (EPOCH - 1, EPOCH + 1):
         reply = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=LeaderEpoch(epoch)))
@@ -192,7 +241,8 @@ class TestStanding:
         cluster.request("a", 4)
         cluster.settle()
         told = join(cluster.rm, "new", "old")  # an address is a name in that cluster
-        lost = [each.message for each in told if isinstance(each, r.TellJobMaster)]
+        messages = [each.message for each in told if isinstance(each, r.TellJobMaster)]
+        lost = [message for message in messages if isinstance(message, SlotLost)]
         assert [(each.slot.task_manager, each.reason) for each in lost] == [
             ("old", "TaskManager old is lost: new has taken its address")
         ] * 2

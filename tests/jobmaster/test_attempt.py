@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import msgspec
 
+from tests.checkpoint.examples import txn
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.ids import Attempt, JobName, SlotId, SubtaskId, SubtaskIndex, TaskManagerId, VertexId
-from tidegate.protocol.messages import CloseTasks, Message, RegisterSlot
+from tidegate.protocol.messages import CloseTasks, Message, RegisterSlot, TransactionsFreed
 
 FIRST = RegisterSlot(
     job=JobName("job"),
@@ -94,3 +95,14 @@ def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
     live.start()
     assert [type(message).__name__ for message in lines[0].sent] == ["StartSources"]
     assert (lines[1].sent, lines[1].closed) == ([LEAVE], True)
+
+
+def test_what_is_free_is_what_the_journal_says() -> None:
+    """The ids go to every slot as they were handed in; nothing is remembered here."""
+    live, lines = attempt()
+    live.attach(FIRST)
+    live.settled((txn(1), txn(2)))
+    live.settled(())
+    (freed,) = lines[0].sent
+    assert isinstance(freed, TransactionsFreed)
+    assert freed.freed == (txn(1).transactional_id, txn(2).transactional_id)

@@ -103,6 +103,23 @@ def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() ->
     assert job.restarts == 1
 
 
+def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
+    job = machine()
+    job.handle(Begin())
+    job.handle(Claimed(attempt=ONE))
+    late = SlotGone(attempt=ONE, slot=slot(0), serial=1, reason="killed by signal 9")
+    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), serial=1))
+    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), serial=3))  # given out again
+    assert job.handle(late) == []
+    assert job.slots_missing == 1, "it would wait for a slot that nobody brings"
+    job.handle(Recovered(attempt=ONE))
+    other = SlotRegistered(attempt=ONE, ordinal=1, slot=slot(1), serial=2)
+    assert job.handle(other) == [DeploySlots(attempt=ONE)]
+    assert job.handle(late) == [], "nor does it end what runs"
+    gone = SlotGone(attempt=ONE, slot=slot(0), serial=3, reason="killed by signal 9")
+    assert EndAttempt(attempt=ONE) in job.handle(gone)
+
+
 def test_messages_of_an_older_attempt_change_nothing() -> None:
     job = running()
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))

@@ -6,7 +6,7 @@ One struct per message, tagged by its name; `codec.py` writes and reads them. Wh
     JobMaster   -> JobManager   RegisterJobMaster, RequestSlots, ReleaseSlots, ReportJob
     TaskManager -> JobManager   RegisterTaskManager, TaskManagerHeartbeat, SlotExited
     JobManager  -> TaskManager  StartSlot, StopSlot
-    JobManager  -> JobMaster    StopJob, SlotLost
+    JobManager  -> JobMaster    StopJob, SlotLost, SlotsReleased
     slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
                                 InputEnded, TaskFailed, SlotHeartbeat
     JobMaster   -> slot         Deploy, StartSources, TriggerCheckpoint, CheckpointCompleted,
@@ -222,7 +222,10 @@ class RequestSlots(Message, frozen=True, kw_only=True):
 
 
 class ReleaseSlots(Message, frozen=True, kw_only=True):
-    """The job needs no slot of any attempt up to this one any more: their processes are killed."""
+    """The job needs no slot of any attempt up to this one any more: their processes are killed.
+
+    SlotsReleased follows when they are gone.
+    """
 
     job: JobName
     epoch: LeaderEpoch
@@ -313,6 +316,15 @@ class SlotLost(Message, frozen=True, kw_only=True):
     attempt: Attempt
     slot: SlotId
     reason: str
+    serial: int = 0
+    """Of the StartSlot: the slot may have been given out again since."""
+
+
+class SlotsReleased(Message, frozen=True, kw_only=True):
+    """No process of a slot of any attempt up to this one is left."""
+
+    job: JobName
+    attempt: Attempt
 
 
 # --- slot to JobMaster --------------------------------------------------------------------------
@@ -331,6 +343,8 @@ class RegisterSlot(Message, frozen=True, kw_only=True):
     """Where the slot takes control messages."""
     exchange_address: str
     """Where it takes connections of other slots: `unix:PATH` or `host:port`."""
+    serial: int = 0
+    """Of the StartSlot that it was forked for."""
 
 
 class TasksReady(Message, frozen=True, kw_only=True):

@@ -136,6 +136,7 @@ class Slot:
                 task_manager_pid=self._task_manager_pid,
                 address=server.address,
                 exchange_address=exchange.address,
+                serial=start.serial,
             )
         )
         if unusable is not None:  # nobody would hear of it before

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tidegate.ids import Attempt, JobName, SlotId, TaskManagerId
 from tidegate.ports.processes import ExitStatus
-from tidegate.protocol.messages import Message, SlotLost
+from tidegate.protocol.messages import Message, SlotLost, SlotsReleased
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -125,10 +125,10 @@ class StopSlotAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellJobMaster:
-    """Tell a JobMaster of a slot it lost."""
+    """Tell a JobMaster of a slot it lost, or that those it has released are gone."""
 
     address: str
-    message: SlotLost
+    message: SlotLost | SlotsReleased
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ from tidegate.protocol.messages import (
     RequestSlots,
     SlotExited,
     SlotLost,
+    SlotsReleased,
     TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
@@ -132,6 +133,11 @@ class _Request:
     """From each asking until it is served."""
 
 
+class _Release(NamedTuple):
+    attempt: Attempt
+    jobmaster_address: str
+
+
 @dataclass(slots=True)
 class ResourceManager:
     """The slots of a cluster. `local` TaskManagers are started here, each with its own slots."""
@@ -144,6 +150,8 @@ class ResourceManager:
     """Local ones that have not registered, with the time of the instruction."""
     _requests: dict[JobName, _Request] = field(default_factory=dict)
     """In the order in which jobs asked."""
+    _releases: dict[JobName, _Release] = field(default_factory=dict)
+    """Jobs that are to be told when no slot of theirs is left."""
     _serial: int = 0
     _started: int = 0
     _backoff: Backoff = field(default_factory=Backoff)
@@ -154,7 +162,12 @@ class ResourceManager:
 
     def handle(self, event: Event, now_ms: int) -> list[Instruction]:
         """What is to be done about an event at a monotonic time in milliseconds."""
-        return [*self._handle(event, now_ms), *self._serve_requests(), *self._replace_local(now_ms)]
+        return [
+            *self._handle(event, now_ms),
+            *self._tell_released(),
+            *self._serve_requests(),
+            *self._replace_local(now_ms),
+        ]
 
     def task_managers(self) -> tuple[tuple[str, int, int], ...]:
         """Of each TaskManager: id, pid, number of slots."""
@@ -220,6 +233,7 @@ class ResourceManager:
                 yield from self._lose(id_, f"its process ended with status {status}", now_ms)
             case JobGone(job=job):
                 self._requests.pop(job, None)
+                self._releases.pop(job, None)
                 yield from self._stop_slots(job, None)
             case Tick():
                 yield from self._tick(now_ms)
@@ -304,9 +318,19 @@ class ResourceManager:
 
     def _release(self, job: JobName, attempt: Attempt) -> Iterator[Instruction]:
         request = self._requests.get(job)
-        if request is not None and request.attempt <= attempt:
-            del self._requests[job]
+        if request is not None:
+            self._releases[job] = _Release(attempt, request.jobmaster_address)
+            if request.attempt <= attempt:
+                del self._requests[job]
         yield from self._stop_slots(job, Attempt(attempt + 1))
+
+    def _tell_released(self) -> Iterator[Instruction]:
+        for job, release in list(self._releases.items()):
+            uses = [slot.use for slot in self._slots() if slot.use is not None]
+            if not any(use.job == job and use.attempt <= release.attempt for use in uses):
+                del self._releases[job]
+                message = SlotsReleased(job=job, attempt=release.attempt)
+                yield TellJobMaster(address=release.jobmaster_address, message=message)
 
     def _slot_started(self, id_: SlotId, serial: int) -> None:
         slot = self._find(id_, serial)
@@ -358,7 +382,11 @@ class ResourceManager:
     def _tell_lost(self, slot: _Slot, reason: str) -> Iterator[Instruction]:
         if slot.use is not None and (request := self._requests.get(slot.use.job)) is not None:
             message = SlotLost(
-                job=slot.use.job, attempt=slot.use.attempt, slot=slot.id, reason=reason
+                job=slot.use.job,
+                attempt=slot.use.attempt,
+                slot=slot.id,
+                serial=slot.use.serial,
+                reason=reason,
             )
             yield TellJobMaster(address=request.jobmaster_address, message=message)
 

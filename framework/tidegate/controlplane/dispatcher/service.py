@@ -42,6 +42,7 @@ from tidegate.protocol.messages import (
     ReleaseSlots,
     RequestSlots,
     SlotExited,
+    SlotLost,
     StartSlot,
     StopSlot,
     Submission,
@@ -331,7 +332,8 @@ class JobManager:
             case slots.StopSlotAt():
                 self._stop_slot(instruction)
             case slots.TellJobMaster(address=address, message=message):
-                _log.warning("%s", message)
+                if isinstance(message, SlotLost):
+                    _log.warning("%s", message)
                 self._call(address, message, lambda _: _Told(), _logged(_Told()))
             case slots.StartTaskManager(id=id_, after_ms=0):
                 self._start_task_manager(id_)

@@ -33,7 +33,7 @@ from tidegate.checkpoint.coordination import (
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.errors import TidegateError
-from tidegate.ids import Attempt, CheckpointId, JobName, TransactionalId
+from tidegate.ids import Attempt, CheckpointId, JobName
 from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
@@ -93,8 +93,6 @@ class LiveAttempt:
         self.deployed = False
         """The slots have been told what to run: from here on nobody else can take their places."""
         self.over = False
-        #: Ids that the journal names or has named and that may not be used again yet.
-        self._unfreed: dict[TransactionalId, None] = {}
 
     # --- slots ----------------------------------------------------------------------------------
 
@@ -206,12 +204,9 @@ class LiveAttempt:
             )
         )
 
-    def published(self, checkpoint: CheckpointId, named: Iterable[PreparedTransaction]) -> None:
-        """The checkpoint stands in the journal and names these: what it left out is free."""
-        ids = [transaction.transactional_id for transaction in named]
-        free = tuple(known for known in self._unfreed if known not in set(ids))
-        self._unfreed = dict.fromkeys(ids)
-        self._send_freed(free)
+    def published(self, checkpoint: CheckpointId, freed: Iterable[PreparedTransaction]) -> None:
+        """The checkpoint stands in the journal, and names these no more: their ids are free."""
+        self._send_freed(freed)
         self.tell(Published(checkpoint=checkpoint, now_s=self._now()))
 
     def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
@@ -228,11 +223,9 @@ class LiveAttempt:
             )
         )
 
-    def settled(self) -> None:
-        """The journal says so, and names nothing any more: every id may be used again."""
-        free = tuple(self._unfreed)
-        self._unfreed = {}
-        self._send_freed(free)
+    def settled(self, freed: Iterable[PreparedTransaction]) -> None:
+        """The journal says so, and names these no more: their ids may be used again."""
+        self._send_freed(freed)
 
     def tell(self, event: CoordinatorEvent) -> None:
         """Give the coordinator an event and carry out what it answers."""
@@ -260,9 +253,10 @@ class LiveAttempt:
                 case FailAttempt(error=error):
                     self._shell.fail(error)
 
-    def _send_freed(self, freed: tuple[TransactionalId, ...]) -> None:
-        if freed:
-            self.send_all(TransactionsFreed(job=self.job, attempt=self.attempt, freed=freed))
+    def _send_freed(self, freed: Iterable[PreparedTransaction]) -> None:
+        ids = tuple(transaction.transactional_id for transaction in freed)
+        if ids:
+            self.send_all(TransactionsFreed(job=self.job, attempt=self.attempt, freed=ids))
 
     def _now(self) -> float:
         return self._shell.clock.monotonic()

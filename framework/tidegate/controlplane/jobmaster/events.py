@@ -70,6 +70,7 @@ class SlotRegistered:
     attempt: Attempt
     ordinal: int
     slot: SlotId
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class SlotGone:
     attempt: Attempt
     slot: SlotId
     reason: str
+    serial: int = 0
+    """Which use of the slot: news of an earlier one change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,12 +94,15 @@ class RecoveredJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationOutcome:
-    """What is called, in the loop, as a publication goes on; `failed` ends the attempt."""
+    """What is called, in the loop, as a publication goes on; `failed` ends the attempt.
+
+    `published` and `settled` get the transactions whose ids may be used again.
+    """
 
     published: Callable[[tuple[PreparedTransaction, ...]], None]
     not_published: Callable[[str], None]
     committed: Callable[[tuple[PreparedTransaction, ...]], None]
-    settled: Callable[[], None]
+    settled: Callable[[tuple[PreparedTransaction, ...]], None]
     failed: Callable[[TidegateError], None]
 
 
@@ -310,7 +313,7 @@ class JournalWork:
         except TidegateError as error:
             _fail(post, outcome, error)
             return
-        post(lambda: outcome.published(published.named))
+        post(lambda: outcome.published(published.freed))
         try:
             result = run(commit(journal))
             freed = run(settle(journal, result))
@@ -319,7 +322,7 @@ class JournalWork:
             return
         post(lambda: outcome.committed(result.ended))
         if freed:
-            post(outcome.settled)
+            post(lambda: outcome.settled(freed))
         self._delete_unneeded(journal)
 
     def _delete_unneeded(self, journal: OwnJournal) -> None:

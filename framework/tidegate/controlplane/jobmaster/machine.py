@@ -105,7 +105,7 @@ class JobMachine:
         self.error: TidegateError | None = None
         """Why the last attempt ended; of a failed job, why it failed."""
         self._slots_needed, self._subtasks, self._next_delay = slots, subtasks, next_delay
-        self._slots: dict[int, SlotId] = {}
+        self._slots: dict[int, tuple[SlotId, int]] = {}
         self._ready: set[int] = set()
         self._ended: set[SubtaskId] = set()
         self._outcome: JobState | None = None
@@ -138,7 +138,7 @@ class JobMachine:
             case RecoveryFailed():
                 return self._failed(event.error)
             case SlotRegistered():
-                self._slots[event.ordinal] = event.slot
+                self._slots[event.ordinal] = (event.slot, event.serial)
                 waits = self.state is JobState.WAITING_FOR_SLOTS
                 return self._deploy_when_complete() if waits else []
             case SlotGone():
@@ -223,8 +223,11 @@ class JobMachine:
         return self._move(JobState.RUNNING, Run(attempt=event.attempt))
 
     def _slot_gone(self, event: SlotGone) -> list[Instruction]:
-        ordinal = next((o for o, slot in self._slots.items() if slot == event.slot), None)
-        if ordinal is not None and self.state in {
+        gone = (event.slot, event.serial)
+        ordinal = next((o for o, use in self._slots.items() if use == gone), None)
+        if ordinal is None:
+            return []  # news of an earlier use of the slot, or of one that has not registered
+        if self.state in {
             JobState.RECOVERING,
             JobState.BACKING_OFF,
             JobState.WAITING_FOR_SLOTS,

@@ -49,6 +49,7 @@ from tidegate.protocol.messages import (
     RequestSlots,
     SlotHeartbeat,
     SlotLost,
+    SlotsReleased,
     StopJob,
     Submission,
     TaskFailed,
@@ -71,8 +72,8 @@ GOODBYE_S: Final = 3.0
 """How long slots may take to close the user's functions at the end of a job."""
 
 GOODBYE_POLL_S: Final = 0.02
-RELEASE_S: Final = 0.2
-"""Between the order to kill what is left of the slots and the fencing of their ids."""
+RELEASE_S: Final = 10.0
+"""How long to wait for the word that no slot is left, before their ids are fenced all the same."""
 
 _log = structlog.get_logger()
 
@@ -141,6 +142,8 @@ class JobMaster:
         self._reporting = Reporting(self._job, drivers.process.pid, drivers.clock)
         self._leaving = False
         self._departing: set[SlotId] = set()
+        #: The attempt whose slots were released and may not all be gone.
+        self._releasing: Attempt | None = None
         self._asked_s = self._waiting_since_s = drivers.clock.monotonic()
 
     # --- messages -------------------------------------------------------------------------------
@@ -149,7 +152,8 @@ class JobMaster:
         """In an RPC thread: refuse what is of another attempt, post the rest."""
         attempt = getattr(message, "attempt", None)
         live = self._machine.attempt
-        if attempt is not None and not isinstance(message, SlotLost) and attempt != live:
+        late = isinstance(message, SlotLost | SlotsReleased)
+        if attempt is not None and not late and attempt != live:
             return Refused(reason=f"job {self._job} is in attempt {live}, not {attempt}")
         self._loop.post(lambda: self._obey(message))
         return Done()
@@ -160,6 +164,9 @@ class JobMaster:
             self.decide(e.StopRequested(final_checkpoint=message.final_checkpoint))
         elif isinstance(message, SlotLost):
             self._slot_lost(message)
+        elif isinstance(message, SlotsReleased):
+            if message.attempt == self._releasing:
+                self._releasing = None
         elif live is None or getattr(message, "attempt", None) != live.attempt:
             return  # the attempt ended while the message waited
         else:
@@ -274,20 +281,23 @@ class JobMaster:
     def _register(self, live: LiveAttempt, message: RegisterSlot) -> None:
         if live.attach(message):
             event = e.SlotRegistered(
-                attempt=live.attempt, ordinal=message.ordinal, slot=message.slot
+                attempt=live.attempt,
+                ordinal=message.ordinal,
+                slot=message.slot,
+                serial=message.serial,
             )
             self.decide(event)
 
     def _slot_lost(self, message: SlotLost) -> None:
-        self._slot_gone(message.attempt, message.slot, message.reason)
+        self._slot_gone(message.attempt, message.slot, message.serial, message.reason)
 
-    def _slot_gone(self, attempt: Attempt, slot: SlotId, reason: str) -> None:
+    def _slot_gone(self, attempt: Attempt, slot: SlotId, serial: int, reason: str) -> None:
         self._departing.discard(slot)
         live = self._live
         if live is None or live.attempt != attempt or self._machine.state is JobState.CLOSING:
             return
         self._reporting.error_was(ErrorReport.of(ExternalError(f"Slot {slot} was lost: {reason}.")))
-        self.decide(e.SlotGone(attempt=attempt, slot=slot, reason=reason))
+        self.decide(e.SlotGone(attempt=attempt, slot=slot, serial=serial, reason=reason))
 
     def _deploy(self) -> None:
         live, recovered = self._required_live(), self._recovered
@@ -301,10 +311,10 @@ class JobMaster:
             live.send(ordinal, recovered.deploy(ordinal, peers))
 
     def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotLine:
-        slot = registered.slot
+        slot, serial = registered.slot, registered.serial
 
         def lost(reason: str) -> None:
-            self._loop.post(lambda: self._slot_gone(attempt, slot, reason))
+            self._loop.post(lambda: self._slot_gone(attempt, slot, serial, reason))
 
         return SlotLine(
             self._drivers.rpc.connect(registered.address),
@@ -322,7 +332,7 @@ class JobMaster:
             self._live = None
         self._recovered = None
         self._journal.abandon()
-        self._manager.send(ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt))
+        self._release(attempt)
 
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
         self._reporting.error_was(ErrorReport.of(error))
@@ -350,7 +360,7 @@ class JobMaster:
             return guarded
 
         outcome = PublicationOutcome(
-            published=if_live(lambda named: live.published(complete.checkpoint, named)),
+            published=if_live(lambda freed: live.published(complete.checkpoint, freed)),
             not_published=if_live(lambda why: live.publish_failed(complete.checkpoint, why)),
             committed=if_live(lambda ended: self._committed(live, complete, ended)),
             settled=if_live(live.settled),
@@ -387,7 +397,7 @@ class JobMaster:
         if live is not None:
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
-                self._slot_gone(live.attempt, registered.slot, reason)
+                self._slot_gone(live.attempt, registered.slot, registered.serial, reason)
         self._report()
         self._loop.call_later(REPORT_INTERVAL_S, self.keep_watch)
 
@@ -410,6 +420,18 @@ class JobMaster:
             self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_left(outcome, until_s))
             return
         self._release_slots()
+        until_s = self._drivers.clock.monotonic() + RELEASE_S
+        self._close_when_released(outcome, until_s)
+
+    def _close_when_released(self, outcome: JobState, until_s: float) -> None:
+        """What a slot that still lives opened after the fencing, nobody would ever end."""
+        if self._releasing is not None and self._drivers.clock.monotonic() < until_s:
+            self._loop.call_later(
+                GOODBYE_POLL_S, lambda: self._close_when_released(outcome, until_s)
+            )
+            return
+        if self._releasing is not None:
+            _log.warning("slots may be left; their ids are fenced", attempt=self._releasing)
 
         def done(error: TidegateError | None) -> None:
             if error is not None and outcome is not JobState.FAILED:
@@ -417,7 +439,7 @@ class JobMaster:
             event = e.Closed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 
-        self._loop.call_later(RELEASE_S, lambda: self._journal.close(outcome.value, done))
+        self._journal.close(outcome.value, done)
 
     def _leave(self) -> None:
         """Tell how it ended, let slots say goodbye, and end the process."""
@@ -437,9 +459,11 @@ class JobMaster:
     def _release_slots(self) -> None:
         attempt = self._machine.attempt
         if attempt is not None:
-            self._manager.send(
-                ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt)
-            )
+            self._release(attempt)
+
+    def _release(self, attempt: Attempt) -> None:
+        self._releasing = attempt
+        self._manager.send(ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt))
 
     def _required_live(self) -> LiveAttempt:
         if self._live is None:
