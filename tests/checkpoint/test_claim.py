@@ -178,7 +178,7 @@ def test_a_gap_of_any_size_is_found(quiet: Quiet) -> None:
         quiet.publish(journal, counter)
     for number in range(3, 9):
         del quiet.world.store.objects[entry_path(JOB, number)]
-    with pytest.raises(CorruptCheckpointError, match=r"0003\.json is missing, but entry 10 is"):
+    with pytest.raises(CorruptCheckpointError, match=r"0003\.json is missing, but entry 9 is"):
         quiet.claim()
 
 

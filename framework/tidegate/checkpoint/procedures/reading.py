@@ -75,9 +75,10 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
         elif listing.last <= state.number:
             return state
         elif (yield from read_entry(job, state.number + 1)) is None:  # else it has just come
+            beyond = next(number for number in listing.entries if number > state.number)
             message = (
                 f"journal entry {entry_path(job, state.number + 1)} is missing, but entry "
-                f"{listing.last} is there. {REMEDY}"
+                f"{beyond} is there. {REMEDY}"
             )
             raise CorruptCheckpointError(message)
 
