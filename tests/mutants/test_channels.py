@@ -1,0 +1,202 @@
+"""Bugs in channels, the exchange and what refuses stale attempts; and who finds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.channels import test_outlet as outlet_tests
+from tests.channels.test_flow import Flow
+from tests.exchange import test_wire as wire_tests
+from tests.jobmaster import test_machine as machine_tests
+from tests.jobmaster import test_stale as jobmaster_tests
+from tests.mutants.planting import Detector, Edit, Mutant, finds_nothing, found_in
+from tests.sim import test_exchange as exchange_tests
+from tests.sim.contracts import World
+from tests.sim.traffic import Traffic
+from tests.slot import test_stale as slot_tests
+from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.controlplane.jobmaster.service import JobMaster
+from tidegate.dataplane.channels.frames import data_frame
+from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.outlet import RemoteChannel, _Routes
+from tidegate.dataplane.task import InputTask, _Subtask
+from tidegate.drivers.exchange import greeting
+from tidegate.drivers.exchange.wire import FrameReader
+from tidegate.slot.main import Slot
+
+
+def traffic(seed: int) -> None:
+    Traffic(seed).run()
+
+
+def flow(seed: int) -> None:
+    Flow(seed).run()
+
+
+def contract(seed: int) -> None:
+    """The exchange's contract on connections of another attempt, over the simulated network."""
+    world = World(seed)
+    tests = exchange_tests.TestSimExchange()
+    tests._world = world
+    try:
+        tests.test_a_connection_of_another_attempt_is_refused(
+            world=exchange_tests.SimSlots(world), job="job", attempt=2, early=bool(seed % 2)
+        )
+    finally:
+        world.scheduler.close()
+
+
+def once(test: object) -> Detector:
+    """A test that draws nothing from our seeds."""
+    assert callable(test)
+    return lambda _seed: test()
+
+
+LATE_BARRIER = (
+    Edit(
+        _Subtask.take_snapshot,
+        "    for outlet in self.chain.outlets:\n        outlet.emit_control(barrier)\n",
+        '    self.__dict__.setdefault("late", []).append(barrier)\n',
+    ),
+    Edit(
+        InputTask.step,
+        "            self._emit(element)\n",
+        "            self._emit(element)\n"
+        '            for barrier in self.__dict__.pop("late", []):\n'
+        "                for outlet in self.chain.outlets:\n"
+        "                    outlet.emit_control(barrier)\n",
+    ),
+)
+SHARED_BUFFER = (
+    Edit(
+        data_frame,
+        "return parts",
+        'shared = data_frame.__dict__.setdefault("shared", bytearray())\n'
+        '    shared[:] = b"".join(parts)\n'
+        "    return [shared]",
+    ),
+)
+SHARED_LIST = (
+    Edit(
+        data_frame,
+        "parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]",
+        'parts = data_frame.__dict__.setdefault("shared", [])\n'
+        "    parts[:] = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]",
+    ),
+)
+READ_BUFFER = (
+    Edit(
+        FrameReader.take,
+        "bytes(view[at + _HEAD.size : end])",
+        "memoryview(buffer)[at + _HEAD.size : end]",
+    ),
+)
+LEAK_AT_GRANT = (
+    Edit(
+        InputChannel._next_of_frame,
+        "self._grant(granted)",
+        "self._grant(max(1, granted - 1))",
+    ),
+)
+LEAK_AT_SENDER = (
+    Edit(RemoteChannel.grant, "self.credits += frames\n", "self.credits += min(frames, 3)\n"),
+)
+GROUPS_BY_PARALLELISM = (
+    Edit(
+        _Routes.__missing__,
+        "key_group(self._key_encoder(key), self._max_parallelism)",
+        "key_group(self._key_encoder(key), self._parallelism)",
+    ),
+)
+OLDER_PARALLELISM = (
+    Edit(
+        _Routes.__missing__,
+        "subtask_of(group, self._parallelism, self._max_parallelism)",
+        "subtask_of(group, max(1, self._parallelism - 1), self._max_parallelism)",
+    ),
+)
+STALE_AT_EXCHANGE = (Edit(greeting.objection, "attempt=attempt", "attempt=hello.attempt"),)
+STALE_AT_SLOT = (
+    Edit(
+        Slot._handle,
+        "(job, attempt) != (start.job, start.attempt)",
+        "job != start.job",
+    ),
+)
+STALE_AT_JOBMASTER = (Edit(JobMaster.take, "and attempt != live:", "and live is None:"),)
+STALE_IN_QUEUE = (
+    Edit(
+        JobMaster._obey,
+        'live is None or getattr(message, "attempt", None) != live.attempt',
+        "live is None",
+    ),
+)
+STALE_IN_MACHINE = (
+    Edit(
+        JobMachine._is_stale,
+        "return attempt is not None and attempt != self.attempt",
+        "return False",
+    ),
+)
+
+MUTANTS = [
+    Mutant("a barrier is forwarded after unblocking", LATE_BARRIER, traffic, 10, 9),
+    Mutant("a buffer is used again while its frame is in flight", SHARED_BUFFER, traffic, 10, 9),
+    Mutant("a list of parts is used again while its frame waits", SHARED_LIST, flow, 10, 5),
+    Mutant(
+        "a read buffer is handed on and read into again",
+        READ_BUFFER,
+        once(wire_tests.test_payloads_do_not_change_when_the_buffer_is_read_into_again),
+        1,
+        1,
+    ),
+    Mutant("a credit leaks when it is granted (traffic)", LEAK_AT_GRANT, traffic, 10, 4),
+    Mutant("a credit leaks when it is granted (flow)", LEAK_AT_GRANT, flow, 10, 3),
+    Mutant("a credit leaks when it comes back", LEAK_AT_SENDER, flow, 10, 1),
+    Mutant("key groups are counted by parallelism", GROUPS_BY_PARALLELISM, traffic, 10, 9),
+    Mutant("keys are routed by an older parallelism (traffic)", OLDER_PARALLELISM, traffic, 10, 9),
+    Mutant(
+        "keys are routed by an older parallelism (property)",
+        OLDER_PARALLELISM,
+        once(outlet_tests.test_records_go_to_the_owner_of_their_key_group_in_order),
+        1,
+        1,
+    ),
+    Mutant("a connection of another attempt is welcome", STALE_AT_EXCHANGE, contract, 10, 10),
+    Mutant(
+        "a slot obeys another attempt",
+        STALE_AT_SLOT,
+        once(slot_tests.test_a_message_of_another_attempt_is_refused_by_a_slot),
+        1,
+        1,
+    ),
+    Mutant(
+        "a JobMaster takes a message of another attempt",
+        STALE_AT_JOBMASTER,
+        once(jobmaster_tests.test_a_message_of_another_attempt_is_refused),
+        1,
+        1,
+    ),
+    Mutant(
+        "a JobMaster obeys a message that waited longer than its attempt",
+        STALE_IN_QUEUE,
+        once(jobmaster_tests.test_a_message_whose_attempt_ended_while_it_waited_changes_nothing),
+        1,
+        1,
+    ),
+    Mutant(
+        "a job machine takes an event of another attempt",
+        STALE_IN_MACHINE,
+        once(machine_tests.test_messages_of_an_older_attempt_change_nothing),
+        1,
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_it_is_found(mutant: Mutant) -> None:
+    found = found_in(mutant)
+    print(f"found in {found} of {mutant.seeds} seeds")
+    assert found >= mutant.found_min
+    assert finds_nothing(mutant.detector, mutant.seeds)

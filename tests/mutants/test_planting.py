@@ -1,0 +1,41 @@
+"""Mutants are planted where they say, are gone afterwards, and are not found by accident."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants.planting import Edit, Mutant, found_in, planted
+from tidegate.graph.key_groups import subtask_of
+from tidegate.ids import KeyGroup
+
+
+def mutant(old: str, new: str) -> Mutant:
+    return Mutant("example", (Edit(subtask_of, old, new),), detect, 3, 3)
+
+
+def detect(_seed: int) -> None:
+    assert subtask_of(KeyGroup(4), 2, 8) == 1
+
+
+def test_the_code_is_another_while_it_is_planted_and_only_then() -> None:
+    with planted(mutant("parallelism // max_parallelism", "parallelism // max_parallelism + 7")):
+        assert subtask_of(KeyGroup(4), 2, 8) == 8
+    assert subtask_of(KeyGroup(4), 2, 8) == 1
+    assert subtask_of.__dict__ == {}
+
+
+def test_it_is_found_by_what_a_test_says() -> None:
+    assert found_in(mutant("group *", "0 *")) == 3
+    assert found_in(mutant("group *", "1 * group *")) == 0
+
+
+def test_code_that_has_changed_since_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="stands 0 times in subtask_of"):
+        found_in(mutant("group + 1", "group"))
+    detect(0)
+
+
+def test_a_mistake_in_a_mutant_is_no_find() -> None:
+    with pytest.raises(NameError):
+        found_in(mutant("group *", "nobody *"))
+    detect(0)
