@@ -88,6 +88,16 @@ def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one(
     assert made._runner().run(entries()) == 2
 
 
+def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made._journal = made._claim()
+    assert closed(made, posted) is None
+    made._journal.in_doubt = True
+    assert closed(made, posted) is None
+    assert made._runner().run(entries()) == 2, "it was not claimed again"
+
+
 def test_a_restart_without_a_publication_begins_where_the_first_attempt_did() -> None:
     made = work(queue.SimpleQueue())
     source: KafkaSource[str] = KafkaSource("t", value=Utf8(), start="latest")

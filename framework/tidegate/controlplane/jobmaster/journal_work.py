@@ -43,7 +43,13 @@ from tidegate.controlplane.jobmaster.plan_of_job import (
     warm_producers,
 )
 from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
-from tidegate.errors import KafkaError, OutcomeUnknownError, StorageError, TidegateError
+from tidegate.errors import (
+    JobClosedError,
+    KafkaError,
+    OutcomeUnknownError,
+    StorageError,
+    TidegateError,
+)
 from tidegate.ids import Attempt
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.messages import Deploy, RestoredState, Submission
@@ -246,6 +252,10 @@ class JournalWork:
                 if self._journal is None or self._journal.in_doubt:
                     self._journal = self._claim()
                 self._runner().run(close(self._journal, outcome))
+            except JobClosedError as error:
+                if error.outcome != outcome:
+                    raise
+                return  # by this very close, whose answer was lost
             except (StorageError, KafkaError) as error:
                 if clock.monotonic() >= give_up_s:
                     raise
