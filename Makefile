@@ -23,6 +23,8 @@ chaos: .venv/installed  ## attack every step on real clusters, write docs/kill-m
 	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1]
 	$(bin)/tidegate sim --seeds $(or $(FROM),1)..
+images: .venv/installed  ## container images for the tests, where a Docker engine answers
+	$(bin)/python -m integration.engine
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
 	$(bin)/python -m integration.ready
 
@@ -63,4 +65,4 @@ compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3
 	@$(bin)/uv pip install --quiet --offline --python $(bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo check test bench soak chaos sim ready lint types unit lock clean
+.PHONY: help demo check test bench soak images chaos sim ready lint types unit lock clean

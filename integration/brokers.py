@@ -20,6 +20,33 @@ METADATA_POLL_S = 0.01
 BATCH_S = 0.1  # a call returns when it is over or the batch is full, and not before
 
 
+class Kafka(Protocol):
+    """A cluster that a fixture gives: of processes or of containers (`TIDEGATE_TEST_BROKERS`)."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def bootstrap(self) -> str: ...
+
+    @property
+    def alive(self) -> list[bool]:
+        """Whether each node runs."""
+        ...
+
+    def kill(self, node: int = 0) -> None:
+        """SIGKILL; its data stays."""
+        ...
+
+    def restart(self, node: int = 0) -> None:
+        """Start a node again on its data, at its address."""
+        ...
+
+    def stop(self) -> None:
+        """End all; again does nothing."""
+        ...
+
+
 class TopicFactory(Protocol):
     """What the fixture `topic_factory` gives: makes a topic whose name nobody else uses."""
 

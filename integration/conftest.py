@@ -1,18 +1,24 @@
 """Brokers for all integration tests: real ones, started when first asked for, one per version.
 
-They belong to the test process and die with it, also when it is killed. Tests share them, so every
+They have two backends: processes, which need nothing but this repository, and containers, where
+`TIDEGATE_TEST_BROKERS=container` says so. Processes die with the test process, also when it is
+killed; containers are removed at its end, or when the next one begins. Tests share them, so every
 test uses topics (`topic_factory`), consumer groups, jobs and transactional ids of its own. A test
-that stops or kills a broker starts one for itself.
+that stops or kills a broker starts one for itself; `either_backend` runs
+it on both.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from os import environ
+from pathlib import Path
 
 import pytest
 
-from integration.brokers import TopicFactory, create_topic, unique
+from integration.brokers import Kafka, TopicFactory, create_topic, unique
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 
@@ -24,28 +30,66 @@ def _interruptible() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+BACKENDS = ("process", "container")
+BACKEND = environ.get("TIDEGATE_TEST_BROKERS", "process")
+
+KafkaStarter = Callable[..., Kafka]
+"""What the fixture `either_backend` gives: `start(version="4.3.0", nodes=1)`."""
+
+
+def start_brokers(backend: str, version: str, directory: Path, nodes: int = 1) -> Kafka:
+    """A cluster of that backend; the test is skipped, with the reason, where there is no engine."""
+    if backend not in BACKENDS:
+        pytest.fail(f"TIDEGATE_TEST_BROKERS is {backend!r}, not one of {', '.join(BACKENDS)}")
+    if backend == "process":
+        return EmbeddedKafka.start(version, directory=directory, nodes=nodes, owned=True)
+    from integration import engine
+
+    if reason := engine.why_not():
+        pytest.skip(reason)
+    from integration.container_kafka import ContainerKafka
+
+    return ContainerKafka.start(version, nodes=nodes)
+
+
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Kafka 4.3.0, one node."""
-    directory = tmp_path_factory.mktemp("kafka-4.3.0")
-    with EmbeddedKafka.start("4.3.0", directory=directory, owned=True) as cluster:
-        yield cluster
+    yield from _one("4.3.0", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def kafka_39(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+def kafka_39(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Kafka 3.9.1, one node: the oldest that is supported."""
-    directory = tmp_path_factory.mktemp("kafka-3.9.1")
-    with EmbeddedKafka.start("3.9.1", directory=directory, owned=True) as cluster:
+    yield from _one("3.9.1", tmp_path_factory)
+
+
+def _one(version: str, folders: pytest.TempPathFactory) -> Iterator[Kafka]:
+    cluster = start_brokers(BACKEND, version, folders.mktemp(f"kafka-{version}"))
+    try:
         yield cluster
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture(params=["kafka", "kafka_39"])
-def any_kafka(request: pytest.FixtureRequest) -> EmbeddedKafka:
+def any_kafka(request: pytest.FixtureRequest) -> Kafka:
     """Both, one after the other: for a test that must hold on either."""
-    cluster = request.getfixturevalue(request.param)
-    assert isinstance(cluster, EmbeddedKafka)
+    cluster: Kafka = request.getfixturevalue(request.param)
     return cluster
+
+
+@pytest.fixture(params=["process", pytest.param("container", marks=pytest.mark.containers)])
+def either_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KafkaStarter]:
+    """Starts clusters of the test's own: first processes, then the same test on containers."""
+    with ExitStack() as cleanup:
+
+        def start(version: str = "4.3.0", nodes: int = 1) -> Kafka:
+            cluster = start_brokers(request.param, version, tmp_path / unique("kafka"), nodes)
+            cleanup.callback(cluster.stop)
+            return cluster
+
+        yield start
 
 
 @pytest.fixture
@@ -69,7 +113,6 @@ def topic_factory(request: pytest.FixtureRequest) -> TopicFactory:
 def broker_of(request: pytest.FixtureRequest) -> str:
     for name in ("any_kafka", "kafka_39", "kafka"):
         if name in request.fixturenames:
-            cluster = request.getfixturevalue(name)
-            assert isinstance(cluster, EmbeddedKafka)
+            cluster: Kafka = request.getfixturevalue(name)
             return cluster.bootstrap
     raise LookupError("the test asks for no broker: name kafka, kafka_39 or any_kafka")

@@ -1,0 +1,176 @@
+"""The Docker engine of this machine, and the images that tests run on it.
+
+Every test on containers asks here first: `why_not` says why there is no engine, and that is what a
+skipped test shows. Names of images come from the environment:
+
+    KAFKA_TEST_IMAGE     a broker with the interface of apache/kafka; default apache/kafka:4.3.0
+    TIDEGATE_TEST_IMAGE  default: tidegate:test, built from this tree
+    TEST_EXTRA_CA_CERTS  PEM files, with colons between them, for builds behind a proxy with its own
+                         certificates
+
+A broker's image is the named one if it is here, else the one that was built here before, else it is
+pulled, and where no registry answers it is built from `docker/kafka`, which has the same interface.
+`python -m integration.engine` gets both images ready and says what they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from docker.client import DockerClient
+from docker.errors import APIError, BuildError, DockerException, ImageNotFound
+
+ROOT = Path(__file__).parent.parent
+KAFKA_IMAGE: Final = os.environ.get("KAFKA_TEST_IMAGE", "apache/kafka:4.3.0")
+TIDEGATE_IMAGE: Final = os.environ.get("TIDEGATE_TEST_IMAGE", "tidegate:test")
+BUILT_KAFKA: Final = "tidegate-kafka"
+CONTEXT: Final = (
+    "bootstrap.lock",
+    "requirements.lock",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "framework",
+    "docker",
+)
+"""What builds see of this tree."""
+LOG_LINES_SHOWN = 15
+PASSED_ON: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
+"""Variables that builds are given as arguments where they are set."""
+
+
+class NoImageError(Exception):
+    """An image is not here, cannot be pulled and cannot be built; says why."""
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why no engine can be used; None if one answers."""
+    try:
+        engine().ping()
+    except DockerException as error:
+        return f"no Docker engine answers: {error}"
+    return None
+
+
+def engine() -> Any:
+    """A client of the engine."""
+    return DockerClient.from_env()
+
+
+@functools.cache
+def kafka_image(version: str = KAFKA_IMAGE.rpartition(":")[2]) -> str:
+    """A broker's image of that version; NoImageError where there is no way to one."""
+    name = KAFKA_IMAGE if KAFKA_IMAGE.endswith(f":{version}") else f"apache/kafka:{version}"
+    built = f"{BUILT_KAFKA}:{version}"
+    for here in (name, built):
+        if _is_here(here):
+            return here
+    try:
+        engine().images.pull(name)
+    except APIError:
+        build(built, "docker/kafka/Dockerfile", {"KAFKA_VERSION": version})
+        return built
+    return name
+
+
+@functools.cache
+def tidegate_image() -> str:
+    """The image of tidegate: the one that was named, or one of this tree as it is."""
+    if "TIDEGATE_TEST_IMAGE" not in os.environ:
+        build(TIDEGATE_IMAGE, "docker/Dockerfile", {})
+    elif not _is_here(TIDEGATE_IMAGE):
+        try:
+            engine().images.pull(TIDEGATE_IMAGE)
+        except APIError as error:
+            raise NoImageError(
+                f"{TIDEGATE_IMAGE} is not here, nor can be pulled: {error}"
+            ) from error
+    return TIDEGATE_IMAGE
+
+
+def build(tag: str, dockerfile: str, arguments: Mapping[str, str]) -> None:
+    """Build an image from a copy of this tree; NoImageError with the last lines of the build."""
+    given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="tidegate-image-") as folder:
+        context = Path(folder)
+        _fill(context)
+        try:
+            engine().images.build(
+                path=str(context),
+                dockerfile=dockerfile,
+                tag=tag,
+                buildargs=given | dict(arguments),
+                rm=True,
+                forcerm=True,
+            )
+        except BuildError as error:
+            said = "".join(line.get("stream", "") for line in error.build_log)
+            tail = "\n".join(said.splitlines()[-LOG_LINES_SHOWN:])
+            raise NoImageError(f"{tag} could not be built: {error}\n{tail}") from error
+        except APIError as error:
+            raise NoImageError(f"{tag} could not be built: {error}") from error
+
+
+@functools.cache
+def compose_command() -> tuple[str, ...] | None:
+    """The first words of Docker Compose here: the engine's plugin or the older program."""
+    for words in (("docker", "compose"), ("docker-compose",)):
+        if shutil.which(words[0]) is not None:
+            asked = subprocess.run([*words, "version"], capture_output=True, check=False)
+            if asked.returncode == 0:
+                return words
+    return None
+
+
+def _is_here(name: str) -> bool:
+    try:
+        engine().images.get(name)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _fill(context: Path) -> None:
+    """Copy what a build may see, with the times that files have: they are part of the cache."""
+    without = shutil.ignore_patterns("__pycache__", "*.crt")
+    for name in CONTEXT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, context / name, ignore=without)
+        else:
+            shutil.copy2(ROOT / name, context / name)
+    extra = filter(None, os.environ.get("TEST_EXTRA_CA_CERTS", "").split(":"))
+    for number, certificate in enumerate(extra):
+        shutil.copyfile(certificate, context / "docker" / f"ca{number}.crt")
+
+
+def main() -> int:
+    """Get both images ready."""
+    reason = why_not()
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 1
+    for get in (kafka_image, tidegate_image):
+        begun = time.monotonic()
+        try:
+            name = get()
+        except NoImageError as error:
+            print(error, file=sys.stderr)
+            return 1
+        megabytes = engine().images.get(name).attrs["Size"] / 1e6
+        print(f"{name}: {megabytes:.0f} MB, ready after {time.monotonic() - begun:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

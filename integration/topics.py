@@ -1,0 +1,54 @@
+"""Makes the topics of the container demo, once the brokers are there.
+
+`python -m integration.topics` waits for the cluster and creates each topic that is not there yet,
+with the brokers' own number of replicas; it may be run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from integration.brokers import create_topic
+
+WAIT_S = 180.0
+
+
+def main() -> int:
+    """Wait, create, and say so."""
+    parser = argparse.ArgumentParser(prog="python -m integration.topics", description=__doc__)
+    parser.add_argument("--bootstrap", required=True, help="all brokers of the cluster")
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("topics", nargs="+")
+    given = parser.parse_args()
+    await_brokers(given.bootstrap, given.bootstrap.count(",") + 1)
+    known = AdminClient({"bootstrap.servers": given.bootstrap}).list_topics(timeout=30).topics
+    for name in given.topics:
+        if name not in known:
+            create_topic(given.bootstrap, name, partitions=given.partitions)
+        print(f"{name}: {'there already' if name in known else 'created'}", flush=True)
+    return 0
+
+
+def await_brokers(bootstrap: str, count: int, timeout_s: float = WAIT_S) -> None:
+    """Return when a cluster of so many brokers answers; TimeoutError when it does not."""
+    end_s = time.monotonic() + timeout_s
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    while True:
+        try:
+            found = len(admin.list_topics(timeout=2).brokers)
+        except KafkaException:
+            found = 0
+        if found >= count:
+            return
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{found} of {count} brokers at {bootstrap} after {timeout_s:g} s")
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
