@@ -26,6 +26,8 @@ from tidegate.checkpoint.journal import (
     entry_number,
 )
 from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.controlplane.dispatcher import backoff
+from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
@@ -61,6 +63,7 @@ MAINS = {
     "slot": "integration.killing.mains:run_slot",
     "jobmaster": "integration.killing.mains:run_jobmaster",
     "taskmanager": "integration.killing.mains:run_taskmanager",
+    "jobmanager": "integration.killing.mains:run_jobmanager",
 }
 
 
@@ -85,6 +88,14 @@ def run_taskmanager(*arguments: Any) -> int:
     if SURVIVE in os.environ:
         _survive_our_killer()
     return run_real_taskmanager(*arguments)
+
+
+def run_jobmanager(*arguments: Any, **keywords: Any) -> int:
+    """A JobManager that always starts again at once: what is killed here dies again and again in
+    short order, and each death would double the pause before the next start.
+    """
+    backoff.FIRST_MS = backoff.LONGEST_MS = 0
+    return run_real_jobmanager(*arguments, **keywords)
 
 
 def _traps() -> Traps:
