@@ -19,7 +19,7 @@ bench: .venv/installed  ## side by side with hand-written loops, CPU per record:
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
-chaos: .venv/installed  ## attack every step on real clusters, write docs/kill-matrix.md: make chaos [CELLS='steps/4.3.0/*'] [MISSING=1] [SEED=1]
+chaos: .venv/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
 	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1]
 	$(bin)/tidegate sim --seeds $(or $(FROM),1)..
