@@ -196,6 +196,9 @@ ESSENTIAL: Final = (
 COMING_BACK: Final = ("slot.described", "jobmaster.publishing")
 """Points at which the carrier is frozen, on one version or the other."""
 
+ROUND: Final = 3
+"""Seeds in a row whose samples have every point among them."""
+
 SAMPLED: Final = {
     ("3.9.1", KILL): "two sinks",
     ("4.3.0", KILL): "keyed",
@@ -206,9 +209,10 @@ SAMPLED: Final = {
 
 
 def sample(seed: int) -> dict[tuple[str, str], list[Cell]]:
-    """Every point once at least, with the essential ones on both versions; by version and signal.
+    """The essential points on both versions and a third of the others; by version and signal.
 
-    Victims, versions and signals change from seed to seed, so that in time all are tried.
+    Points, victims, versions and signals change from seed to seed: `ROUND` seeds in a row have
+    every point, and in time all cells are tried.
     """
     jobs: dict[tuple[str, str], dict[str, Cell]] = {job: {} for job in SAMPLED}
     for number, step in enumerate(STEPS):
@@ -218,11 +222,11 @@ def sample(seed: int) -> dict[tuple[str, str], list[Cell]]:
         turn = seed + number
         if step.point in COMING_BACK:
             _enter(jobs, VERSIONS[turn % 2], FREEZE, step, step.carrier)
-        if step.point in (*ESSENTIAL, *COMING_BACK):
+        if step.point in (*ESSENTIAL, *COMING_BACK) or turn % ROUND:
             continue
         victims = [victim for victim in VICTIMS if not step.excuse(victim)]
         version = VERSIONS[(turn // 2) % 2] if step.when != "end" else VERSIONS[turn % 2]
-        signal = KILL if step.when == "end" or turn % 3 else FREEZE
+        signal = KILL if step.when == "end" or turn // ROUND % 3 else FREEZE
         _enter(jobs, version, signal, step, victims[(seed // 2 + number) % len(victims)])
     return {job: list(cells.values()) for job, cells in jobs.items()}
 
