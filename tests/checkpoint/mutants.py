@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.world import Rules, Violation
 
+ROOM = "tidegate.checkpoint"
 MUTANT_SEEDS = 1_500
 """Within so many runs each mutant is caught; most need a few."""
 
@@ -25,6 +27,18 @@ def caught(run: Callable[[int], object]) -> Violation:
         except Violation as found:
             return found
     pytest.fail(f"the mutant survived {MUTANT_SEEDS} runs")
+
+
+def patching(monkeypatch: pytest.MonkeyPatch) -> Patch:
+    """A `Patch` that lasts as long as pytest's own."""
+
+    def set_(name: str, mutant: object) -> None:
+        module, function = name.split(".")
+        homes = [f"{ROOM}.procedures.{module}", f"{ROOM}.{module}"]
+        home = next(sys.modules[full] for full in homes if full in sys.modules)
+        monkeypatch.setattr(home, function, mutant)
+
+    return set_
 
 
 def under(**rules: Any) -> Callable[[int], object]:

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -49,7 +49,10 @@ class Mutant:
     seeds: int
     """How many are tried."""
     found_min: int
-    """In at least so many of them it is found; a deterministic detector finds it in all."""
+    """In at least so many of them it is found; a deterministic detector finds it in all. 0: this
+    detector is too slow or too weak to stand for it, another does; it is measured all the same."""
+    variant: str = ""
+    """Its name in the table of the protocol's model, if it is there."""
 
 
 @contextlib.contextmanager
@@ -57,11 +60,11 @@ def planted(mutant: Mutant) -> Iterator[None]:
     """Run with the bug."""
     before: list[tuple[FunctionType, CodeType, dict[str, Any]]] = []
     try:
-        for edit in mutant.edits:
-            function = edit.function
+        for function in dict.fromkeys(edit.function for edit in mutant.edits):
             assert isinstance(function, FunctionType), f"{function} is no function of Python's"
             before.append((function, function.__code__, dict(function.__dict__)))
-            function.__code__ = _edited(function, edit)
+            edits = [edit for edit in mutant.edits if edit.function is function]
+            function.__code__ = _edited(function, edits)
         yield
     finally:
         for function, code, attributes in reversed(before):
@@ -76,11 +79,30 @@ def found_in(mutant: Mutant) -> int:
         return sum(_finds(mutant.detector, seed) for seed in range(mutant.seeds))
 
 
-@functools.cache
+def must_be_found(mutant: Mutant) -> None:
+    """It is found often enough, and nothing is in the same seeds without it."""
+    found = tried = 0
+    with planted(mutant):
+        while found < mutant.found_min and tried < mutant.seeds:
+            found += _finds(mutant.detector, tried)
+            tried += 1
+    assert found >= mutant.found_min, f"found in {found} of {tried} seeds"
+    assert finds_nothing(mutant.detector, tried)
+
+
+def to_be_found(mutants: Iterable[Mutant]) -> list[Mutant]:
+    """Without those of which it is only measured how often their detector finds them."""
+    return [mutant for mutant in mutants if mutant.found_min]
+
+
 def finds_nothing(detector: Detector, seeds: int) -> bool:
     """Whether the detector is content where nothing is planted; raises what it finds."""
-    for seed in range(seeds):
-        detector(seed)
+    return all(_is_content(detector, seed) for seed in range(seeds))
+
+
+@functools.cache
+def _is_content(detector: Detector, seed: int) -> bool:
+    detector(seed)
     return True
 
 
@@ -92,12 +114,14 @@ def _finds(detector: Detector, seed: int) -> bool:
     return False
 
 
-def _edited(function: FunctionType, edit: Edit) -> CodeType:
+def _edited(function: FunctionType, edits: Sequence[Edit]) -> CodeType:
     source = textwrap.dedent(inspect.getsource(function))
-    times = source.count(edit.old)
-    assert times == 1, f"{edit.old!r} stands {times} times in {function.__qualname__}"
+    for edit in edits:
+        times = source.count(edit.old)
+        assert times == 1, f"{edit.old!r} stands {times} times in {function.__qualname__}"
+        source = source.replace(edit.old, edit.new)
     module = compile(
-        source.replace(edit.old, edit.new),
+        source,
         inspect.getfile(function),
         "exec",
         flags=__future__.annotations.compiler_flag,

@@ -9,7 +9,8 @@ from tests.channels.test_flow import Flow
 from tests.exchange import test_wire as wire_tests
 from tests.jobmaster import test_machine as machine_tests
 from tests.jobmaster import test_stale as jobmaster_tests
-from tests.mutants.planting import Detector, Edit, Mutant, finds_nothing, found_in
+from tests.mutants.finders import once
+from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tests.sim import test_exchange as exchange_tests
 from tests.sim.contracts import World
 from tests.sim.traffic import Traffic
@@ -26,15 +27,17 @@ from tidegate.slot.main import Slot
 
 
 def traffic(seed: int) -> None:
+    """simulated traffic"""
     Traffic(seed).run()
 
 
 def flow(seed: int) -> None:
+    """a flow through two channels"""
     Flow(seed).run()
 
 
 def contract(seed: int) -> None:
-    """The exchange's contract on connections of another attempt, over the simulated network."""
+    """the exchange's contract"""
     world = World(seed)
     tests = exchange_tests.TestSimExchange()
     tests._world = world
@@ -44,12 +47,6 @@ def contract(seed: int) -> None:
         )
     finally:
         world.scheduler.close()
-
-
-def once(test: object) -> Detector:
-    """A test that draws nothing from our seeds."""
-    assert callable(test)
-    return lambda _seed: test()
 
 
 LATE_BARRIER = (
@@ -194,9 +191,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS), ids=lambda mutant: mutant.name)
 def test_it_is_found(mutant: Mutant) -> None:
-    found = found_in(mutant)
-    print(f"found in {found} of {mutant.seeds} seeds")
-    assert found >= mutant.found_min
-    assert finds_nothing(mutant.detector, mutant.seeds)
+    must_be_found(mutant)

@@ -83,6 +83,7 @@ STEPS = st.lists(
         st.sampled_from(["warm", "ready", "take", "close", "prepare", "end", "free"]),
         st.integers(0, 5),
     ),
+    min_size=100,  # shorter ones hardly ever bring a slot round
     max_size=200,
 )
 

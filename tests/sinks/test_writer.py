@@ -181,7 +181,9 @@ def test_an_id_is_initialised_again_only_after_it_was_freed() -> None:
     bench.around.settle()
     assert len(bench.acks[3]) == 2, "a sink that waits for a slot lets barriers through"
     bench.writer.ended(names)
+    bench.prepare(4)
     bench.around.settle()
+    assert bench.acks[4] == ()
     assert len(bench.broker.initialised) == 2
     assert not bench.writer.writable()
     bench.writer.freed(names[:1])
@@ -233,6 +235,24 @@ def test_a_flush_that_fails_fails_the_attempt_and_names_nothing(bench: Bench) ->
     assert bench.acks == {}
 
 
+def test_a_flush_that_failed_is_not_tried_again(bench: Bench) -> None:
+    """After a fatal error librdkafka's flush reports success: the second would hide a loss."""
+    bench.writer.write(batch(b"a"))
+    tried: list[float] = []
+
+    def flush(timeout_s: float) -> None:
+        tried.append(timeout_s)
+        if len(tried) == 1:
+            raise TransactionError("fenced")
+
+    bench.broker.producers[0].flush = flush  # type: ignore[method-assign]
+    bench.prepare(1)
+    bench.around.settle()
+    assert len(tried) == 1
+    assert [str(each) for each in bench.around.failures] == ["fenced"]
+    assert bench.acks == {}
+
+
 @pytest.mark.parametrize(
     ("state", "epoch"),
     [(TransactionState.COMPLETE_ABORT, 0), (TransactionState.ONGOING, 1), (None, 0)],
@@ -249,10 +269,10 @@ def test_a_transaction_that_is_not_as_it_was_made_fails_the_attempt(
         bench.broker.transactions[name].epoch = epoch
     bench.prepare(1)
     bench.around.settle()
+    assert bench.acks == {}
     (failure,) = bench.around.failures
     assert isinstance(failure, TransactionError)
     assert name in str(failure)
-    assert bench.acks == {}
 
 
 def test_an_id_that_somebody_else_opened_is_not_taken_into_the_pool(

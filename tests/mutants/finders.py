@@ -1,0 +1,87 @@
+"""Who finds mutants: runs under a seed of the simulator and of the protocol's world, and tests."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoint.masters import simulate
+from tests.checkpoint.quiet import Quiet
+from tests.dataplane.test_task import World as TaskWorld
+from tests.mutants.planting import Detector
+from tests.sinks.test_writer import Bench
+from tests.state.job import Step, declare
+from tidegate.api.state import ValueState
+from tidegate.testing.sim.run import run_seed
+
+MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
+
+
+def simulator(seed: int) -> None:
+    """the simulator"""
+    violation = run_seed(seed).violation
+    if violation is None:
+        return
+    if any(mistake in violation for mistake in MISTAKES):
+        raise RuntimeError(violation)  # in the mutant, and so no find
+    raise AssertionError(violation)
+
+
+def world(seed: int) -> None:
+    """the protocol's world"""
+    simulate(seed)
+
+
+def aborting_world(seed: int) -> None:
+    """the protocol's world, with timeouts"""
+    simulate(seed, timeouts=4)
+
+
+def once(test: Callable[..., object], made: Callable[[], Any] | None = None) -> Detector:
+    """A test that draws nothing from our seeds; `made` makes what a fixture of it gives."""
+
+    @functools.wraps(test)
+    def run(_seed: int) -> None:
+        test() if made is None else test(made())
+
+    return run
+
+
+def writer(test: Callable[[Bench], object]) -> Detector:
+    """A test of the sink's writer, whose producers are warm."""
+
+    def made() -> Bench:
+        bench = Bench()
+        bench.around.settle()
+        return bench
+
+    return once(test, made)
+
+
+def quiet(test: Callable[[Quiet], object]) -> Detector:
+    """A test of the procedures."""
+    return once(test, Quiet)
+
+
+def task(test: Callable[[TaskWorld], object]) -> Detector:
+    """A test of a subtask's loop."""
+    return once(test, TaskWorld)
+
+
+def restored(test: Callable[[Step, int], object]) -> Detector:
+    """A test of keyed state's restore, at another parallelism."""
+
+    @functools.wraps(test)
+    def run(_seed: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            states = declare(total=ValueState(int, default=0))
+            step = Step(Path(folder), states, backend="memory", cache_entries=100)
+            try:
+                test(step, 2)
+            finally:
+                step.stop()
+
+    return run

@@ -1,0 +1,227 @@
+"""Bugs in the commit protocol, above all the variants of its model; and who finds them.
+
+Those of the model's table that are not here stand in `tests/checkpoint/test_*_in_a_world.py`;
+`docs/mutants.md` has all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checkpoint import test_procedures as procedure_tests
+from tests.checkpoint import test_recovery as recovery_tests
+from tests.checkpoint.masters import JobMaster, Tasks
+from tests.mutants.finders import aborting_world, once, quiet, simulator, world
+from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tidegate.checkpoint.journal_state import _published
+from tidegate.checkpoint.procedures.claim import claim
+from tidegate.checkpoint.procedures.fencing import sweep
+from tidegate.checkpoint.procedures.own_journal import place
+from tidegate.checkpoint.procedures.publish import publish
+from tidegate.checkpoint.procedures.recover import recover
+from tidegate.checkpoint.recovery import may_fence
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+
+NO_CLAIM = (
+    Edit(  # an attempt has a number of its own and writes nothing before its first publication
+        claim,
+        "        found = yield from place(job, entry, patience)\n",
+        "        if state.number and isinstance(entry, Claim):\n"
+        "            after, attempt = state.after(entry), Attempt(1_000 * entry.created_ms)\n"
+        "            unwritten = __import__('msgspec').structs.replace(\n"
+        "                after, number=state.number, nonce=state.nonce, attempt=attempt\n"
+        "            )\n"
+        "            return OwnJournal(\n"
+        "                job=job,\n"
+        "                submission=submission,\n"
+        "                attempt=attempt,\n"
+        "                before=state,\n"
+        "                state=unwritten,\n"
+        "            )\n"
+        "        found = yield from place(job, entry, patience)\n",
+    ),
+    Edit(_published, "_require(attempt == state.attempt,", "_require(bool(attempt),"),
+    Edit(_published, "firm=False,", "firm=False,\n        attempt=attempt,"),
+)
+CLAIM_AFTER_READ = (
+    Edit(
+        claim,
+        "    state = yield from read_journal(job)\n    for",
+        "    state = first = yield from read_journal(job)\n    for",
+    ),
+    Edit(
+        claim,
+        "state=state.after(found),\n",
+        "state=__import__('msgspec').structs.replace(\n"
+        "                    state.after(found),\n"
+        "                    publication=first.publication,\n"
+        "                    settled=first.settled,\n"
+        "                    recent=first.recent,\n"
+        "                    carried=first.carried,\n"
+        "                    own=first.own,\n"
+        "                    firm=first.firm,\n"
+        "                    earlier=first.earlier,\n"
+        "                ),\n",
+    ),
+)
+NO_SWEEP = Edit(
+    sweep,
+    "fenced = _allowed(journal, listed, swept=journal.attempt, own_too=False)",
+    "fenced = []",
+)
+ONLY_ONGOING = Edit(
+    may_fence,
+    "return parts.attempt >= swept or state is TransactionState.ONGOING",
+    "return state is TransactionState.ONGOING",
+)
+SOURCES_FIRST = (
+    Edit(
+        recover,
+        "    fenced = yield from fence_older(journal, patience=fencing)\n    return",
+        "    fenced = ()\n    return",
+    ),
+)
+NO_ATTEMPT_IN_ID = (Edit(Tasks._slots, "attempt=self.attempt", "attempt=Attempt(1)"),)
+NO_ATTEMPT_IN_ID_OF_SINK = (
+    Edit(KafkaSinkWriter.__init__, "attempt=runtime.attempt", "attempt=type(runtime.attempt)(1)"),
+)
+FREE_AT_PREPARE = (
+    Edit(
+        Tasks.prepare,
+        "self.carry.append(txn)\n",
+        "self.carry.append(txn)\n        self.taken.discard(tid)\n",
+    ),
+)
+ONE_PRODUCER = (
+    Edit(
+        Tasks.write_one,
+        "self.open[sink] = (free[0], self.world.init(free[0]))",
+        "self.open[sink] = (\n"
+        "                free[0], self.world.broker.get(free[0]) or self.world.init(free[0])\n"
+        "            )",
+    ),
+)
+LATE_ABORT = (
+    Edit(
+        place,
+        "            unknown = True  # until it is certain that what stands there counts\n",
+        "            if outcome is Created.UNKNOWN:\n"
+        "                raise StorageError('given up')\n",
+    ),
+    Edit(
+        JobMaster._publish,
+        "        if not rules.keep_transactions_of_unknown_publications:\n"
+        "            for txn in acknowledged:\n"
+        "                self.world.init(txn.transactional_id)\n"
+        "            raise\n",
+        "        self.world.ends += [(txn, False) for txn in acknowledged]\n        raise\n",
+    ),
+)
+NO_LOOK = (
+    Edit(
+        publish,
+        "    yield from _look(tuple(txn for txn in named if txn not in before), checking)\n",
+        "",
+    ),
+)
+
+MUTANTS = [
+    Mutant("an attempt does not claim", NO_CLAIM, world, 100, 1, "no claim"),
+    Mutant(
+        "an attempt stands on what it read before it claimed",
+        CLAIM_AFTER_READ,
+        world,
+        100,
+        1,
+        "claim after read",
+    ),
+    Mutant(
+        "only what is open is fenced, and only once",
+        (NO_SWEEP, ONLY_ONGOING),
+        simulator,
+        40,
+        0,
+        "fence only Ongoing once",
+    ),
+    Mutant(
+        "only what is open is fenced",
+        (ONLY_ONGOING,),
+        once(recovery_tests.test_older_attempts_are_fenced_in_any_state),
+        1,
+        1,
+        "fence only Ongoing once",
+    ),
+    Mutant(
+        "everything is fenced, but only once",
+        (NO_SWEEP,),
+        simulator,
+        40,
+        0,
+        "fence any state once",
+    ),
+    Mutant(
+        "a sweep fences nothing",
+        (NO_SWEEP,),
+        quiet(procedure_tests.test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else),
+        1,
+        1,
+        "fence any state once",
+    ),
+    Mutant(
+        "sources start before the fence", SOURCES_FIRST, simulator, 40, 1, "sources before fencing"
+    ),
+    Mutant("an id lacks the attempt", NO_ATTEMPT_IN_ID, world, 100, 1, "id without the attempt"),
+    Mutant(
+        "a sink's ids lack the attempt",
+        NO_ATTEMPT_IN_ID_OF_SINK,
+        simulator,
+        40,
+        0,
+        "id without the attempt",
+    ),
+    Mutant(
+        "a slot is free once it is prepared",
+        FREE_AT_PREPARE,
+        world,
+        100,
+        1,
+        "slot reuse before commit",
+    ),
+    Mutant(
+        "a producer serves many transactions",
+        ONE_PRODUCER,
+        world,
+        400,
+        0,
+        "one producer, many transactions",
+    ),
+    Mutant(
+        "after an unknown create, an abort is on its way",
+        LATE_ABORT,
+        world,
+        100,
+        1,
+        "delayed EndTxn(abort) after giving up",
+    ),
+    Mutant(
+        "nothing is looked at before a publication",
+        NO_LOOK,
+        quiet(procedure_tests.test_a_prepared_transaction_that_is_gone_is_not_published),
+        1,
+        1,
+        "none before publication",
+    ),
+    Mutant(
+        "nothing is looked at before a publication",
+        NO_LOOK,
+        aborting_world,
+        100,
+        0,
+        "none before publication",
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS), ids=lambda mutant: mutant.name)
+def test_it_is_found(mutant: Mutant) -> None:
+    must_be_found(mutant)

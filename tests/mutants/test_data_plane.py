@@ -1,0 +1,316 @@
+"""Bugs in sources, tasks, sinks and state; and who finds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checkpoint import test_restore as restore_tests
+from tests.dataplane import test_task as task_tests
+from tests.mutants.finders import once, restored, simulator, task, writer
+from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.test_channels import traffic
+from tests.sinks import test_writer as writer_tests
+from tests.state import test_snapshots as state_tests
+from tidegate.checkpoint.restore import spread
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sinks.lanes import TransactionLane
+from tidegate.dataplane.sinks.pool import ProducerPool
+from tidegate.dataplane.sinks.slots import SlotTable
+from tidegate.dataplane.state.snapshots import _copy
+from tidegate.dataplane.task import InputTask, SourceTask
+from tidegate.ports.kafka import TransactionState
+
+
+def not_as_it_was_made(bench: writer_tests.Bench) -> None:
+    """`test_writer.test_a_transaction_that_is_not_as_it_was_made_fails_the_attempt`"""
+    writer_tests.test_a_transaction_that_is_not_as_it_was_made_fails_the_attempt(
+        bench, TransactionState.COMPLETE_ABORT, 0
+    )
+
+
+CUTS_THE_POSITIONS = (
+    task_tests.test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_there
+)
+NOT_FROM_BEHIND = (
+    writer_tests.test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement
+)
+NOT_BEFORE_THE_FLUSH = (
+    writer_tests.test_nothing_is_sent_into_the_next_transaction_before_the_flush_has_returned
+)
+LATE_SNAPSHOT = (
+    Edit(
+        InputTask._carry_out,
+        "                self.take_snapshot(barrier)\n",
+        "                self.__dict__['late'] = barrier\n",
+    ),
+    Edit(
+        InputTask.step,
+        "    if found is None:\n        return False\n    channel, element = found\n"
+        "    match element:\n        case RecordBatch():\n            self._emit(element)\n",
+        "    if found is None or not isinstance(found[1], RecordBatch):\n"
+        "        if 'late' in self.__dict__:\n"
+        "            self.take_snapshot(self.__dict__.pop('late'))\n"
+        "    if found is None:\n        return False\n    channel, element = found\n"
+        "    match element:\n        case RecordBatch():\n            self._emit(element)\n"
+        "            if 'late' in self.__dict__:\n"
+        "                self.take_snapshot(self.__dict__.pop('late'))\n",
+    ),
+)
+LATE_OFFSET = (
+    Edit(
+        SourceTask._inject,
+        "    splits = ",
+        "    if self._started and not (self._ended or self._final):\n"
+        "        self._read(0.0)\n"
+        "    splits = ",
+    ),
+)
+EARLY_OFFSET = (
+    Edit(SourceTask.step, "if self._barriers and not self._pending:", "if self._barriers:"),
+    Edit(
+        SourceTask._inject,
+        'check(not self._pending, "a barrier is injected only after all that was read is emitted")',
+        "pass",
+    ),
+)
+FLUSH_AGAIN = (
+    Edit(
+        KafkaSinkWriter._prepare,
+        "    self._lane.flush(sending)\n",
+        "    try:\n"
+        "        self._lane.flush(sending)\n"
+        "    except Exception:\n"
+        "        self._lane.flush(sending)\n",
+    ),
+)
+DELIVERY_IGNORED = (
+    Edit(
+        KafkaSinkWriter._prepare,
+        "    self._lane.flush(sending)\n",
+        "    try:\n        self._lane.flush(sending)\n    except Exception:\n        pass\n",
+    ),
+)
+NO_DESCRIBE = (
+    Edit(
+        TransactionLane.describe,
+        "if facts is None or facts.state is not TransactionState.ONGOING "
+        "or not warm.is_same(facts):",
+        "if facts is None:",
+    ),
+)
+NAMES_EMPTY = (
+    Edit(
+        KafkaSinkWriter._proceed,
+        "        self._intervals.popleft()\n",
+        "        first.sending = first.sending or self._lane.take()\n"
+        "        self._intervals.popleft()\n",
+    ),
+    Edit(
+        TransactionLane.describe,
+        "facts.state is not TransactionState.ONGOING",
+        "facts.state not in (TransactionState.ONGOING, TransactionState.EMPTY)",
+    ),
+)
+BEHIND_THE_BARRIER = (
+    Edit(
+        KafkaSinkWriter._prepared,
+        "    self._report()\n",
+        "    self._closing.remove(closing)\n"
+        "    self._closing.appendleft(closing)\n"
+        "    self._report()\n",
+    ),
+)
+BEFORE_THE_FLUSH = (
+    Edit(KafkaSinkWriter._proceed, "while not self._flushing:", "while self._intervals:"),
+)
+DROPS_PREPARED = (
+    Edit(
+        SlotTable.transactions,
+        "return tuple(transaction for _, transaction in self._prepared.values())",
+        "newest = max((checkpoint for checkpoint, _ in self._prepared.values()), default=None)\n"
+        "    return tuple(\n"
+        "        transaction for at, transaction in self._prepared.values() if at == newest\n"
+        "    )",
+    ),
+)
+FREE_AT_PREPARE = (
+    Edit(
+        SlotTable.prepared,
+        "    self._prepared[slot] = (checkpoint, transaction)\n",
+        "    self._prepared[slot] = (checkpoint, transaction)\n"
+        "    self._states[slot] = SlotState.FREE\n"
+        "    self._free.append(slot)\n",
+    ),
+)
+FREE_ONCE_ENDED = (
+    Edit(
+        SlotTable.ended,
+        "    self._move(slot, SlotState.ENDED)\n",
+        "    self._move(slot, SlotState.ENDED)\n"
+        "    self._move(slot, SlotState.FREE)\n"
+        "    self._free.append(slot)\n",
+    ),
+)
+ONE_PRODUCER = (
+    Edit(
+        ProducerPool.take,
+        "    taken = self._warm.popleft()\n    self._slots.taken(taken.slot)\n",
+        "    taken = self._warm[0]\n    self._slots._states[taken.slot] = SlotState.CURRENT\n",
+    ),
+)
+SPLIT_LOST = (
+    Edit(
+        spread,
+        "return tuple(tuple(part) for part in dealt)",
+        "return tuple(tuple(part[-1:] if parallelism > 1 else part) for part in dealt)",
+    ),
+)
+STATE_LOST = (Edit(_copy, "new.write(batch, ())", "new.write(batch[1:], ())"),)
+
+MUTANTS = [
+    Mutant("a record is taken between barrier and snapshot", LATE_SNAPSHOT, traffic, 10, 1),
+    Mutant("a record is taken between barrier and snapshot", LATE_SNAPSHOT, simulator, 40, 0),
+    Mutant(
+        "an offset is recorded after more was read",
+        LATE_OFFSET,
+        task(CUTS_THE_POSITIONS),
+        1,
+        1,
+    ),
+    Mutant("an offset is recorded after more was read", LATE_OFFSET, simulator, 40, 0),
+    Mutant("a barrier overtakes what was read", EARLY_OFFSET, simulator, 40, 1),
+    Mutant(
+        "a flush is tried again after an exception",
+        FLUSH_AGAIN,
+        writer(writer_tests.test_a_flush_that_failed_is_not_tried_again),
+        1,
+        1,
+    ),
+    Mutant("a flush is tried again after an exception", FLUSH_AGAIN, simulator, 40, 0),
+    Mutant(
+        "a delivery error is ignored",
+        DELIVERY_IGNORED,
+        writer(writer_tests.test_a_flush_that_fails_fails_the_attempt_and_names_nothing),
+        1,
+        1,
+    ),
+    Mutant("a delivery error is ignored", DELIVERY_IGNORED, simulator, 40, 0),
+    Mutant(
+        "nothing is looked at when it is prepared",
+        NO_DESCRIBE,
+        writer(not_as_it_was_made),
+        1,
+        1,
+        "no Describe at prepare",
+    ),
+    Mutant(
+        "nothing is looked at when it is prepared",
+        NO_DESCRIBE,
+        simulator,
+        40,
+        0,
+        "no Describe at prepare",
+    ),
+    Mutant(
+        "an empty transaction is named",
+        NAMES_EMPTY,
+        writer(writer_tests.test_an_empty_interval_names_nothing_and_takes_no_producer),
+        1,
+        1,
+    ),
+    Mutant("an empty transaction is named", NAMES_EMPTY, simulator, 12, 0),
+    Mutant(
+        "a transaction from behind the barrier is named",
+        BEHIND_THE_BARRIER,
+        writer(NOT_FROM_BEHIND),
+        1,
+        1,
+    ),
+    Mutant("a transaction from behind the barrier is named", BEHIND_THE_BARRIER, simulator, 40, 0),
+    Mutant(
+        "records are sent before the flush of those before has returned",
+        BEFORE_THE_FLUSH,
+        writer(NOT_BEFORE_THE_FLUSH),
+        1,
+        1,
+    ),
+    Mutant(
+        "what was prepared is dropped when its checkpoint aborts",
+        DROPS_PREPARED,
+        writer(
+            writer_tests.test_barriers_pass_while_a_flush_is_under_way_and_are_answered_in_order
+        ),
+        1,
+        1,
+        "aborted checkpoint drops prepared",
+    ),
+    Mutant(
+        "what was prepared is dropped when its checkpoint aborts",
+        DROPS_PREPARED,
+        simulator,
+        40,
+        0,
+        "aborted checkpoint drops prepared",
+    ),
+    Mutant(
+        "a slot is free once it is prepared",
+        FREE_AT_PREPARE,
+        once(writer_tests.test_an_id_is_initialised_again_only_after_it_was_freed),
+        1,
+        1,
+        "slot reuse before commit",
+    ),
+    Mutant(
+        "a slot is free once it is prepared",
+        FREE_AT_PREPARE,
+        simulator,
+        40,
+        0,
+        "slot reuse before commit",
+    ),
+    Mutant(
+        "a slot is free once it is committed",
+        FREE_ONCE_ENDED,
+        once(writer_tests.test_an_id_is_initialised_again_only_after_it_was_freed),
+        1,
+        1,
+        "slot reuse once committed",
+    ),
+    Mutant(
+        "a slot is free once it is committed",
+        FREE_ONCE_ENDED,
+        simulator,
+        40,
+        0,
+        "slot reuse once committed",
+    ),
+    Mutant(
+        "a producer serves many transactions",
+        ONE_PRODUCER,
+        writer(writer_tests.test_each_interval_has_a_producer_of_its_own),
+        1,
+        1,
+        "one producer, many transactions",
+    ),
+    Mutant(
+        "a split is lost at a restore",
+        SPLIT_LOST,
+        once(restore_tests.test_every_key_group_and_every_split_has_exactly_one_owner),
+        1,
+        1,
+    ),
+    Mutant("a split is lost at a restore", SPLIT_LOST, simulator, 12, 0),
+    Mutant(
+        "an entry of keyed state is lost at a restore",
+        STATE_LOST,
+        restored(state_tests.test_a_restore_has_each_key_once),
+        1,
+        1,
+    ),
+    Mutant("an entry of keyed state is lost at a restore", STATE_LOST, simulator, 40, 1),
+]
+
+
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS), ids=lambda mutant: mutant.name)
+def test_it_is_found(mutant: Mutant) -> None:
+    must_be_found(mutant)
