@@ -29,6 +29,8 @@ class OsWorld:
         self._starter = OsStarter(folder)
         self._children: list[Child] = []
         self._zygotes: list[Zygote] = []
+        #: The brokers of the test session, for one, are no matter of this world.
+        self._others = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def spawn(
         self,
@@ -60,7 +62,8 @@ class OsWorld:
             zygote.close()
         for child in self._children:
             child.kill()
-        self.around.until(lambda: not any(self.alive(process.pid) for process in mine))
+        own = [child.pid for child in mine if child.pid not in self._others]
+        self.around.until(lambda: not any(map(self.alive, own)))
 
 
 class TestOsProcesses(ProcessesContract):
