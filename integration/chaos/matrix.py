@@ -294,7 +294,8 @@ class Attack:
             victims, shells = [carrier], []
         else:
             victims = run.until(lambda: self._victims(run, cell, carrier), f"a {cell.victim}")
-            shells = [_parent(pid) for pid in victims]
+            # A TaskManager's is the first; its slots' go only when it, which ends them, goes on.
+            shells = [_parent(victims[0])]
             for pid in victims:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if cell.signal == KILL else signal.SIGSTOP)
