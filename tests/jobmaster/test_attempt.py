@@ -83,6 +83,17 @@ def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
     assert live.slots[0].registered == OTHER
 
 
+def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
+    """Nobody would tell of its end a second time: the job would be deployed to it."""
+    live, lines = attempt()
+    newer = msgspec.structs.replace(OTHER, serial=FIRST.serial + 1)
+    assert live.attach(newer)
+    assert not live.attach(FIRST)
+    assert live.slots[0].registered == newer
+    assert [line.closed for line in lines] == [False, True]
+    assert lines[1].sent == [LEAVE]
+
+
 def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
     """Of a TaskManager that was given up and had a slot under way: seen in the kill matrix, where
     the job stood still, because all further messages went to the slot without tasks.

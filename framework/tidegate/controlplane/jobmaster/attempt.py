@@ -100,14 +100,15 @@ class LiveAttempt:
         """A slot has registered; False for a repeated delivery, and for one that comes too late.
 
         A slot that was given up before it registered may register all the same, beside the one that
-        was brought in its place. Of two the newer takes the place, as long as nothing is deployed;
-        the other is told to leave. Afterwards one without tasks must not take the place of one that
-        runs them: no checkpoint would ever be complete.
+        was brought in its place, before it or after it. Of two the later order's, by its serial,
+        takes the place as long as nothing is deployed, and the other is told to leave. Afterwards
+        one without tasks must not take the place of one that runs them: no checkpoint would ever be
+        complete.
         """
         known = self.slots.get(registered.ordinal)
         if known is not None and known.registered == registered:
             return False
-        if known is not None and self.deployed:
+        if known is not None and (self.deployed or registered.serial < known.registered.serial):
             _log.warning("a second slot for a place that is taken", slot=str(registered.slot))
             self._dismiss(self._shell.open_line(registered))
             return False
