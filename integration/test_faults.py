@@ -49,4 +49,4 @@ def test_a_storage_that_fails_and_does_not_say_what_became_of_a_publication(stag
 
 
 def test_output_that_is_lost_is_said_until_it_is_accepted(stage: Stage) -> None:
-    assert_right(Loss(VERSION, "stateless", nodes=1), stage)
+    assert_right(Loss(VERSION, "stateless"), stage)

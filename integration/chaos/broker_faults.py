@@ -298,7 +298,7 @@ def _only_the_lost_is_missing(live: LiveJob) -> str:
     """After the operator has accepted the loss: nothing twice, nothing out of order, no other
     loss.
     """
-    said = live.finish()
+    said = live.finish(lossy=True)
     verdict = live.job.compare()
     holed, wrong = live.holes()
     if wrong or not holed or verdict.twice or not verdict.missing:
