@@ -120,6 +120,25 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
     assert EndAttempt(attempt=ONE) in job.handle(gone)
 
 
+@pytest.mark.parametrize(
+    "state", [JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS]
+)
+def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
+    """The ResourceManager brings another, and the attempt goes on."""
+    job = running()
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(Claimed(attempt=TWO))
+    job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), serial=3))
+    if state is not JobState.RECOVERING:
+        job.handle(Recovered(attempt=TWO))
+    if state is JobState.WAITING_FOR_SLOTS:
+        job.handle(BackedOff(restart=1))
+    assert job.state is state
+    assert job.handle(SlotGone(attempt=TWO, slot=slot(0), serial=3, reason="killed")) == []
+    assert job.slots_missing == 2
+    assert job.restarts == 1
+
+
 def test_messages_of_an_older_attempt_change_nothing() -> None:
     job = running()
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))

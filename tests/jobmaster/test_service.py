@@ -1,62 +1,26 @@
-"""The JobMaster's shell: what it waits for before it fences its own transactional ids."""
+"""The JobMaster's shell: what it waits for before it fences its own transactional ids, and which
+word of a slot's end it takes for which slot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
-
-from tidegate.config import Config
+from tests.jobmaster.shell import Shell
+from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.events import JobState
-from tidegate.controlplane.jobmaster.service import RELEASE_S, JobMaster
-from tidegate.drivers.entropy import SystemEntropy
-from tidegate.drivers.threads import SystemThreads
-from tidegate.ids import Attempt, JobName, LeaderEpoch
-from tidegate.protocol.messages import Message, ReleaseSlots, SlotsReleased
+from tidegate.controlplane.jobmaster.service import GOODBYE_S, RELEASE_S
+from tidegate.ids import Attempt
+from tidegate.protocol.messages import Done, ReleaseSlots
 
 
-class Shell:
-    """A JobMaster in attempt 4, with a loop whose time is turned by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.due: list[tuple[float, Callable[[], None]]] = []
-        self.sent: list[Message] = []
-        self.closed: list[str] = []
-        submission = SimpleNamespace(job=JobName("job"), parallelism=1)
-        plan = SimpleNamespace(config=Config(), subtasks=frozenset(), graph=[], facts=None)
-        drivers = SimpleNamespace(
-            clock=SimpleNamespace(monotonic=lambda: self.now_s, now_ms=lambda: 0),
-            process=SimpleNamespace(pid=1),
-            threads=SystemThreads(),
-            entropy=SystemEntropy(),
-        )
-        loop = SimpleNamespace(call_later=self.call_later, post=lambda action: action())
-        manager = SimpleNamespace(send=self.sent.append, epoch=LeaderEpoch(1))
-        made: Any = JobMaster
-        self.master: JobMaster = made(submission, plan, loop, manager, drivers, "address")
-        self.master._machine.attempt = Attempt(4)
-        close = SimpleNamespace(
-            close=lambda outcome, done: self.closed.append(outcome), abandon=lambda: None
-        )
-        self.master._journal = cast("Any", close)
-
-    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.due.append((self.now_s + delay_s, action))
-
-    def run_until(self, time_s: float) -> None:
-        while self.due and min(at for at, _ in self.due) <= time_s:
-            self.due.sort(key=lambda item: item[0])
-            self.now_s, action = self.due.pop(0)
-            action()
-        self.now_s = time_s
-
-    def released(self, attempt: int) -> None:
-        self.master.take(SlotsReleased(job=JobName("job"), attempt=Attempt(attempt)))
+def fourth() -> Shell:
+    """In attempt 4, of which nothing else is there."""
+    shell = Shell()
+    shell.master._machine.attempt = Attempt(4)
+    return shell
 
 
 def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
-    shell = Shell()
+    shell = fourth()
     shell.master._close(JobState.FINISHED)
     shell.run_until(1.0)
     assert isinstance(shell.sent[-1], ReleaseSlots)
@@ -70,7 +34,7 @@ def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
 
 
 def test_the_wait_for_the_slots_has_an_end() -> None:
-    shell = Shell()
+    shell = fourth()
     shell.master._close(JobState.CANCELED)
     shell.run_until(RELEASE_S - 0.1)
     assert shell.closed == []
@@ -79,7 +43,7 @@ def test_the_wait_for_the_slots_has_an_end() -> None:
 
 
 def test_a_failed_attempts_slots_are_waited_for_too() -> None:
-    shell = Shell()
+    shell = fourth()
     shell.master._end_attempt(Attempt(4))
     shell.master._machine.attempt = None
     shell.master._close(JobState.FAILED)
@@ -92,7 +56,107 @@ def test_a_failed_attempts_slots_are_waited_for_too() -> None:
 
 def test_a_job_that_never_had_slots_is_closed_at_once() -> None:
     shell = Shell()
-    shell.master._machine.attempt = None
     shell.master._close(JobState.FAILED)
     shell.run_until(0.1)
     assert shell.closed == ["failed"]
+
+
+def test_the_slots_leave_before_they_are_stopped() -> None:
+    """They close the user's functions meanwhile; the last to go is waited for."""
+    shell = Shell(slots=2)
+    shell.claims(1)
+    for ordinal in range(2):
+        shell.registers(1, ordinal, serial=1)
+    before = len(shell.sent)
+    shell.master._close(JobState.FINISHED)
+    shell.run_until(1.0)
+    shell.loses(1, 0, serial=1)
+    shell.run_until(2.0)
+    assert shell.sent[before:] == []
+    shell.loses(1, 1, serial=1)
+    shell.run_until(2.1)
+    assert [type(message) for message in shell.sent[before:]] == [ReleaseSlots]
+
+
+def test_a_slot_that_does_not_leave_is_stopped() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=1)
+    shell.master._close(JobState.FINISHED)
+    shell.run_until(GOODBYE_S - 0.1)
+    assert not isinstance(shell.sent[-1], ReleaseSlots)
+    shell.run_until(GOODBYE_S + 0.1)
+    assert isinstance(shell.sent[-1], ReleaseSlots)
+
+
+def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
+    shell = Shell()
+    shell.claims(1)
+    for serial in (1, 3):  # given out again
+        assert shell.registers(1, 0, serial) == Done()
+    shell.loses(1, 0, serial=1)
+    assert shell.slots_missing() == 0
+    shell.loses(1, 0, serial=3)
+    assert shell.slots_missing() == 1
+
+
+def test_a_silent_slot_is_given_up() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=3)
+    shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
+    shell.master.keep_watch()
+    assert shell.slots_missing() == 1
+
+
+def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=3)
+    shell.recovers(1)
+    assert shell.state() is JobState.DEPLOYING
+    shell.deliver(0)
+    assert shell.state() is JobState.RECOVERING
+    assert shell.reported_error() == ("Slot tm-1/0 was lost: it refused StartSources: it leaves.")
+
+
+def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=1)
+    shell.recovers(1)
+    shell.registers(1, 0, serial=2)
+    live = shell.master._live
+    assert live is not None
+    assert live.slots[0].registered.serial == 1
+
+
+def test_the_slots_that_a_failure_takes_with_it_are_not_its_reason() -> None:
+    shell = Shell(slots=2)
+    shell.claims(1)
+    for ordinal in range(2):
+        shell.registers(1, ordinal, serial=1)
+    shell.recovers(1)
+    shell.loses(1, 0, serial=1, reason="out of memory")
+    first = "Slot tm-1/0 was lost: out of memory."
+    assert shell.reported_error() == first
+    shell.loses(1, 1, serial=1)  # while no attempt is there
+    assert shell.reported_error() == first
+    shell.claims(2)
+    shell.loses(1, 1, serial=1)  # while the next one is
+    assert shell.reported_error() == first
+
+
+def test_the_slots_that_leave_at_the_end_are_not_its_reason() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=1)
+    shell.recovers(1)
+    shell.loses(1, 0, serial=1, reason="out of memory")
+    shell.claims(2)
+    shell.registers(2, 0, serial=2)
+    shell.recovers(2)
+    shell.master.decide(e.StopRequested(final_checkpoint=False))
+    assert shell.state() is JobState.CLOSING
+    shell.loses(2, 0, serial=2, reason="ended with status 0")
+    assert shell.reported_error() == "Slot tm-1/0 was lost: out of memory."

@@ -1,0 +1,157 @@
+"""A JobMaster whose loop, time, journal and lines are turned by hand; the machine is the true one.
+
+What it sends to the JobManager is in `sent`, what it reports in `reports`. Its lines to slots are
+the true ones without their threads: `deliver` runs one until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster import events as e
+from tidegate.controlplane.jobmaster.service import JobMaster
+from tidegate.drivers.entropy import SystemEntropy
+from tidegate.drivers.threads import SystemThreads
+from tidegate.ids import (
+    Attempt,
+    JobName,
+    LeaderEpoch,
+    SlotId,
+    SubtaskId,
+    SubtaskIndex,
+    TaskManagerId,
+    VertexId,
+)
+from tidegate.protocol.messages import (
+    JobReport,
+    Message,
+    Refused,
+    RegisterSlot,
+    SlotLost,
+    SlotsReleased,
+    StartSources,
+)
+
+JOB = JobName("job")
+SUBTASKS = frozenset({SubtaskId(VertexId("orders"), SubtaskIndex(0))})
+
+
+def slot(ordinal: int) -> SlotId:
+    return SlotId(TaskManagerId("tm-1"), ordinal)
+
+
+class Shell:
+    """The JobMaster of a job that needs so many slots."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self.now_s = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        self.sent: list[Message] = []
+        self.reports: list[JobReport] = []
+        self.closed: list[str] = []
+        self.lines: dict[str, Callable[[], None]] = {}
+        submission = SimpleNamespace(job=JOB, parallelism=slots)
+        plan = SimpleNamespace(config=Config(), subtasks=SUBTASKS, graph=[], facts=None)
+        refuses = SimpleNamespace(
+            call=lambda message, timeout_s: Refused(reason="it leaves"), close=lambda: None
+        )
+        drivers = SimpleNamespace(
+            clock=SimpleNamespace(monotonic=lambda: self.now_s, now_ms=lambda: 0),
+            process=SimpleNamespace(pid=1),
+            threads=SystemThreads(),
+            entropy=SystemEntropy(),
+            rpc=SimpleNamespace(connect=lambda address: refuses),
+        )
+        loop = SimpleNamespace(call_later=self.call_later, post=lambda action: action())
+        manager = SimpleNamespace(
+            send=self.sent.append, report=self.reports.append, epoch=LeaderEpoch(1)
+        )
+        made: Any = JobMaster
+        self.master: JobMaster = made(submission, plan, loop, manager, drivers, "address")
+        drivers.threads = SimpleNamespace(
+            queue=SystemThreads().queue,
+            start=lambda run, name: self.lines.update({name: run}),
+        )
+        self.master._journal = cast(
+            "Any",
+            SimpleNamespace(
+                recover=lambda claimed, done: None,
+                abandon=lambda: None,
+                close=lambda outcome, done: self.closed.append(outcome),
+            ),
+        )
+
+    # --- time
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.due.append((self.now_s + delay_s, action))
+
+    def run_until(self, time_s: float) -> None:
+        while self.due and min(at for at, _ in self.due) <= time_s:
+            self.due.sort(key=lambda item: item[0])
+            self.now_s, action = self.due.pop(0)
+            action()
+        self.now_s = time_s
+
+    # --- what comes to it
+
+    def claims(self, attempt: int) -> None:
+        """The journal holds the claim."""
+        if self.master._machine.state is e.JobState.CREATED:
+            self.master.decide(e.Begin())
+        self.master._claimed(Attempt(attempt))
+
+    def recovers(self, attempt: int) -> None:
+        """What older attempts left is ended; `claims` came before."""
+        order = StartSources(job=JOB, attempt=Attempt(attempt))  # any order serves as deployment
+        recovered = SimpleNamespace(
+            attempt=Attempt(attempt), finished=False, deploy=lambda ordinal, peers: order
+        )
+        self.master._is_recovered(cast("Any", recovered))
+
+    def registers(self, attempt: int, ordinal: int, serial: int) -> Message:
+        return self.master.take(
+            RegisterSlot(
+                job=JOB,
+                attempt=Attempt(attempt),
+                ordinal=ordinal,
+                slot=slot(ordinal),
+                pid=100 + serial,
+                task_manager_pid=99,
+                address=f"slot-{ordinal}",
+                exchange_address="",
+                serial=serial,
+            )
+        )
+
+    def loses(self, attempt: int, ordinal: int, serial: int, reason: str = "killed") -> None:
+        """The ResourceManager says that a slot is gone."""
+        self.master.take(
+            SlotLost(
+                job=JOB, attempt=Attempt(attempt), slot=slot(ordinal), serial=serial, reason=reason
+            )
+        )
+
+    def released(self, attempt: int) -> None:
+        self.master.take(SlotsReleased(job=JOB, attempt=Attempt(attempt)))
+
+    def deliver(self, ordinal: int) -> None:
+        """The line to the last slot of a place: it refuses whatever it is sent."""
+        self.lines.pop(f"to-{slot(ordinal)}")()
+
+    # --- what is seen of it
+
+    def state(self) -> e.JobState:
+        return self.master._machine.state
+
+    def slots_missing(self) -> int:
+        return self.master._machine.slots_missing
+
+    def reported_error(self) -> str | None:
+        """What the next report says was wrong."""
+        self.master._report()
+        error = self.reports[-1].error
+        return None if error is None else error.message
