@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from tidegate.controlplane.dispatcher import connections as module
 from tidegate.controlplane.dispatcher.connections import Connections
 from tidegate.drivers.threads import SystemThreads
 from tidegate.protocol.messages import Done, Message
@@ -44,3 +47,16 @@ def test_a_new_process_at_an_address_gets_a_new_connection() -> None:
     assert rpc.closed == ["x"]
     connections.call("x", Done())
     assert rpc.made == ["x", "x"]
+
+
+def test_of_too_many_the_one_that_was_used_longest_ago_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "OPEN_MAX", 2)
+    rpc = Rpc()
+    connections = Connections(rpc, SystemThreads())
+    for address in ("x", "y", "x", "z"):
+        connections.call(address, Done())
+    assert rpc.closed == ["y"]
+    connections.call("x", Done())
+    assert rpc.made == ["x", "y", "z"]

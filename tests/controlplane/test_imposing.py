@@ -78,3 +78,8 @@ def test_a_secret_that_the_cluster_does_not_have_is_named_and_not_shown() -> Non
 def test_what_is_no_secret_may_differ() -> None:
     given = submission(load(command_line={"kafka.properties.client.id": "x"}).to_dict())
     assert foreign_secret(given, Config()) is None
+
+
+def test_a_secret_that_is_empty_is_none() -> None:
+    given = submission(load(command_line={"kafka.properties.sasl.password": ""}).to_dict())
+    assert foreign_secret(given, Config()) is None

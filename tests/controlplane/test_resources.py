@@ -106,6 +106,17 @@ def test_released_slots_are_stopped_up_to_their_attempt(cluster: Cluster) -> Non
     assert cluster.to_rm(release) == Done()
     cluster.settle()
     assert cluster.running("a") == [(2, 0), (2, 1)]
+    assert cluster.released == [("a", 1)], "the slots of a newer attempt are not waited for"
+
+
+def test_the_slots_of_other_jobs_are_not_waited_for(cluster: Cluster) -> None:
+    for job in ("a", "b"):
+        cluster.request(job, 2)
+    cluster.settle()
+    cluster.to_rm(ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1)))
+    cluster.settle()
+    assert cluster.released == [("a", 1)]
+    assert cluster.running("b") == [(1, 0), (1, 1)]
 
 
 def test_a_job_is_told_when_the_slots_that_it_has_released_are_gone() -> None:
@@ -133,12 +144,13 @@ def test_a_job_without_a_slot_is_told_at_once_and_one_without_jobmaster_never() 
         r.TellJobMaster,
     ]
     register(rm, "x")
-    rm.handle(r.Asked(ask=3, message=request("a", 1, attempt=2)), 0)
+    (_, start) = rm.handle(r.Asked(ask=3, message=request("a", 1, attempt=2)), 0)
+    assert isinstance(start, r.StartSlotAt)
     rm.handle(
         r.Asked(ask=4, message=ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(2))), 0
     )
     assert rm.handle(r.JobGone(job=JobName("a")), 0) == []
-    assert rm.handle(r.Tick(), 0) == []
+    assert rm.handle(r.SlotStopped(slot=start.slot, serial=start.serial), 0) == []
 
 
 def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:

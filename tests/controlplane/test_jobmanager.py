@@ -1,0 +1,96 @@
+"""The JobManager's shell: what it does with a message before either machine sees it.
+
+Method: the true shell and the true machines; what they would have the loop and the store do is
+kept instead of done.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.controlplane.test_connections import Rpc
+from tests.controlplane.test_imposing import submission
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.dispatcher.connections import Connections
+from tidegate.controlplane.dispatcher.machine import Dispatcher
+from tidegate.controlplane.dispatcher.resources import ResourceManager
+from tidegate.controlplane.dispatcher.service import JobManager
+from tidegate.controlplane.loop import Question
+from tidegate.drivers.threads import SystemThreads
+from tidegate.ids import LeaderEpoch, TaskManagerId
+from tidegate.protocol.messages import (
+    Message,
+    Refused,
+    RegisterTaskManager,
+    Submission,
+    SubmitJob,
+    TaskManagerAccepted,
+)
+
+EPOCH = LeaderEpoch(7)
+PASSWORD = "kafka.properties.sasl.password"
+
+
+class Shell:
+    """A JobManager whose own settings are these."""
+
+    def __init__(self, *, standing: bool, **own: str) -> None:
+        self.rpc = Rpc()
+        self.stored: list[Submission] = []
+        config = load(command_line={key.replace("__", "."): value for key, value in own.items()})
+        parts: dict[str, Any] = {
+            "loop": SimpleNamespace(submit=lambda call, *_: call()),
+            "store": SimpleNamespace(put_submission=self.stored.append),
+            "drivers": SimpleNamespace(
+                clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0)
+            ),
+            "processes": None,
+        }
+        self.manager = JobManager(
+            epoch=EPOCH,
+            address="jobmanager",
+            config=config,
+            dispatcher=Dispatcher("cluster", EPOCH, 1000),
+            resources=ResourceManager(EPOCH, 0, 1000),
+            connections=Connections(self.rpc, SystemThreads()),
+            standing=standing,
+            **parts,
+        )
+
+    def ask(self, message: Message) -> Message | None:
+        """The reply, if there is one at once."""
+        answers: list[Message] = []
+        question: Any = SimpleNamespace(put=answers.append)
+        self.manager.handle(Question(message, question))
+        return answers[0] if answers else None
+
+
+def test_a_new_taskmanager_at_an_address_is_not_spoken_to_over_the_old_ones_connection() -> None:
+    shell = Shell(standing=True)
+    join = RegisterTaskManager(id=TaskManagerId("x"), epoch=None, address="h:1", slots=1, pid=1)
+    shell.manager.connections.call("h:1", join)
+    assert shell.ask(join) == TaskManagerAccepted(epoch=EPOCH)
+    assert shell.rpc.closed == ["h:1"]
+
+
+def test_a_submission_with_a_secret_that_a_standing_cluster_lacks_is_refused() -> None:
+    given = submission(load(command_line={PASSWORD: "s3cr3t"}).to_dict())
+    shell = Shell(standing=True)
+    reply = shell.ask(SubmitJob(submission=given))
+    assert isinstance(reply, Refused)
+    assert f"{PASSWORD} is a secret that the JobManager does not have" in reply.reason
+    assert shell.stored == []
+    knows = Shell(standing=True, kafka__properties__sasl__password="s3cr3t")
+    assert knows.ask(SubmitJob(submission=given)) is None
+    assert [each.job for each in knows.stored] == ["a"]
+
+
+def test_a_standing_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own() -> None:
+    given = submission(load(command_line={"state.directory": "/theirs"}).to_dict())
+    for standing, directory in ((True, "/ours"), (False, "/theirs")):
+        shell = Shell(standing=standing, state__directory="/ours")
+        shell.ask(SubmitJob(submission=given))
+        (stored,) = shell.stored
+        assert Config.from_dict(stored.settings).state.directory == directory
