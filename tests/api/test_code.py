@@ -5,14 +5,17 @@ Method: small packages in a temporary folder, imported by separate processes, ch
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tidegate import PipelineError
-from tidegate.api.code import load_pipeline
+from tidegate import PipelineError, build
+from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.rebuild import rebuild
+from tidegate.errors import CodeMismatchError
 
 GOOD = """
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline
@@ -119,3 +122,27 @@ def test_a_module_outside_a_package_is_its_own_code(tmp_path: Path) -> None:
     first = digest(tmp_path, "alone:Copies")
     (tmp_path / "alone.py").write_text(source + "\n")
     assert digest(tmp_path, "alone:Copies") != first
+
+
+def test_what_differs_from_what_was_submitted_is_refused(tmp_path: Path) -> None:
+    package(tmp_path, "moved")
+    reference, before = "moved.good:Copies", list(sys.path)
+    try:
+        pipeline = load_pipeline(reference, tmp_path)
+        submitted = {
+            "fingerprint": build(pipeline).fingerprint(),
+            "digest": code_digest(pipeline),
+            "python_version": platform.python_version(),
+        }
+        made, graph = rebuild(reference, str(tmp_path), {}, **submitted)
+        assert (made, graph.name) == (pipeline, "copies")
+        for other, words in (
+            ({"python_version": "2.7"}, f"{reference} was submitted with Python 2.7, this process"),
+            ({"digest": "x"}, f"The code of {reference} in {tmp_path} is not the code that was"),
+            ({"fingerprint": "x"}, f"{reference} gave another graph here than at submit"),
+        ):
+            with pytest.raises(CodeMismatchError) as caught:
+                rebuild(reference, str(tmp_path), {}, **{**submitted, **other})
+            assert words in str(caught.value)
+    finally:
+        sys.path[:] = before

@@ -82,6 +82,11 @@ NOT_KNOWN: list[Any] = [
     lambda p: {p.name: 1},
     lambda p: "constant",
     lambda p: (),
+    lambda p: next(filter(None, (p.name, p.home))),
+    lambda p: {True: p.name, False: p.home}[p.name == "x"],
+    lambda p: {"x": p.name}.get(str(p.name), p.home),
+    lambda p: {"x": p.name}.get(repr(p.name), p.home),
+    lambda p: {"x": p.name}.get(f"{p.name}", p.home),
 ]
 
 

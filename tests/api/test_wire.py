@@ -210,6 +210,13 @@ def test_a_union_whose_branches_look_alike_is_refused() -> None:
         value_codec(Session | Other)
 
 
+def test_a_value_of_no_branch_of_a_union_is_not_written() -> None:
+    codec = value_codec(Session | Empty)
+    assert codec.decode(codec.encode(Empty())) == Empty()
+    with pytest.raises(TypeError, match="Order is none of Session, Empty"):
+        codec.encode(ORDER)
+
+
 # --- evolution ----------------------------------------------------------------------------------
 
 

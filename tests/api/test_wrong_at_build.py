@@ -7,9 +7,11 @@ user's file and line. Method: a case for each mistake, with the words that its m
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import msgspec
 import pytest
@@ -230,12 +232,65 @@ class OtherStruct(msgspec.Struct):
     b: int
 
 
+class MayLack(TypedDict):
+    a: NotRequired[int]
+
+
+class ForCheckers(msgspec.Struct):
+    a: Decimals  # type: ignore[name-defined]  # noqa: F821 - as if imported under TYPE_CHECKING
+
+
+class Bits(enum.Flag):
+    ONE = 1
+
+
+class ReadsTooEarly(KeyedProcess[str, Order, CustomerTotal]):
+    total = ValueState(int, default=0)
+
+    def open(self) -> None:
+        self.total.value += 1
+
+
+class SetsUpItself(Base, name="case"):
+    limit = Param(int, default=1)
+
+    def __init__(self, params: dict[str, object]) -> None:
+        self.twice = 2 * self.limit
+        super().__init__(params)
+
+    def define(self) -> None:
+        dangling(self)
+
+
+class Limited(Base, name="case"):
+    limit = Param(int, help="how many, from 1", check=lambda value: value > 0)
+
+    def define(self) -> None:
+        dangling(self)
+
+
+def sink_made_in_define(self: Any) -> None:
+    self.orders.to(KafkaSink("copies", value=Json(Order)))
+
+
+def side_output_named_main() -> None:
+    type("Function", (Process,), {"main": SideOutput(Order)})
+
+
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "duplicate uid": (built(duplicate_uid), "uid 'total' is already used by the step at"),
     "uid of a source": (built(uid_of_a_source), "uid 'orders' is already used"),
     "uid with a dot": (built(lambda self: total(self, "a.b")), "uid='a.b' must be 1 to 80 lower"),
     "uid as we number": (built(lambda self: total(self, "map-1")), "have no uid; choose a name"),
+    "sink made in define": (
+        built(sink_made_in_define),
+        "the declaration for topic 'copies' is not a class attribute of a pipeline",
+    ),
     "dangling": (built(dangling), "'filter-1' go nowhere; end the chain with .to(sink)"),
+    "nothing at all": (
+        lambda: build(declare(base=Pipeline, define=lambda self: None)),
+        "pipeline 'case' writes to no sink; end a chain with .to(sink)",
+    ),
     "sink unused": (built(no_sink), "Case.totals is declared and not used"),
     "key computed": (built(computed_key), ".key_by(..., returns=Type)"),
     "key changeable": (built(keyed_by(Changeable)), "Changeable can change; make it frozen"),
@@ -261,6 +316,11 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "state twice": (same_state_twice, "Function.second is the same object as Function.first"),
     "schema file missing": (schema_file_missing, "schemas/none.avsc does not exist"),
     "no define": (declare, "Case has no define()"),
+    "side output named main": (side_output_named_main, "'main' is the name of the ordinary"),
+    "state read too early": (
+        lambda: ReadsTooEarly().open(),
+        "state 'total' is only there while a record is processed; read it in process()",
+    ),
     "state without key": (state_without_key, "Function.total: state belongs to a key"),
     "default of another type": (
         lambda: ValueState(int, default="0"),
@@ -277,8 +337,29 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no schema in a list": (lambda: ListState(list[NoSchema]), "NoSchema has no schema"),
     "recursive": (lambda: Json(Nested), "Nested.inner: Nested contains itself"),
     "bare list": (lambda: Json(list), "list does not say of what"),
+    "key that may be missing": (
+        lambda: Json(MayLack),
+        "MayLack.a: a key that may be missing has no schema; make it required",
+    ),
+    "imported for checkers": (
+        lambda: Json(ForCheckers),
+        "ForCheckers: name 'Decimals' is not defined at run time; import it outside TYPE_CHECKING",
+    ),
+    "not a type": (lambda: Json(cast("Any", [int])), "[<class 'int'>] is not a type"),
+    "flag": (lambda: Json(Bits), "Bits is a Flag, which has no schema; keep it as an int"),
+    "literal of two types": (lambda: Json(Literal["a", 1]), "mixes types; use values of one type"),
+    "dict of pairs": (
+        lambda: Json(dict[tuple[int, int], str]),
+        "the keys of a dict must be of a plain type to be stored",
+    ),
+    "empty tuple": (lambda: Json(tuple[()]), "tuple[()] has no parts and so no schema"),
+    "Avro union": (
+        lambda: Avro(Struct | list[int]).describe(),
+        "Avro cannot tell Struct | list[int] apart; make every branch a record class",
+    ),
     "untagged union": (lambda: Json(Struct | OtherStruct), "must be tagged"),
     "duration": (lambda: to_ms("10 sec"), "'10 sec' is not a duration"),
+    "duration backwards": (lambda: to_ms(timedelta(seconds=-1)), "is negative; a duration here"),
     "param default": (lambda: Param(int, default="5"), "default='5' is not of type int"),
     "key format alone": (sink(key=Utf8()), "key_by must say what the key is"),
     "guarantee": (sink(guarantee="twice"), "guarantee='twice' must be one of 'exactly_once'"),
@@ -302,6 +383,18 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no such parameter": (
         lambda: build(OrderTotals, {"minimun": 5}),
         "no parameter 'minimun': did you mean 'minimum'? it has minimum",
+    ),
+    "parameter missing": (
+        lambda: build(Limited),
+        "parameter 'limit' of Limited is required: --set limit=...; how many, from 1",
+    ),
+    "parameter not allowed": (
+        lambda: build(Limited, {"limit": "0"}),
+        "parameter 'limit': 0 is not allowed; how many, from 1",
+    ),
+    "parameter read too early": (
+        lambda: SetsUpItself({}),
+        "parameter 'limit' has no value; pipelines are made by build()",
     ),
     "bad parameter": (
         lambda: build(OrderTotals, {"minimum": "five"}),

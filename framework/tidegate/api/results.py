@@ -80,7 +80,7 @@ class _Probe:
     """Stands for a record of a known type.
 
     Reading a field gives a probe of the field's type; anything else is refused, so the answer is
-    never a guess.
+    never a guess. Every text of it is made by `__repr__`.
     """
 
     __slots__ = ("_probed",)
@@ -103,13 +103,7 @@ class _Probe:
     def __hash__(self) -> int:
         raise TypeError
 
-    def __str__(self) -> str:
-        raise TypeError
-
     def __repr__(self) -> str:
-        raise TypeError
-
-    def __format__(self, spec: str) -> str:
         raise TypeError
 
 
