@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -57,10 +58,21 @@ class NoImageError(Exception):
 def why_not() -> str | None:
     """Why no engine can be used; None if one answers."""
     try:
+        _knock()
         engine().ping()
-    except DockerException as error:
+    except (OSError, DockerException) as error:
         return f"no Docker engine answers: {error}"
     return None
+
+
+def _knock() -> None:
+    """Whether anybody listens at all: the client leaves its socket open where nobody does, and the
+    warning of that comes in the middle of another test.
+    """
+    where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if where.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as knocking:
+            knocking.connect(where.removeprefix("unix://"))
 
 
 def engine() -> Any:

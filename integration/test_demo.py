@@ -33,12 +33,12 @@ def processes_in(folder: Path) -> list[int]:
 
 @pytest.mark.timeout(300)
 def test_the_demo_survives_its_kills_exactly(tmp_path: Path) -> None:
-    words = ["--rate", "10000", "--records", "400000", "--directory", str(tmp_path)]
+    words = ["--rate", "10000", "--records", "600000", "--directory", str(tmp_path)]
     done = subprocess.run([*DEMO, *words], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     table = re.findall(r"^(\S.*?)  +\d+ +-9 \(SIGKILL\).* \d+\.\d s$", done.stdout, re.MULTILINE)
     assert table == ["slot process", "TaskManager", "JobMaster", "JobManager"], done.stdout
-    assert "verdict      exact: 400,000 orders" in done.stdout
+    assert "verdict      exact: 600,000 orders" in done.stdout
     assert processes_in(tmp_path) == []
 
 

@@ -216,7 +216,7 @@ class Loss:
         brokers = brokers_of(stage, self.version, self.nodes)
         # The JobMaster dies with nothing ended; the one that recovers stands still after the first
         # EndTxn. Then the whole cluster is killed.
-        traps = [Trap("jobmaster.published", 3), Trap("jobmaster.ended", stops=True)]
+        traps = [Trap("jobmaster.published", 3), Trap("recovery.ended", stops=True)]
         with LiveJob(
             brokers.bootstrap,
             stage.new_folder(f"loss {self.pipeline}"),
