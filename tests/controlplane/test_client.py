@@ -182,6 +182,15 @@ class TestLocalCluster:
         assert clock.now < PATIENCE_S  # nobody waits for what does not come
         cluster.close()
 
+    def test_waits_for_the_jobmanager_so_long_and_no_longer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tidegate.controlplane.client.local.START_TIMEOUT_S", 0.01)
+        cluster = LocalCluster(Jobmanagers(), Lines(), VirtualClock(), SystemThreads())
+        with pytest.raises(RpcError, match=r"not up after 0\.01 s: its log jobmanager\.log"):
+            cluster.address()
+        cluster.close()
+
     def test_says_when_nothing_can_be_started(self) -> None:
         jobmanagers = Jobmanagers()
         jobmanagers.refuses = True

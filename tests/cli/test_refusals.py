@@ -1,0 +1,98 @@
+"""What commands refuse by themselves, before they ask anybody, and the exit codes they make."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.cli import remote, running, sim
+from tidegate.cli.main import app
+from tidegate.cli.options import pairs
+from tidegate.cli.running import with_enough_slots
+from tidegate.config_load import load
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError, UserError
+
+REFERENCE = "pipelines.order_totals:OrderTotals"
+
+
+def run(*words: str) -> int:
+    """The exit code; an error of tidegate is raised as `main` would get it."""
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code
+
+
+def test_a_number_of_slots_that_somebody_gave_is_not_raised() -> None:
+    given = {"job.parallelism": "4", "taskmanager.slots": "1", "cluster.task_managers": "2"}
+    settings = load(command_line=given)
+    with pytest.raises(ConfigError, match=r"needs 4 slots, .* would have 2: 2 TaskManagers with 1"):
+        with_enough_slots(settings, {"taskmanager.slots": 1})
+    enough = with_enough_slots(settings, {})
+    assert enough.taskmanager.slots == 2
+
+
+@pytest.mark.parametrize("text", ["limit", "=5", ""])
+def test_an_option_that_is_no_pair_is_refused_with_an_example(text: str) -> None:
+    assert pairs(["a=1", "b = x=y"], "--set", "") == {"a": "1", "b": " x=y"}
+    with pytest.raises(ConfigError, match=f"--set '{text}' is not NAME=VALUE. Example: run"):
+        pairs([text], "--set", "Example: run")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_how_a_run_ended_is_its_exit_code(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(running, "execute", lambda *_, **__: code)
+    assert run("run", REFERENCE) == code
+
+
+def test_a_submit_is_refused_where_the_brokers_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(*_: object) -> None:
+        message = "No Kafka broker answered."
+        raise KafkaUnavailableError(message)
+
+    monkeypatch.setattr(remote, "check_kafka", silent)
+    with pytest.raises(RefusedError, match="No Kafka broker answered"):
+        run("submit", REFERENCE)
+
+
+@pytest.mark.parametrize("seeds", ["7", "..", "a..b", "1..b", "-1..5"])
+def test_seeds_that_are_no_range_are_refused(monkeypatch: pytest.MonkeyPatch, seeds: str) -> None:
+    monkeypatch.setattr(sim, "_many", lambda *_, **__: False)
+    with pytest.raises(ConfigError, match=f"--seeds '{seeds}' is no range: write A..B, or A.. to"):
+        run("sim", "--seeds", seeds)
+
+
+def test_the_simulator_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "greenlet", None)
+    with pytest.raises(ConfigError, match=r"needs the extra `sim`: pip install 'tidegate\[sim\]'"):
+        run("sim", "--seed", "1")
+
+
+def test_a_violation_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    for violated in (False, True):
+        monkeypatch.setattr(sim, "_replay", lambda *_, violated=violated, **__: violated)
+        assert run("sim", "--seed", "1") == violated
+
+
+def test_a_broker_that_runs_is_not_started_with_more_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    two: Any = SimpleNamespace(pids=[1, 2], alive=[True, True], bootstrap="h:1,h:2")
+    monkeypatch.setattr(EmbeddedKafka, "attach", lambda _: two)
+    with pytest.raises(UserError, match=r"runs already, with 2 node\(s\)\. .* kafka down --wipe"):
+        run("kafka", "up", "--nodes", "3")
+    assert run("kafka", "up", "--nodes", "2") == 0
+
+
+def test_no_broker_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("kafka", "status") == 1

@@ -1,0 +1,148 @@
+"""What is refused before a job is submitted, by whom it is asked and in which words.
+
+Method: the drivers answer from a table; folders are true ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.order_totals import OrderTotals
+from tidegate import build
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.client.lock import JobLock
+from tidegate.controlplane.client.preflight import RunOptions, check_world, make_submission
+from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError
+from tidegate.ids import JobName
+from tidegate.ports.kafka import EndOutcome
+
+JOB = JobName("order-totals")
+REFERENCE = "pipelines.order_totals:OrderTotals"
+BOTH = frozenset({"READ", "WRITE"})
+
+
+def config(**given: str) -> Config:
+    return load(command_line={key.replace("__", "."): value for key, value in given.items()})
+
+
+def world(
+    *,
+    lacks: Collection[str] = (),
+    rights: frozenset[str] | None = BOTH,
+    may_end: bool = True,
+    outage: str | None = None,
+) -> Any:
+    """Drivers of a cluster without these topics, where we have these rights."""
+
+    def cluster_id() -> str:
+        if outage is not None:
+            raise KafkaUnavailableError(outage)
+        return "c"
+
+    def partitions(topic: str) -> int:
+        if topic in lacks:
+            message = f"Kafka has no topic {topic!r}."
+            raise RefusedError(message)
+        return 2
+
+    admin = SimpleNamespace(
+        cluster_id=cluster_id,
+        partitions=partitions,
+        rights=lambda topic: rights,
+        transaction_max_timeout_ms=lambda: 900_000,
+        close=lambda: None,
+    )
+    ended = EndOutcome.REFUSED if may_end else EndOutcome.NOT_AUTHORISED
+    log = SimpleNamespace(end=lambda *_, commit: ended, close=lambda: None)
+    return SimpleNamespace(
+        blob_store=lambda folder: SimpleNamespace(probe=lambda: None),
+        kafka_admin=lambda settings: admin,
+        transaction_log=lambda settings: log,
+    )
+
+
+def refusal(folder: Path, drivers: Any, settings: Config) -> str:
+    with pytest.raises(RefusedError) as caught:
+        check_world(build(OrderTotals), settings, folder, drivers)
+    return str(caught.value)
+
+
+def test_a_world_that_has_what_the_job_needs_is_left_in_peace(tmp_path: Path) -> None:
+    settings = config(kafka__properties__client__id="x")
+    check_world(build(OrderTotals), settings, tmp_path, world())
+
+
+def test_brokers_that_do_not_answer_are_a_refusal_as_nothing_runs_yet(tmp_path: Path) -> None:
+    told = refusal(tmp_path, world(outage="No Kafka broker answered."), Config())
+    assert told == "No Kafka broker answered."
+
+
+@pytest.mark.parametrize(("kind", "name"), [("source", "orders"), ("sink", "totals")])
+def test_a_topic_that_is_not_there_is_named_with_where_its_name_is_from(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    settings = load(command_line={f"{kind}s.{name}.topic": "absent"})
+    told = refusal(tmp_path, world(lacks={"absent"}), settings)
+    assert told.startswith(f"The topic of {kind} {name!r} (")
+    assert "cannot be used: Kafka has no topic 'absent'." in told
+    assert f"{kind}s.{name}.topic in the configuration" in told
+
+
+@pytest.mark.parametrize(("has", "lacks"), [("WRITE", "READ"), ("READ", "WRITE")])
+def test_a_right_that_is_missing_is_named(tmp_path: Path, has: str, lacks: str) -> None:
+    told = refusal(tmp_path, world(rights=frozenset({has})), Config())
+    assert told.startswith(f"The job may not {lacks.lower()} topic ")
+    assert f"its principal there are {has}. Grant it {lacks}" in told
+
+
+def test_transactional_ids_that_may_not_be_used_are_named_by_their_prefix(tmp_path: Path) -> None:
+    settings = config(kafka__properties__client__id="x")
+    told = refusal(tmp_path, world(may_end=False), settings)
+    assert "may not use transactional ids that begin with 'tidegate.order-totals." in told
+    assert "guarantee='at_least_once'" in told
+
+
+@pytest.mark.parametrize("setting", ["logs.directory", "state.directory"])
+def test_a_folder_that_cannot_be_written_is_named_with_its_setting(
+    tmp_path: Path, setting: str
+) -> None:
+    (tmp_path / "file").touch()
+    told = refusal(tmp_path, world(), load(command_line={setting: "file/x"}))
+    assert told.startswith(f"The folder {tmp_path}/file/x ({setting}) cannot be written: Not a dir")
+
+
+@pytest.mark.parametrize(("kind", "known"), [("source", "orders"), ("sink", "totals")])
+def test_settings_of_a_source_or_sink_that_is_not_there_are_a_mistyped_name(
+    tmp_path: Path, kind: str, known: str
+) -> None:
+    settings = load(command_line={f"{kind}s.ordres.topic": "x"})
+    words = (
+        f"The configuration has {kind}s.ordres, and the pipeline has no {kind} of that name; "
+        f"its {kind}s are: {known}."
+    )
+    with pytest.raises(ConfigError, match=words):
+        make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
+
+
+def test_a_job_that_runs_in_this_folder_is_not_started_twice(tmp_path: Path) -> None:
+    with JobLock(tmp_path, "checkpoints", JOB):
+        again = JobLock(tmp_path, "checkpoints", JOB)
+        with pytest.raises(RefusedError, match=r"'order-totals' is running already, .* process \d"):
+            again.__enter__()
+    with JobLock(tmp_path, "checkpoints", JOB):
+        pass  # the lock went with the first
+
+
+def test_a_storage_where_no_lock_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    lock = JobLock(tmp_path, "file/x", JOB)
+    with pytest.raises(
+        RefusedError, match=r"file/x cannot be written: Not a directory\. Set check"
+    ):
+        lock.__enter__()

@@ -1,0 +1,53 @@
+"""What an attempt asks Kafka of its sources, and what it refuses of the answers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
+from tidegate.errors import RefusedError
+from tidegate.ids import JobName
+
+
+class Copies(Pipeline, name="copies"):
+    a = KafkaSource("a", value=Json(int), start={1: 7})
+    b = KafkaSink("b", value=Json(int))
+
+    def define(self) -> None:
+        self.a.to(self.b)
+
+
+def starts(partitions: int) -> dict[int, int]:
+    """Where each partition of a topic with so many of ten records begins."""
+
+    def count(topic: str) -> int:
+        if not partitions:
+            message = f"Kafka has no topic {topic!r}."
+            raise RefusedError(message)
+        return partitions
+
+    def each(at: int) -> Any:
+        return lambda origins: dict.fromkeys(origins, at)
+
+    admin: Any = SimpleNamespace(partitions=count, earliest=each(2), latest=each(10))
+    found = enumerate_partitions(build(Copies), Config(), JobName("copies"), admin, bounded=False)
+    return {each.partition: each.start for each in found}
+
+
+def test_offsets_that_were_given_are_where_a_source_begins() -> None:
+    assert starts(3) == {0: 2, 1: 7, 2: 2}
+
+
+def test_an_offset_of_a_partition_that_is_not_there_is_refused() -> None:
+    with pytest.raises(RefusedError, match=r"start= of topic 'a' names partition 1, .* 0 to 0"):
+        starts(1)
+
+
+def test_a_topic_that_is_not_there_any_more_is_named_with_its_source() -> None:
+    with pytest.raises(RefusedError, match=r"source 'a' \(.*\) cannot be read: Kafka has no topic"):
+        starts(0)
