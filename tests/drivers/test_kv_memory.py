@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from tests.contracts.kv import KeyValueStoreContract, Open
+from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.memory_kv import FILE_NAME, MemoryStore
-from tidegate.errors import CorruptCheckpointError
+from tidegate.errors import ConfigError, CorruptCheckpointError
 
 
 class TestMemoryStore(KeyValueStoreContract):
@@ -29,3 +30,9 @@ class TestMemoryStore(KeyValueStoreContract):
         (tmp_path / FILE_NAME).write_bytes(data)
         with pytest.raises(CorruptCheckpointError, match=r"memory\.kv holds"):
             MemoryStore(tmp_path)
+
+
+def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
+    assert isinstance(RealDrivers().kv_store("memory", tmp_path), MemoryStore)
+    with pytest.raises(ConfigError, match=r"'disk' is unknown: choose 'rocksdb' or 'memory'"):
+        RealDrivers().kv_store("disk", tmp_path)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.settings import kafka_python, librdkafka
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, RefusedError
 
 BROKERS = {"bootstrap.servers": "a:1,b:2"}
 
@@ -47,6 +48,13 @@ def test_a_setting_that_only_one_client_has_is_refused_by_name(name: str) -> Non
 def test_no_brokers_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap"):
         kafka_python({})
+
+
+def test_a_setting_that_no_client_knows_is_refused_by_name() -> None:
+    with pytest.raises(
+        RefusedError, match=r"cannot be made: .*\"sasl\.passwrd\"\. Check kafka\.prop"
+    ):
+        KafkaClusterAdmin({**BROKERS, "sasl.passwrd": "x"})
 
 
 class TestTls:

@@ -62,3 +62,5 @@ def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
         open_store("ftp://host/x")
     with pytest.raises(ConfigError, match="names no local folder"):
         open_store("file://host/x")
+    with pytest.raises(ConfigError, match=r"'s3://' can not be opened: Generic URL error"):
+        open_store("s3://")

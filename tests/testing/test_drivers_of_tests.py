@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -174,6 +174,19 @@ def test_a_record_that_the_format_cannot_carry_fails_the_test() -> None:
     wrong: Any = Order("o", "c", Decimal(1), "not a number")  # type: ignore[arg-type]
     with PipelineTest(OrderTotals) as test, pytest.raises(BadRecordError, match="Expected `int`"):
         test.source(OrderTotals.orders).push(wrong)
+
+
+def test_a_key_that_is_neither_text_nor_bytes_fails_the_test() -> None:
+    class Numbered(Pipeline, name="numbered"):
+        words = KafkaSource("words", value=Json(Word))
+        out = KafkaSink("out", value=Json(Word), key_by=cast("Any", lambda word: word.number))
+
+        def define(self) -> None:
+            self.words.to(self.out)
+
+    words = r"sink 'out' \(.*\): key_by gave 5; a key is text or bytes, or has its format in key="
+    with PipelineTest(Numbered) as test, pytest.raises(PipelineError, match=words):
+        test.source(Numbered.words).push(Word("a", 5))
 
 
 def test_a_bad_record_meets_the_policy_of_its_source() -> None:

@@ -1,0 +1,88 @@
+"""Starts of the embedded broker that fail, without Java: each says why and leaves nothing behind.
+
+Method: small Python programs in the places of Kafka's storage tool and of its broker.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.drivers.kafka import embedded
+from tidegate.drivers.kafka.embedded import STARTS_MAX, EmbeddedKafka
+from tidegate.errors import KafkaError
+
+NOTHING = ""
+SLEEPS = "import time; time.sleep(60)"
+TAKEN = "print('java.net.BindException: Address already in use')"
+
+
+class FakeJava:
+    """Starts these programs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kafka_archive = folder / "kafka.jsa"
+        self.tool, self.broker = NOTHING, SLEEPS
+        self.starts = 0
+
+    def command(self, main: str, *_: object, record: Path | None = None) -> list[str]:
+        self.starts += main == "kafka.Kafka"
+        return [sys.executable, "-c", self.broker if main == "kafka.Kafka" else self.tool]
+
+
+@pytest.fixture
+def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeJava:
+    made = FakeJava(tmp_path)
+    monkeypatch.setattr(embedded, "find_java", lambda *_: made)
+    return made
+
+
+def refused(folder: Path, **options: Any) -> str:
+    with pytest.raises(KafkaError) as caught:
+        EmbeddedKafka.start("4.3.0", directory=folder / "data", owned=True, **options)
+    assert EmbeddedKafka.attach(folder / "data") is None, "nothing stays behind"
+    return str(caught.value)
+
+
+def test_data_that_cannot_be_formatted_is_shown_with_the_tools_words(
+    java: FakeJava, tmp_path: Path
+) -> None:
+    java.tool = "print('no room'); raise SystemExit(3)"
+    told = refused(tmp_path)
+    assert "4.3.0 did not start: its data could not be formatted (3)" in told
+    assert told.endswith("\nno room")
+    assert java.starts == 0
+
+
+def test_a_broker_that_ends_is_shown_with_its_last_words(java: FakeJava, tmp_path: Path) -> None:
+    java.broker = "print('a setting is wrong')"
+    told = refused(tmp_path, timeout_s=10.0)
+    assert "did not start: its process has ended" in told
+    assert told.endswith("\na setting is wrong")
+
+
+def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever(
+    java: FakeJava, tmp_path: Path
+) -> None:
+    assert "did not start: it gave no answer in 0 s" in refused(tmp_path, timeout_s=0.2)
+
+
+def test_other_ports_are_tried_so_often(java: FakeJava, tmp_path: Path) -> None:
+    java.broker = TAKEN
+    assert f"{STARTS_MAX} times another process took one of its ports" in refused(tmp_path)
+    assert java.starts == STARTS_MAX
+
+
+def test_a_restart_keeps_its_ports_and_says_when_one_is_taken(
+    java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as ready:
+        ready.setattr(embedded, "wait_ready", lambda *_, **__: True)
+        kafka = EmbeddedKafka.start("4.3.0", directory=tmp_path / "data", owned=True)
+    with kafka:
+        java.broker = TAKEN
+        with pytest.raises(KafkaError, match="did not start: a port is taken"):
+            kafka.restart()
