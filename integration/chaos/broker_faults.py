@@ -214,9 +214,12 @@ class Loss:
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
         """Lose, start twice in vain, accept, go on."""
         brokers = brokers_of(stage, self.version, self.nodes)
-        # The JobMaster dies with nothing ended; the one that recovers stands still after the first
-        # EndTxn. Then the whole cluster is killed.
-        traps = [Trap("jobmaster.published", 3), Trap("recovery.ended", stops=True)]
+        # The JobMaster stands still after the first EndTxn of its third publication, which names
+        # what several slots have written; then everything is killed.
+        traps = [
+            Trap("jobmaster.published", 3, holds=True),
+            Trap("jobmaster.ended", stops=True),
+        ]
         with LiveJob(
             brokers.bootstrap,
             stage.new_folder(f"loss {self.pipeline}"),
@@ -224,13 +227,14 @@ class Loss:
             seed=stage.seed,
             environment={},
             options=OPTIONS,
-            config={**SHORT, "checkpoint.interval": "500 ms"},
+            config={**SHORT, "checkpoint.interval": "1 s"},
             traps=traps,
             await_output=False,
         ) as live:
-            live.run.until(
-                lambda: len(live.run.plan.snapped()) == len(traps), "trapped", RECOVERY_S_MAX
-            )
+            trapped = live.run.plan.snapped
+            live.run.until(lambda: len(trapped()) == 1, "published", RECOVERY_S_MAX)
+            live.run.plan.release(0)
+            live.run.until(lambda: len(trapped()) == len(traps), "ended", RECOVERY_S_MAX)
             live.run.process.kill()
             live.run.clean_up()
             brokers.kill(*range(self.nodes))
@@ -252,7 +256,7 @@ class Loss:
             pipeline=self.pipeline,
             signal="SIGKILL",
             seed=stage.seed,
-            kills=self.nodes + 2,
+            kills=self.nodes + 1,
             recovery_s=tuple(round(each, 3) for each in live.recoveries_s),
             verdict=wrong or EXACT,
             date=stage.date,
