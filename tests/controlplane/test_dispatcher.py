@@ -201,14 +201,24 @@ class TestJobMaster:
     def test_that_was_replaced_is_refused(self, running: Shell) -> None:
         running.exits()
         running.event(j.StartDue(job=A, start=1))
-        assert isinstance(running.register(100), Refused)
+        gone = Refused(reason="process 100 is not the JobMaster of a")
+        assert running.register(100) == gone
         running.started(101)
-        assert isinstance(running.report(100, "FAILED"), Refused)
+        assert running.report(100, "FAILED") == gone
         assert running.machine.phase(A) is Phase.RUNNING
         assert running.event(j.JobMasterExited(job=A, start=1, status=0)) == []
 
     def test_of_another_epoch_is_refused(self, running: Shell) -> None:
-        assert isinstance(running.register(100, LeaderEpoch(EPOCH - 1)), Refused)
+        refused = running.register(100, LeaderEpoch(EPOCH - 1))
+        assert isinstance(refused, Refused)
+        assert f"leader epoch {EPOCH - 1} is not {EPOCH}" in refused.reason
+
+    def test_of_a_job_that_has_ended_is_refused(self, running: Shell) -> None:
+        running.report(100, "FINISHED")
+        assert running.register(100) == Refused(reason="job a has ended")
+
+    def test_is_not_asked_what_is_not_its_own(self, running: Shell) -> None:
+        assert running.ask(Done()) == Refused(reason="the Dispatcher takes no Done")
 
     def test_may_register_twice(self, running: Shell) -> None:
         assert isinstance(running.register(100), JobMasterAccepted)
@@ -323,9 +333,12 @@ class TestStop:
         assert running.last(j.ForwardStop) == forward(1, 100, final_checkpoint=False)
 
     def test_of_an_unknown_or_ended_job_is_refused(self, running: Shell) -> None:
-        assert isinstance(running.ask(StopJob(job=JobName("other"))), Refused)
+        unknown = running.ask(StopJob(job=JobName("other")))
+        assert isinstance(unknown, Refused)
+        assert "knows no job named other: tidegate list shows" in unknown.reason
         running.report(100, "FINISHED")
-        assert isinstance(running.ask(StopJob(job=A)), Refused)
+        ended = Refused(reason="Job a has ended already (FINISHED).")
+        assert running.ask(StopJob(job=A)) == ended
 
 
 class TestRecovery:

@@ -19,11 +19,12 @@ from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.service import JobManager
 from tidegate.controlplane.loop import Question
 from tidegate.drivers.threads import SystemThreads
-from tidegate.ids import LeaderEpoch, TaskManagerId
+from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import (
     Message,
     Refused,
     RegisterTaskManager,
+    RequestSlots,
     Submission,
     SubmitJob,
     TaskManagerAccepted,
@@ -94,3 +95,11 @@ def test_a_standing_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own
         shell.ask(SubmitJob(submission=given))
         (stored,) = shell.stored
         assert Config.from_dict(stored.settings).state.directory == directory
+
+
+def test_slots_are_given_to_the_present_jobmaster_only() -> None:
+    request = RequestSlots(
+        job=JobName("a"), epoch=EPOCH, attempt=Attempt(1), count=1, jobmaster_address="h:9"
+    )
+    refused = Refused(reason="the sender is not the JobMaster of a any more")
+    assert Shell(standing=True).ask(request) == refused

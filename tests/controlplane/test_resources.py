@@ -167,10 +167,31 @@ def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
     assert isinstance(stop, r.StopSlotAt)
 
 
+def test_an_attempt_does_not_change_how_many_slots_it_needs(cluster: Cluster) -> None:
+    cluster.request("a", 1)
+    cluster.settle()
+    refused = Refused(reason="attempt 1 asked for 1 slots")
+    assert cluster.to_rm(request("a", 2)) == refused
+    assert cluster.running("a") == [(1, 0)]
+
+
+def test_two_processes_do_not_have_one_name(cluster: Cluster) -> None:
+    for pid, address in ((2, "x"), (1, "elsewhere")):
+        join = RegisterTaskManager(
+            id=TaskManagerId("x"), epoch=EPOCH, address=address, slots=2, pid=pid
+        )
+        assert cluster.to_rm(join) == Refused(reason="another x is registered")
+
+
+def test_what_is_not_of_slots_is_refused(cluster: Cluster) -> None:
+    assert cluster.to_rm(Done()) == Refused(reason="ResourceManager takes no Done")
+
+
 def test_messages_of_another_epoch_are_refused(cluster: Cluster) -> None:
     for epoch in (EPOCH - 1, EPOCH + 1):
         reply = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=LeaderEpoch(epoch)))
-        assert isinstance(reply, Refused)
+        reason = f"leader epoch {epoch} is not {EPOCH}, this JobManager's"
+        assert reply == Refused(reason=reason)
     assert cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)) == Done()
 
 
@@ -209,8 +230,9 @@ class TestLocal:
         heartbeat = TaskManagerHeartbeat(id=TaskManagerId("tm-7-1"), epoch=EPOCH)
         (reply,) = rm.handle(r.Asked(ask=1, message=heartbeat), 1002)
         assert isinstance(reply, r.Reply)
-        assert isinstance(reply.message, Refused)
-        assert isinstance(register(rm, "tm-7-1"), Refused)
+        lost = "tm-7-1 is not registered: it was lost and its slots given up"
+        assert reply.message == Refused(reason=lost)
+        assert register(rm, "tm-7-1") == Refused(reason="tm-7-1 was given up")
 
     def test_one_that_does_not_register_is_killed(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidegate.controlplane.jobmaster.service import JobMaster
+from tidegate.controlplane.jobmaster.service import JobMaster, _taken
 from tidegate.ids import Attempt, JobName, SlotId, TaskManagerId
 from tidegate.protocol.messages import Done, Refused, SlotLost, TasksReady
 
@@ -54,3 +54,7 @@ def test_a_message_whose_attempt_ended_while_it_waited_changes_nothing() -> None
         assert decided == []
     JobMaster._obey(master, ready(LIVE))
     assert len(decided) == 1
+
+
+def test_nothing_is_taken_before_the_jobmaster_is_made() -> None:
+    assert _taken([], ready(LIVE)) == Refused(reason="this JobMaster is starting")
