@@ -20,8 +20,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
     ResourceType,
 )
 
-from integration.brokers import TIMEOUT_S
+from integration.brokers import TIMEOUT_S, create_topic, unique
 from integration.mistakes import Folder, Outcome, assert_golden, paragraph
+from integration.txn_command import Answer, in_folder, normalised, opened
 from tidegate.drivers.kafka.broker_config import HOST, choose_ports
 from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
 
@@ -160,3 +161,64 @@ def test_a_setting_that_only_one_of_the_two_clients_knows(secured: Secured, tmp_
     refused = folder.run(config=only)
     assert refused.code == 2, refused.err
     assert_golden("security-setting-unknown", folder.normalised(refused.err.rstrip("\n")))
+
+
+def as_user(secured: Secured, password: str = PASSWORD) -> list[str]:
+    """Options that make the user `job` of a command."""
+    properties = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "job",
+        "sasl.password": password,
+    }
+    return [
+        word for key, of in properties.items() for word in ("-c", f"kafka.properties.{key}={of}")
+    ]
+
+
+def test_each_right_that_txn_lacks_is_named(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    topic, name = unique("orders"), unique("order-service")
+    create_topic(secured.plain, topic, partitions=1)
+    producer = opened(secured.plain, name, topic)
+    run_txn = in_folder(monkeypatch, tmp_path)
+
+    def txn(*words: str) -> Answer:
+        return run_txn(*words, *as_user(secured), kafka=secured.sasl)
+
+    def refused(golden: str, *words: str) -> None:
+        answer = txn(*words)
+        assert (answer.code, answer.out) == (2, ""), answer
+        assert_golden(golden, normalised(answer.err.rstrip("\n"), secured.sasl))
+
+    listed = txn("list", "--prefix", name, "--json")
+    assert listed.json["transactions"] == [], "ids that one may not describe are left out"
+    refused("txn-not-describable", "show", name)
+    refused("txn-topic-not-readable", "why-stuck", topic)
+    secured.grant(ResourceType.TOPIC, topic, AclOperation.READ, LITERAL)
+    secured.grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE, LITERAL)
+    (row,) = txn("list", "--prefix", name, "--json").json["transactions"]
+    assert row["transactional_id"] == name
+    (stuck,) = txn("why-stuck", topic, "--json").json["partitions"]
+    assert stuck["held_by"]["transaction"]["transactional_id"] == name
+    refused("txn-not-abortable", "abort", name, "--yes")
+    (row,) = txn("list", "--prefix", name, "--json").json["transactions"]
+    assert row["state"] == "Ongoing", "nothing was done"
+    secured.grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.WRITE, LITERAL)
+    done = txn("abort", name, "--yes", "--json")
+    assert (done.code, done.json["outcome"]) == (0, "aborted"), done.err
+    del producer
+
+
+def test_a_wrong_password_of_txn(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_txn = in_folder(monkeypatch, tmp_path)
+    answer = run_txn("list", *as_user(secured, WRONG), kafka=secured.sasl)
+    # The library may see the connection's end before the refusal that came with it: then it tries
+    # until its time is up, and the error can only say what to look at.
+    assert answer.code in {1, 2}
+    assert answer.out == ""
+    assert "credentials" in answer.err
+    assert WRONG not in answer.err

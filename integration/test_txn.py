@@ -17,7 +17,15 @@ import pytest
 from integration.brokers import TIMEOUT_S, create_topic, produce, read_all, unique
 from integration.hanging import LENIENT, hang
 from integration.mistakes import assert_golden
-from integration.txn_command import TIMEOUT_MS, Txn, in_folder, normalised, opened, partition
+from integration.txn_command import (
+    TIMEOUT_MS,
+    Answer,
+    Txn,
+    in_folder,
+    normalised,
+    opened,
+    partition,
+)
 from tidegate.drivers.kafka.broker_config import choose_ports
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -202,6 +210,41 @@ def test_brokers_that_do_not_answer(txn: Txn) -> None:
     answer = txn("list", kafka=bootstrap)
     assert (answer.code, answer.out) == (1, "")
     assert_golden("txn-unreachable", normalised(answer.err.rstrip("\n"), bootstrap))
+
+
+def test_with_a_broker_down_the_others_answer_and_nothing_is_concluded_from_its_silence(
+    txn: Txn, tmp_path: Path
+) -> None:
+    directory = tmp_path / "three"
+    with EmbeddedKafka.start(directory=directory, nodes=3, owned=True) as kafka:
+        bootstrap = kafka.bootstrap
+        topic = unique("orders")
+        create_topic(bootstrap, topic, partitions=3)
+        names = [unique("order-service") for _ in range(6)]
+        producers = [
+            opened(bootstrap, name, topic, partition=n % 3) for n, name in enumerate(names)
+        ]
+        rows = txn("list", "--json", kafka=bootstrap).json["transactions"]
+        assert {row["transactional_id"] for row in rows} == set(names)
+        of = {row["transactional_id"]: row["coordinator"] for row in rows}
+        down = of[names[0]]
+        kafka.kill(down - 1)
+
+        def listed() -> Answer:
+            return txn("list", "--json", kafka=bootstrap)
+
+        answer = listed()
+        assert answer.code == 1, "the list is not whole, and says so"
+        assert f"broker {down}" in " ".join(answer.json["unasked"])
+        seen = {row["transactional_id"] for row in answer.json["transactions"]}
+        assert seen >= {name for name in names if of[name] != down}
+        told = txn("list", kafka=bootstrap)
+        assert f"broker {down}" in told.err
+        hanging = txn(
+            "list", "--hanging", "--max-transaction-timeout", "0s", "--json", kafka=bootstrap
+        )
+        assert hanging.json["hanging"] == [], "its coordinator may be the one that is silent"
+        del producers
 
 
 def test_names_that_are_not_there(kafka: EmbeddedKafka, txn: Txn) -> None:
