@@ -1,19 +1,21 @@
 """The contract of `ports/blobs.py`: what every checkpoint storage does.
 
-A test class of a driver inherits it and says how a store is opened. No test of its own runs from
-here.
+A test class of a driver inherits it and says how a store is opened, and in what surroundings. No
+test of its own runs from here.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tidegate.errors import StorageError, TidegateError
+from tests.contracts.surroundings import Surroundings
+from tidegate.errors import StorageError
 from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.threads import Event
 
 
 class BlobStoreContract:
@@ -22,6 +24,10 @@ class BlobStoreContract:
     @pytest.fixture
     def store(self, tmp_path: Path) -> BlobStore:
         raise NotImplementedError
+
+    @pytest.fixture
+    def around(self) -> Surroundings:
+        return Surroundings()
 
     def test_a_name_is_created_once_and_keeps_its_first_content(self, store: BlobStore) -> None:
         assert store.create("job/journal/1.json", b"first") is Created.CREATED
@@ -39,25 +45,26 @@ class BlobStoreContract:
         store.put("a/b", b"1")
         assert store.create("a/b", b"2") is Created.EXISTS
 
-    def test_of_many_creates_at_once_exactly_one_is_created(self, store: BlobStore) -> None:
+    def test_of_many_creates_at_once_exactly_one_is_created(
+        self, store: BlobStore, around: Surroundings
+    ) -> None:
         for round_ in range(20):
             outcomes: list[tuple[Created, bytes]] = []
-            start = threading.Barrier(8)
+            start = around.event()
 
             def create(
                 mine: bytes,
                 path: str = f"race/{round_}",
                 outcomes: list[tuple[Created, bytes]] = outcomes,
-                start: threading.Barrier = start,
+                start: Event = start,
             ) -> None:
                 start.wait()
                 outcomes.append((store.create(path, mine), mine))
 
-            threads = [threading.Thread(target=create, args=(b"%d" % n,)) for n in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            joins = [around.beside(partial(create, b"%d" % number)) for number in range(8)]
+            start.set()
+            for join in joins:
+                join()
             counts = Counter(outcome for outcome, _ in outcomes)
             assert counts == {Created.CREATED: 1, Created.EXISTS: 7}
             winner = next(mine for outcome, mine in outcomes if outcome is Created.CREATED)
@@ -113,22 +120,13 @@ class BlobStoreContract:
         store.probe()
         assert store.list("probe") == []
 
-    def test_several_threads_write_at_once(self, store: BlobStore) -> None:
-        failures: list[TidegateError] = []
-
+    def test_several_threads_write_at_once(self, store: BlobStore, around: Surroundings) -> None:
         def work(number: int) -> None:
-            try:
-                for i in range(30):
-                    store.put(f"shared/{number}/{i}", b"x" * i)
-                    store.put("shared/one", b"%d" % number)
-                    store.delete(f"shared/{number}/{i}")
-            except TidegateError as error:
-                failures.append(error)
+            for i in range(30):
+                store.put(f"shared/{number}/{i}", b"x" * i)
+                store.put("shared/one", b"%d" % number)
+                store.delete(f"shared/{number}/{i}")
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        for join in [around.beside(partial(work, number)) for number in range(6)]:
+            join()
         assert store.list("shared") == ["shared/one"]
