@@ -2,31 +2,38 @@
 
 It watches from outside: which journal entries came into being, which requests go to the
 coordinators, when a source starts, what stays open. It folds the journal by itself and shares no
-decision with the code that it judges. What it finds is kept (`found`), and ends the run: a
+decision with the code that it judges; what became of a transaction it takes from the coordinator
+itself, not from what anybody was answered. What it finds is kept (`found`), and ends the run: a
 violation that is raised in the process under test would be handled as one of its errors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tidegate.checkpoint.journal import (
+    Accepted,
     AnyEntry,
     Claim,
     Closed,
     Lost,
     Publication,
+    Retracted,
     Settled,
     decode_entry,
     entry_number,
 )
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.elements import Origin
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.kafka.cluster import FakeKafka
+from tidegate.testing.sim.kafka.coordinator import Decision
 from tidegate.testing.sim.kafka.faults import Api, Call
 from tidegate.testing.sim.kafka.log import PartitionLog
 from tidegate.testing.sim.oracle import Oracle, Violation
@@ -37,6 +44,16 @@ STALL_S: Final = 45.0
 so long may a transaction of a dead attempt hold readers back once all faults are over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a job stands on: a publication, or nothing yet."""
+
+    publication: Publication | None = None
+    named: frozenset[PreparedTransaction] = frozenset()
+    """Nobody may fence these, or use their ids again, until the publication is settled."""
+    offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class JournalView:
     """What the entries that exist add up to."""
@@ -45,20 +62,19 @@ class JournalView:
     attempt: int = 0
     claimed_ms: int = 0
     """The brokers' time of the newest claim."""
-    publication: Publication | None = None
-    settled: bool = True
+    last: Standing = Standing()
+    earlier: list[Standing] = field(default_factory=list)
+    """What the last publication could be taken back to, oldest first."""
     checkpoints: set[CheckpointId] = field(default_factory=set)
-    offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    named: set[TransactionalId] = field(default_factory=set)
-    """By any publication."""
-    losses: int = 0
+    named: set[tuple[TransactionalId, int, int]] = field(default_factory=set)
+    """Id, producer id and epoch of all that any publication has named."""
+    lost: Lost | None = None
+    """A loss that is not accepted."""
 
     @property
     def unsettled(self) -> frozenset[TransactionalId]:
-        """What the last publication names, and is not settled."""
-        if self.publication is None or self.settled:
-            return frozenset()
-        return frozenset(each.transactional_id for each in self.publication.transactions)
+        """Ids that the last publication names, while it is not settled."""
+        return frozenset(each.transactional_id for each in self.last.named)
 
 
 class Watch:
@@ -74,12 +90,19 @@ class Watch:
         """Steps of the commit protocol so far: entries, EndTxn, prepares, uploads."""
         self._attempts: dict[int, int] = {}
         """Of processes by pid: the attempt that a JobMaster claimed last, or a slot belongs to."""
+        self._slots: set[int] = set()
+        """The pids of slots among them."""
+        self.may_lose = False
+        """Whether brokers are away for longer than a transaction may stay open."""
+        self.accepting = False
+        """Whether the user has said that a loss is accepted."""
         self._open_since_s: dict[tuple[TransactionalId, int], float] = {}
         blobs.watch = self._created
 
     def slot_is(self, process: SimProcess, attempt: int) -> None:
         """A slot process of an attempt has begun."""
         self._attempts[process.pid] = attempt
+        self._slots.add(process.pid)
 
     def violated(self, message: str) -> None:
         """Keep the first violation."""
@@ -102,55 +125,149 @@ class Watch:
         if number != len(journal.entries) + 1:
             self.violated(f"journal entry {number} was created after {len(journal.entries)}")
         journal.entries[number] = entry
+        if isinstance(entry, Claim):
+            journal.attempt = number
+            journal.claimed_ms = self._kafka.now_ms()
+            self._attempts[process.pid] = number
+        else:
+            self._decided(entry)
+
+    def _decided(self, entry: AnyEntry) -> None:
         match entry:
             case Claim():
-                journal.attempt = number
-                journal.claimed_ms = self._kafka.now_ms()
-                self._attempts[process.pid] = number
+                pass  # taken note of with its process
             case Publication():
                 self._published(entry)
             case Settled():
-                journal.settled = True
+                self._settled(entry)
             case Lost():
-                journal.losses += 1
-                self.violated(f"output is lost: {entry.statement}")
+                self._lost(entry)
+            case Retracted():
+                self._retracted(entry)
+            case Accepted():
+                self._accepted()
             case Closed():
                 self._of_newest("closed", entry.attempt)
-            case _:
-                pass
 
     def _published(self, entry: Publication) -> None:
         journal = self.journal
         self._of_newest("published", entry.attempt)
+        if journal.lost is not None:
+            self.violated(f"{entry.checkpoint} is published after a loss that is not accepted")
         if entry.checkpoint in journal.checkpoints:
             self.violated(f"checkpoint id {entry.checkpoint} was used twice")
         journal.checkpoints.add(entry.checkpoint)
-        journal.publication, journal.settled = entry, False
-        journal.named.update(each.transactional_id for each in entry.transactions)
         for each in entry.transactions:
             parts = parse_transactional_id(each.transactional_id)
             if parts is None or parts.attempt > entry.attempt:
                 self.violated(f"{entry.checkpoint} names {each.transactional_id}")
-        self._offsets(entry)
+        journal.named.update(map(_identity, entry.transactions))
+        journal.earlier.append(journal.last)
+        journal.last = Standing(entry, frozenset(entry.transactions), self._offsets(entry))
+        self._cut()
+
+    def _cut(self) -> None:
+        """What the job stands on is all that it has written before, and nothing else."""
+        last, coordinator = self.journal.last, self._kafka.coordinator
+        offsets = {Origin(topic, number): at for (_, topic, number), at in last.offsets.items()}
+        ended = {
+            (producer_id, epoch)
+            for (_, producer_id, epoch), became in coordinator.decided.items()
+            if became is Decision.COMMITTED
+        }
+        named = {(each.producer_id, each.epoch) for each in last.named}
+        try:
+            self._oracle.cut(self._kafka.logs(), offsets, named | ended)
+        except Violation as violation:
+            self.violated(str(violation))
+
+    def _settled(self, entry: Settled) -> None:
+        """Everything that the last publication names is committed."""
+        self._is_about_the_last("settled", entry.publication)
+        for each in self.journal.last.named:
+            became = self._became(each)
+            if became is not Decision.COMMITTED:
+                self.violated(f"settled, and {each.transactional_id} is {_said(became)}")
+        self.journal.last = replace(self.journal.last, named=frozenset())
+
+    def _lost(self, entry: Lost) -> None:
+        """A loss is stated by right where a transaction that is named has timed out at the brokers;
+        what else is named is ended all the same.
+        """
+        journal = self.journal
+        self._is_about_the_last("lost", entry.publication)
+        if not self.may_lose:
+            self.violated(f"output is lost: {entry.statement}")
+        for each in journal.last.named:
+            became = self._became(each)
+            stated = each in entry.transactions
+            if stated is (became is Decision.COMMITTED) or became is Decision.FENCED:
+                what = "is stated to be lost" if stated else "is not stated to be lost"
+                self.violated(f"{each.transactional_id} {what}, and is {_said(became)}")
+        self._one_has_timed_out("stated a loss", entry.transactions)
+        journal.lost = entry
+        gone = {(each.producer_id, each.epoch) for each in entry.transactions}
+        try:
+            self._oracle.forgive(self._kafka.logs(), gone)
+        except Violation as violation:
+            self.violated(str(violation))
+
+    def _accepted(self) -> None:
+        self.journal.lost = None
+        self.journal.last = replace(self.journal.last, named=frozenset())
+        if not self.accepting:
+            self.violated("a loss is accepted, and the user has not said so")
+
+    def _retracted(self, entry: Retracted) -> None:
+        """Nothing that the publication was the first to name is committed, or will be."""
+        journal = self.journal
+        self._is_about_the_last("retracted", entry.publication)
+        before, carried = journal.earlier.pop(), journal.last.named
+        first = carried - before.named
+        if first != frozenset(entry.aborted):
+            self.violated("a retraction names other transactions than its publication did first")
+        for each in first:
+            became = self._became(each)
+            if became in {None, Decision.COMMITTED, Decision.FENCED}:
+                self.violated(f"retracted, and {each.transactional_id} is {_said(became)}")
+        self._one_has_timed_out("retracted", tuple(carried))
+        journal.last = replace(before, named=before.named & carried)
+
+    def _became(self, each: PreparedTransaction) -> Decision | None:
+        """What the coordinator has decided; None while it has not."""
+        return self._kafka.coordinator.decided.get(_identity(each))
+
+    def _is_about_the_last(self, what: str, number: int) -> None:
+        last = self.journal.last.publication
+        if last is None or last.number != number:
+            self.violated(f"{what} is publication {number}, which is not the last")
+
+    def _one_has_timed_out(self, what: str, of: Sequence[PreparedTransaction]) -> None:
+        if not any(self._became(each) is Decision.TIMED_OUT for each in of):
+            self.violated(f"{what}, and no transaction of it has timed out")
 
     def _of_newest(self, what: str, attempt: int) -> None:
         if attempt != self.journal.attempt:
             self.violated(f"attempt {attempt} {what} after attempt {self.journal.attempt} claimed")
 
-    def _offsets(self, entry: Publication) -> None:
+    def _offsets(self, entry: Publication) -> dict[tuple[str, str, int], int]:
+        """Of its manifest; they never go back behind what the job stands on."""
         data = self._blobs.objects.get(entry.manifest)
         manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
-        known = self.journal.offsets
-        for split in manifest.splits:
-            place = (split.source, split.topic, split.partition)
-            if split.offset < known.get(place, 0):
+        known = self.journal.last.offsets
+        offsets: dict[tuple[str, str, int], int] = {
+            (each.source, each.topic, each.partition): each.offset for each in manifest.splits
+        }
+        for place, offset in offsets.items():
+            if offset < known.get(place, 0):
+                _, topic, partition = place
                 self.violated(
-                    f"checkpoint {entry.checkpoint} goes back in {split.topic}-{split.partition}: "
-                    f"from offset {known[place]} to {split.offset}"
+                    f"checkpoint {entry.checkpoint} goes back in {topic}-{partition}: "
+                    f"from offset {known[place]} to {offset}"
                 )
-            known[place] = split.offset
-        if not known.keys() <= {(s.source, s.topic, s.partition) for s in manifest.splits}:
+        if not known.keys() <= offsets.keys():
             self.violated(f"checkpoint {entry.checkpoint} has lost a partition")
+        return offsets
 
     # --- brokers --------------------------------------------------------------------------------
 
@@ -161,8 +278,8 @@ class Watch:
             return
         if call.api is Api.END_TXN:
             self.steps += 1
-            if name not in self.journal.named:
-                self.violated(f"{name} is ended, and no publication names it")
+            if (name, *(call.producer or ())) not in self.journal.named:
+                self.violated(f"{name} is ended as {call.producer}, and no publication names it")
         elif call.api is Api.INIT_PRODUCER_ID:
             self._initialised(name, process)
 
@@ -174,6 +291,11 @@ class Watch:
             return
         if parts.attempt > own:
             self.violated(f"{process.name} of attempt {own} fences {name} of a newer attempt")
+        if process.pid in self._slots:
+            if parts.attempt != own:
+                self.violated(f"a slot of attempt {own} initialises {name}")
+            if self._kafka.coordinator.list().get(name) is TransactionState.ONGOING:
+                self.violated(f"{process.name} initialises {name}, whose transaction is open")
         if name in self.journal.unsettled:
             self.violated(
                 f"{process.name} initialises {name}, which an unsettled publication names"
@@ -224,6 +346,14 @@ class Watch:
         for name, state in self._kafka.coordinator.list().items():
             if state is TransactionState.ONGOING:
                 self.violated(f"{name} is open after the end of the job")
+
+
+def _identity(each: PreparedTransaction) -> tuple[TransactionalId, int, int]:
+    return each.transactional_id, each.producer_id, each.epoch
+
+
+def _said(became: Decision | None) -> str:
+    return "open" if became is None else became.value
 
 
 def _short(entry: AnyEntry) -> str:

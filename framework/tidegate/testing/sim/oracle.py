@@ -5,21 +5,24 @@ without a gap from the first on and none twice: so nothing is lost before someth
 nothing doubles, and what is visible once is never taken back by a recovery. Behind a keyed step the
 count and the total must moreover go on from the last visible result of the group: so the state that
 wrote it held each event once, in whatever order partitions came together. At the end nothing may
-be missing.
+be missing but what was stated to be lost.
 
 It looks at the partitions of the fake Kafka itself, each time a marker was written, and shares no
-code with what it judges.
+code with what it judges. When a checkpoint is published it looks at what is not visible yet, too
+(`cut`): what a restore would lose or double is a bug also where nobody restores.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tidegate.elements import Origin
-from tidegate.testing.sim.kafka.log import Marker, PartitionLog
+from tidegate.testing.sim.kafka.log import Marker, PartitionLog, StoredRecord
 from tidegate.testing.sim.pipelines import OUT_A, Event, Result, Shape, Sided
 
 
@@ -34,7 +37,7 @@ class _Group:
     count: int = 0
     total: int = 0
     ahead: dict[int, Result] = field(default_factory=dict)
-    """Where two sinks share one count: results that became visible before those they follow."""
+    """Results that came before those they follow: of two sinks with one count, and lost ones."""
 
 
 class Oracle:
@@ -46,11 +49,16 @@ class Oracle:
         """By sink, source partition and key: the names of results that are not visible yet."""
         self._groups: dict[tuple[str, str], _Group] = {}
         self._seen: dict[Origin, int] = {}
+        self._offsets: dict[str, tuple[Origin, int]] = {}
+        """By event: where it stands."""
         self.missing = 0
         self.visible = 0
+        self.forgiven = 0
+        """Results whose loss was stated by right."""
 
-    def expect(self, origin: Origin, event: Event) -> None:
+    def expect(self, origin: Origin, event: Event, offset: int) -> None:
         """An event was committed to a source's partition."""
+        self._offsets[event.name] = origin, offset
         for sink, names_of in self._shape.sinks.items():
             names = names_of(event)
             lane = (sink, f"{origin.topic}-{origin.partition}", event.key)
@@ -70,9 +78,71 @@ class Oracle:
             entry = entries[offset]
             if isinstance(entry, Marker) or entry.span.hidden:
                 continue
-            result = msgspec.json.decode(entry.value() or b"", type=Result)
-            self._judge(origin, result, f"{origin.topic}-{origin.partition} offset {offset}")
+            self._judge(
+                origin, _result(entry), f"{origin.topic}-{origin.partition} offset {offset}"
+            )
         self._seen[origin] = end
+
+    def cut(
+        self,
+        logs: Iterable[PartitionLog],
+        offsets: Mapping[Origin, int],
+        producers: AbstractSet[tuple[int, int]],
+    ) -> None:
+        """A checkpoint becomes what the job stands on: Violation unless it cuts all results in two.
+
+        Results of events before its `offsets` are visible, or written by `producers` (id and
+        epoch): those that it names, and those that are committed already. Others are not.
+        """
+        inside: set[tuple[str, str]] = set()
+        for log in logs:
+            origin = log.origin
+            if origin.topic not in self._shape.sinks:
+                continue
+            for entry in log.everything()[self._seen.get(origin, 0) :]:
+                if not isinstance(entry, Marker) and entry.span.producer in producers:
+                    name = _result(entry).name
+                    inside.add((origin.topic, name))
+                    if not self._is_before(offsets, name):
+                        message = f"a checkpoint names a transaction with {name} from behind it"
+                        raise Violation(message)
+        for (sink, _, key), names in self._lanes.items():
+            for name in names:
+                if not self._is_before(offsets, name):
+                    break  # as are all that follow
+                if (sink, name) not in inside:
+                    message = f"a checkpoint is behind {name} (key {key}), and lacks it in {sink}"
+                    raise Violation(message)
+
+    def _is_before(self, offsets: Mapping[Origin, int], result: str) -> bool:
+        origin, offset = self._offsets[result.partition("/")[0]]
+        return offset < offsets.get(origin, 0)
+
+    def forgive(
+        self, logs: Iterable[PartitionLog], producers: AbstractSet[tuple[int, int]]
+    ) -> None:
+        """The loss of what these producers (id and epoch) have written was stated: its results will
+        not appear, and whatever counts them goes on behind them.
+        """
+        for log in logs:
+            if log.origin.topic not in self._shape.sinks:
+                continue
+            for entry in log.everything():
+                if not isinstance(entry, Marker) and entry.span.producer in producers:
+                    self._forgive(log.origin, _result(entry))
+
+    def _forgive(self, origin: Origin, result: Result) -> None:
+        lane = self._lanes.get(_lane(origin, result))
+        if lane is None or result.name not in lane:
+            message = f"{result.name} was stated to be lost, and is visible or belongs nowhere"
+            raise Violation(message)
+        lane.remove(result.name)
+        self.missing -= 1
+        self.forgiven += 1
+        group = self._group(origin, result)
+        if group is not None:
+            group.ahead[result.count] = result
+            _catch_up(group, "lost")
 
     def complete(self) -> None:
         """At the end: Violation if anything is missing."""
@@ -85,8 +155,7 @@ class Oracle:
                 raise Violation(message)
 
     def _judge(self, origin: Origin, result: Result, where: str) -> None:
-        partition = result.name.rsplit(":", 1)[0]
-        lane = self._lanes.get((origin.topic, partition, result.key))
+        lane = self._lanes.get(_lane(origin, result))
         if not lane or lane[0] != result.name:
             expected = lane[0] if lane else "nothing more"
             what = "was skipped" if lane and result.name in lane else "stands there a second time"
@@ -98,23 +167,40 @@ class Oracle:
         lane.popleft()
         self.missing -= 1
         self.visible += 1
-        if self._shape.pipeline is Sided:
-            self._count_together(result, where)
-        elif origin.topic in self._shape.stateful:
-            group = self._groups.setdefault((origin.topic, result.group), _Group())
-            _go_on(group, result, where)
-
-    def _count_together(self, result: Result, where: str) -> None:
-        """Both sinks' results of a group have one row of counts; two sinks become visible one
-        shortly after the other.
-        """
-        group = self._groups.setdefault((OUT_A, result.group), _Group())
+        group = self._group(origin, result)
+        if group is None:
+            return
         if result.count <= group.count or result.count in group.ahead:
             message = f"{where}: count {result.count} of group {result.group} for a second time"
             raise Violation(message)
-        group.ahead[result.count] = result
-        while (following := group.ahead.pop(group.count + 1, None)) is not None:
-            _go_on(group, following, where)
+        if self._shape.pipeline is Sided:
+            # Two sinks become visible one shortly after the other.
+            group.ahead[result.count] = result
+        else:
+            _go_on(group, result, where)
+        _catch_up(group, where)
+
+    def _group(self, origin: Origin, result: Result) -> _Group | None:
+        """Where results are counted: those of both sinks in one row, where two share the state."""
+        if self._shape.pipeline is Sided:
+            return self._groups.setdefault((OUT_A, result.group), _Group())
+        if origin.topic in self._shape.stateful:
+            return self._groups.setdefault((origin.topic, result.group), _Group())
+        return None
+
+
+def _result(entry: StoredRecord) -> Result:
+    return msgspec.json.decode(entry.value() or b"", type=Result)
+
+
+def _lane(origin: Origin, result: Result) -> tuple[str, str, str]:
+    return origin.topic, result.name.rsplit(":", 1)[0], result.key
+
+
+def _catch_up(group: _Group, where: str) -> None:
+    """With what was there, or known to be lost, before those it follows."""
+    while (following := group.ahead.pop(group.count + 1, None)) is not None:
+        _go_on(group, following, where)
 
 
 def _go_on(group: _Group, result: Result, where: str) -> None:

@@ -199,7 +199,7 @@ class Run:
         if each.committed:
             log.append(producer, 0, sequence, [record], is_open=None)
             self._sequences[log] = sequence + 1
-            self._oracle.expect(origin, each.event)
+            self._oracle.expect(origin, each.event, log.end - 1)
         else:
             epoch = self._written  # of a producer of its own
             log.append(producer, epoch, 0, [record], is_open=lambda: True)

@@ -151,6 +151,10 @@ class FakeKafka:
         """A partition, to look into or to trim (`start`)."""
         return self._brokers.topics[origin.topic][origin.partition]
 
+    def logs(self) -> list[PartitionLog]:
+        """All partitions."""
+        return [log for logs in self._brokers.topics.values() for log in logs]
+
     def now_ms(self) -> int:
         """The brokers' wall clock."""
         return self._timeline.now_ms()

@@ -82,9 +82,10 @@ class FakeTransactionLog:
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndOutcome:
         """One EndTxn v3, sent once. RETRY leaves open whether it took effect."""
+        call = self._call(Api.END_TXN, transactional_id)._replace(producer=(producer_id, epoch))
         try:
             self._connection.ask(
-                self._call(Api.END_TXN, transactional_id),
+                call,
                 lambda: self._brokers.end(
                     self._user, transactional_id, producer_id, epoch, commit=commit
                 ),

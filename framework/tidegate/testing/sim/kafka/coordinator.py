@@ -13,6 +13,7 @@ and never down for one producer id.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -43,6 +44,16 @@ _BY_COMMIT: Final = {
     TransactionState.COMPLETE_ABORT: False,
 }
 """Whether a transaction in this state was ended by a commit."""
+
+
+class Decision(enum.Enum):
+    """How a transaction ended, and by whom."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    FENCED = "fenced"
+    """Aborted by an InitProducerId."""
+    TIMED_OUT = "timed out"
 
 
 class _Transaction:
@@ -97,6 +108,9 @@ class TransactionCoordinator:
         self._started_s = timeline.now_s()
         self._known: dict[TransactionalId, _Transaction] = {}
         self._producer_ids = FIRST_PRODUCER_ID
+        self.decided: dict[tuple[TransactionalId, int, int], Decision] = {}
+        """By id, producer id and epoch of who wrote it: what became of each transaction ever. For
+        checkers and tests; no request tells."""
 
     def new_producer_id(self) -> int:
         """An id that no producer has had."""
@@ -116,7 +130,7 @@ class TransactionCoordinator:
         if found is None:
             found = self._known[name] = _Transaction(self.new_producer_id())
         if found.state is TransactionState.ONGOING:
-            self._abort_by_epoch(found, name)
+            self._abort_by_epoch(found, name, Decision.FENCED)
             raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
         if found.state in _ENDED:
             raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
@@ -147,6 +161,9 @@ class TransactionCoordinator:
         """EndTxn v3. Success means that the decision is made; markers follow."""
         found = self._of_producer(name, producer_id, epoch)
         if found.state is TransactionState.ONGOING:
+            self.decided[name, producer_id, epoch] = (
+                Decision.COMMITTED if commit else Decision.ABORTED
+            )
             self._end(found, name, commit=commit)
             return
         if _BY_COMMIT.get(found.state) is not commit:
@@ -199,8 +216,9 @@ class TransactionCoordinator:
         for origin in list(found.partitions):
             self._send_marker(found, name, origin, commit=commit)
 
-    def _abort_by_epoch(self, found: _Transaction, name: TransactionalId) -> None:
+    def _abort_by_epoch(self, found: _Transaction, name: TransactionalId, why: Decision) -> None:
         """The coordinator's own abort, which locks the producer out."""
+        self.decided[name, found.producer_id, found.epoch] = why
         found.epoch += 1
         self._end(found, name, commit=False)
 
@@ -239,7 +257,7 @@ class TransactionCoordinator:
         def search() -> None:
             same = (found.producer_id, found.epoch, found.start_ms) == of
             if same and found.state is TransactionState.ONGOING:
-                self._abort_by_epoch(found, name)
+                self._abort_by_epoch(found, name, Decision.TIMED_OUT)
 
         self._timeline.at(self._started_s + scans * self._scan_s, search)
 

@@ -91,6 +91,8 @@ class Call(NamedTuple):
     origin: Origin | None = None
     name: str = ""
     """Consumer group, topic or prefix."""
+    producer: tuple[int, int] | None = None
+    """Of an EndTxn: producer id and epoch."""
 
 
 class Lost(enum.Enum):

@@ -31,10 +31,14 @@ class Record(NamedTuple):
 class Span:
     """A producer's records of one transaction in one partition, from offset `first` on."""
 
-    __slots__ = ("first", "hidden")
+    __slots__ = ("first", "hidden", "producer")
 
-    def __init__(self, first: int, *, hidden: bool = False) -> None:
+    def __init__(
+        self, first: int, *, hidden: bool = False, producer: tuple[int, int] | None = None
+    ) -> None:
         self.first = first
+        self.producer = producer
+        """Producer id and epoch; None outside of transactions."""
         self.hidden = hidden
         """Whether `read_committed` readers pass over it (they do not get to an open one)."""
 
@@ -148,7 +152,7 @@ class PartitionLog:
         if span is None:
             if is_open is not None and not is_open():
                 raise BrokerError(Code.INVALID_TXN_STATE)
-            span = self._open[producer_id] = Span(self.end)
+            span = self._open[producer_id] = Span(self.end, producer=(producer_id, epoch))
         if writer is None or writer.epoch != epoch:
             writer = self._writers[producer_id] = _Writer(epoch)
         writer.sequence += len(records)

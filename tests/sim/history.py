@@ -1,0 +1,212 @@
+"""A job's history for the watch over the commit protocol, step by step as a test tells it.
+
+Transactions are true ones of the fake Kafka, so what the brokers know of them is not made up here;
+journal entries are created as the storage would tell of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tests.kafka.clocks import SleepingClock
+from tidegate.checkpoint.journal import (
+    AnyEntry,
+    Claim,
+    Lost,
+    Publication,
+    Retracted,
+    Settled,
+    encode_entry,
+    entry_path,
+)
+from tidegate.checkpoint.manifest import Manifest, encode_manifest, file_digest
+from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.transactional_ids import format_transactional_id
+from tidegate.elements import Origin
+from tidegate.ids import (
+    Attempt,
+    CheckpointId,
+    JobName,
+    JournalNumber,
+    SubtaskIndex,
+    TransactionalId,
+    Uid,
+    VertexId,
+)
+from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.testing.sim.blobs import MemoryBlobs
+from tidegate.testing.sim.invariants import Watch
+from tidegate.testing.sim.kafka.cluster import FakeKafka
+from tidegate.testing.sim.kafka.faults import PROCEED, Call, Verdict
+from tidegate.testing.sim.kafka.log import PartitionLog
+from tidegate.testing.sim.oracle import Oracle
+from tidegate.testing.sim.pipelines import IN_A, OUT_A, SHAPES, Event, Result
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+
+JOB = JobName("stateless")
+TIMEOUT_MS = 60_000
+SCAN_S = 10.0
+
+
+class History:
+    """One job's journal and brokers. `master` and `slot` are its processes; who asks is `asks`."""
+
+    def __init__(self) -> None:
+        self.scheduler, self.clock = Scheduler(0), SleepingClock()
+        self.oracle, self.blobs = Oracle(SHAPES[0]), MemoryBlobs()
+        self.kafka = FakeKafka(self.clock, faults=self, marked=self._marked)
+        self.kafka.create_topic(OUT_A, 1)
+        self.watch = Watch(self.scheduler, self.blobs, self.kafka, self.oracle)
+        self.master, self.slot = self.process("jobmaster"), self.process("slot")
+        self.asks = self.master
+        self.clients = self.kafka.process("client", self.clock)
+        self.log = self.clients.transaction_log({})
+        self.attempt = Attempt(0)
+        self.events = 0
+
+    def process(self, name: str) -> SimProcess:
+        return self.scheduler.process(name)
+
+    def decide(self, call: Call) -> Verdict:
+        """`kafka.faults.Faults`."""
+        self.watch.asked(call, self.asks)
+        return PROCEED
+
+    def _marked(self, log: PartitionLog) -> None:
+        self.watch.marked(log)
+
+    @property
+    def found(self) -> str:
+        return "" if self.watch.found is None else str(self.watch.found)
+
+    def passes(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+        self.kafka.run_due()
+
+    # --- the journal ----------------------------------------------------------------------------
+
+    def create(self, kind: Callable[..., AnyEntry], *, skipped: int = 0, **fields: Any) -> int:
+        """The next entry, or one behind it."""
+        number = JournalNumber(len(self.watch.journal.entries) + 1 + skipped)
+        entry = kind(
+            number=number, nonce=str(number), previous="", journal="j", created_ms=0, **fields
+        )
+        watch = self.blobs.watch
+        assert watch is not None
+        watch(self.master, entry_path(JOB, number), encode_entry(entry))
+        return number
+
+    def claim(self) -> None:
+        """A new attempt, with a slot of its own."""
+        self.attempt = Attempt(self.create(Claim, submission="s", restore="latest"))
+        self.slot = self.process(f"slot-{self.attempt}")
+        self.watch.slot_is(self.slot, self.attempt)
+
+    def publish(
+        self,
+        *transactions: PreparedTransaction,
+        counter: int = 1,
+        attempt: Attempt | None = None,
+        offsets: tuple[int, ...] = (),
+    ) -> JournalNumber:
+        """By default of all events until now."""
+        checkpoint = CheckpointId(attempt or self.attempt, counter)
+        splits = tuple(
+            SourceSplit(source=Uid("events"), topic=IN_A, partition=partition, offset=offset)
+            for partition, offset in enumerate(offsets or (self.events,))
+        )
+        part = SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0), splits=splits)
+        manifest = Manifest(
+            job=JOB,
+            checkpoint=checkpoint,
+            submission="s",
+            created_ms=0,
+            final=False,
+            kafka_cluster="c",
+            fingerprint="f",
+            plan=PlanFacts(parallelism=1, max_parallelism=128),
+            subtasks=(part,),
+        )
+        path = f"manifest-{len(self.watch.journal.entries)}"
+        data = self.blobs.objects[path] = encode_manifest(manifest)
+        number = self.create(
+            Publication,
+            attempt=attempt or self.attempt,
+            checkpoint=checkpoint,
+            submission="s",
+            manifest=path,
+            sha256=file_digest(data),
+            transactions=transactions,
+            final=False,
+        )
+        return JournalNumber(number)
+
+    def settle(self, publication: int) -> None:
+        self.create(Settled, attempt=self.attempt, publication=JournalNumber(publication))
+
+    def lose(self, publication: int, *transactions: PreparedTransaction) -> JournalNumber:
+        number = self.create(
+            Lost,
+            attempt=self.attempt,
+            publication=JournalNumber(publication),
+            transactions=transactions,
+            statement="some is gone",
+        )
+        return JournalNumber(number)
+
+    def retract(self, publication: int, *transactions: PreparedTransaction) -> None:
+        self.create(
+            Retracted,
+            attempt=self.attempt,
+            publication=JournalNumber(publication),
+            aborted=transactions,
+        )
+
+    # --- transactions ---------------------------------------------------------------------------
+
+    def name(self, slot: int = 0, attempt: int | None = None) -> TransactionalId:
+        return format_transactional_id(
+            job=JOB,
+            journal="j",
+            sink=Uid("results"),
+            attempt=Attempt(attempt or self.attempt),
+            subtask=SubtaskIndex(0),
+            slot=slot,
+        )
+
+    def event(self) -> Event:
+        """One more, committed to the source."""
+        event = Event(f"{IN_A}-0:{self.events}", "a", 1)
+        self.events += 1
+        self.oracle.expect(Origin(IN_A, 0), event, self.events - 1)
+        return event
+
+    def prepare(self, *events: Event, slot: int = 0) -> PreparedTransaction:
+        """By the slot: results of these events, or of a new one, flushed and open."""
+        self.asks, name = self.slot, self.name(slot)
+        producer = self.clients.producer({}, name, TIMEOUT_MS)
+        producer.begin()
+        results = [Result(each.name, each.key, each.amount) for each in events or (self.event(),)]
+        producer.send(OUT_A, [msgspec.json.encode(each) for each in results], None)
+        producer.flush(30.0)
+        self.asks = self.master
+        facts = self.log.describe(name)
+        assert facts is not None
+        return PreparedTransaction(
+            cluster_id="c",
+            transactional_id=name,
+            producer_id=facts.producer_id,
+            epoch=facts.epoch,
+            start_ms=facts.start_ms,
+        )
+
+    def end(self, txn: PreparedTransaction, *, commit: bool = True) -> None:
+        self.log.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=commit)
+        self.passes(1.0)
+
+    def time_out(self) -> None:
+        """Everything that is open."""
+        self.passes(TIMEOUT_MS / 1000 + SCAN_S + 1.0)

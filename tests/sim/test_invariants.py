@@ -1,0 +1,389 @@
+"""The watch over the commit protocol, given histories that are wrong: it must name each of them,
+and no right one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.sim.history import TIMEOUT_MS, History
+from tidegate.checkpoint.journal import Accepted, Claim, Closed
+from tidegate.testing.sim.invariants import STALL_S, Standing
+from tidegate.testing.sim.pipelines import IN_A, Event
+
+
+@pytest.fixture
+def history() -> History:
+    made = History()
+    made.claim()
+    return made
+
+
+# --- the journal ------------------------------------------------------------------------------
+
+
+def test_a_right_history_has_nothing_to_name(history: History) -> None:
+    for counter in (1, 2):
+        txn = history.prepare(slot=counter)
+        number = history.publish(txn, counter=counter, offsets=(counter,))
+        history.end(txn)
+        history.settle(number)
+    history.claim()
+    history.watch.source_starts(history.slot)
+    history.create(Closed, attempt=history.attempt, outcome="finished")
+    history.watch.nothing_open()
+    assert history.found == ""
+    assert history.oracle.visible == 2
+
+
+def test_a_gap_in_the_journal(history: History) -> None:
+    history.create(Claim, submission="s", restore="latest", skipped=1)
+    assert history.found == "journal entry 3 was created after 1"
+
+
+def test_a_publication_of_an_attempt_after_a_newer_claim(history: History) -> None:
+    old = history.attempt
+    history.claim()
+    history.publish(attempt=old)
+    assert history.found == "attempt 1 published after attempt 2 claimed"
+
+
+def test_the_close_of_an_attempt_after_a_newer_claim(history: History) -> None:
+    old = history.attempt
+    history.claim()
+    history.create(Closed, attempt=old, outcome="finished")
+    assert history.found == "attempt 1 closed after attempt 2 claimed"
+
+
+def test_two_publications_of_one_checkpoint(history: History) -> None:
+    history.publish(counter=7)
+    history.publish(counter=7)
+    assert history.found == "checkpoint id 1-7 was used twice"
+
+
+def test_a_checkpoint_that_names_a_newer_attempts_transaction(history: History) -> None:
+    old = history.attempt
+    history.claim()
+    txn = history.prepare()
+    history.watch.journal.attempt = old  # as if the claim did not count
+    history.publish(txn, attempt=old)
+    assert history.found == f"1-1 names {txn.transactional_id}"
+
+
+def test_offsets_that_go_back(history: History) -> None:
+    history.publish(counter=1, offsets=(5, 5))
+    history.publish(counter=2, offsets=(6, 4))
+    assert history.found == "checkpoint 1-2 goes back in in-a-1: from offset 5 to 4"
+
+
+def test_a_partition_that_a_checkpoint_lacks(history: History) -> None:
+    history.publish(counter=1, offsets=(5, 5))
+    history.publish(counter=2, offsets=(6,))
+    assert history.found == "checkpoint 1-2 has lost a partition"
+
+
+def test_a_transaction_with_records_from_behind_the_checkpoint(history: History) -> None:
+    before = history.event()
+    txn = history.prepare(before, history.event())
+    history.publish(txn, offsets=(1,))
+    assert history.found == "a checkpoint names a transaction with in-a-0:1 from behind it"
+
+
+def test_a_checkpoint_that_leaves_a_transaction_out(history: History) -> None:
+    first, _ = history.prepare(), history.prepare(slot=1)
+    history.publish(first)
+    assert history.found == ("a checkpoint is behind in-a-0:1 (key a), and lacks it in out-a")
+
+
+def test_what_is_committed_and_not_visible_yet_is_not_left_out(history: History) -> None:
+    first, second = history.prepare(), history.prepare(slot=1)
+    history.publish(first, second, counter=1)
+    history.end(second)  # and the first one holds readers back
+    history.publish(first, counter=2)
+    assert history.found == ""
+    assert history.oracle.visible == 0
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+def test_an_end_before_the_publication(history: History) -> None:
+    txn = history.prepare()
+    history.end(txn)
+    assert "is ended as" in history.found
+    assert "no publication names it" in history.found
+
+
+@pytest.mark.parametrize("field", ["producer_id", "epoch"])
+def test_an_end_as_another_producer(history: History, field: str) -> None:
+    txn = history.prepare()
+    history.publish(txn)
+    history.end(msgspec.structs.replace(txn, **{field: getattr(txn, field) + 1}))
+    assert "no publication names it" in history.found
+
+
+def test_settled_while_a_transaction_is_open(history: History) -> None:
+    txn = history.prepare()
+    history.settle(history.publish(txn))
+    assert history.found == f"settled, and {txn.transactional_id} is open"
+
+
+def test_settled_after_a_transaction_was_aborted(history: History) -> None:
+    txn = history.prepare()
+    number = history.publish(txn)
+    history.time_out()
+    history.settle(number)
+    assert history.found == f"settled, and {txn.transactional_id} is timed out"
+
+
+def test_settled_of_another_publication(history: History) -> None:
+    first = history.publish(counter=1)
+    history.publish(counter=2)
+    history.settle(first)
+    assert history.found == f"settled is publication {first}, which is not the last"
+
+
+def test_what_was_visible_is_taken_back_and_written_again(history: History) -> None:
+    event = history.event()
+    first = history.prepare(event)
+    history.publish(first, counter=1)
+    history.end(first)
+    again = history.prepare(event, slot=1)
+    history.publish(again, counter=2)
+    history.end(again)
+    assert "in-a-0:0 stands there a second time" in history.found
+
+
+# --- losses -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def losing(history: History) -> History:
+    """Brokers may be away for too long."""
+    history.watch.may_lose = True
+    return history
+
+
+def test_a_loss_by_right_that_is_accepted(losing: History) -> None:
+    first, second = losing.prepare(), losing.prepare(slot=1)
+    number = losing.publish(first, second)
+    losing.end(first)
+    losing.time_out()
+    lost = losing.lose(number, second)
+    losing.watch.accepting = True
+    losing.create(Accepted, lost=lost, submission="s")
+    losing.publish(counter=2)
+    assert losing.found == ""
+    assert (losing.oracle.visible, losing.oracle.missing) == (1, 0)
+
+
+def test_a_loss_where_nothing_is_away_for_long(history: History) -> None:
+    txn = history.prepare()
+    number = history.publish(txn)
+    history.time_out()
+    history.lose(number, txn)
+    assert history.found == "output is lost: some is gone"
+
+
+def test_a_loss_of_what_is_committed(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.end(txn)
+    losing.lose(number, txn)
+    assert losing.found == f"{txn.transactional_id} is stated to be lost, and is committed"
+
+
+def test_a_loss_that_is_not_stated(losing: History) -> None:
+    first, second = losing.prepare(), losing.prepare(slot=1)
+    number = losing.publish(first, second)
+    losing.time_out()
+    losing.lose(number, first)
+    found = f"{second.transactional_id} is not stated to be lost, and is timed out"
+    assert losing.found == found
+
+
+def test_a_loss_that_our_own_fence_has_made(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.asks = losing.process("another")  # its request is named too, but not the first time
+    losing.log.fence(txn.transactional_id)
+    losing.watch.found = None
+    losing.lose(number, txn)
+    assert losing.found == f"{txn.transactional_id} is stated to be lost, and is fenced"
+
+
+def test_a_loss_of_which_nothing_has_timed_out(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.end(txn, commit=False)
+    losing.lose(number, txn)
+    assert losing.found == "stated a loss, and no transaction of it has timed out"
+
+
+def test_a_publication_after_a_loss_that_nobody_has_accepted(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.time_out()
+    losing.lose(number, txn)
+    losing.claim()
+    losing.publish()
+    checkpoint = f"{losing.attempt}-1"
+    assert losing.found == f"{checkpoint} is published after a loss that is not accepted"
+
+
+def test_a_loss_that_is_accepted_without_the_users_word(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.time_out()
+    losing.create(Accepted, lost=losing.lose(number, txn), submission="s")
+    assert losing.found == "a loss is accepted, and the user has not said so"
+
+
+def test_a_loss_of_records_that_belong_nowhere(losing: History) -> None:
+    losing.event()
+    txn = losing.prepare(Event(f"{IN_A}-0:0", "another key", 1))
+    losing.publish(counter=1, offsets=(0,))
+    losing.watch.journal.last = Standing(losing.watch.journal.last.publication, frozenset({txn}))
+    losing.time_out()
+    losing.lose(2, txn)
+    assert losing.found == "in-a-0:0 was stated to be lost, and is visible or belongs nowhere"
+
+
+# --- retractions ------------------------------------------------------------------------------
+
+
+def test_a_retraction_by_right_takes_offsets_back(losing: History) -> None:
+    losing.publish(counter=1, offsets=(3,))
+    event = losing.event()
+    txn = losing.prepare(event)
+    number = losing.publish(txn, counter=2, offsets=(4,))
+    losing.time_out()
+    losing.retract(number, txn)
+    again = losing.prepare(event, slot=1)
+    number = losing.publish(again, counter=3, offsets=(3,))
+    losing.end(again)
+    losing.settle(number)
+    assert losing.found == ""
+
+
+def test_a_retraction_of_what_is_committed(losing: History) -> None:
+    first, second = losing.prepare(), losing.prepare(slot=1)
+    number = losing.publish(first, second)
+    losing.end(first)
+    losing.time_out()
+    losing.retract(number, first, second)
+    assert losing.found == f"retracted, and {first.transactional_id} is committed"
+
+
+def test_a_retraction_of_what_is_open(losing: History) -> None:
+    txn = losing.prepare()
+    losing.retract(losing.publish(txn), txn)
+    assert losing.found == f"retracted, and {txn.transactional_id} is open"
+
+
+def test_a_retraction_that_names_something_else(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.time_out()
+    losing.retract(number)
+    assert "names other transactions" in losing.found
+
+
+def test_a_retraction_without_need(losing: History) -> None:
+    txn = losing.prepare()
+    number = losing.publish(txn)
+    losing.end(txn, commit=False)
+    losing.retract(number, txn)
+    assert losing.found == "retracted, and no transaction of it has timed out"
+
+
+# --- fences -----------------------------------------------------------------------------------
+
+
+def test_a_fence_of_a_newer_attempt(history: History) -> None:
+    history.log.fence(history.name(attempt=2))
+    assert history.found == (
+        f"jobmaster of attempt 1 fences {history.name(attempt=2)} of a newer attempt"
+    )
+
+
+def test_a_fence_of_what_an_unsettled_publication_names(history: History) -> None:
+    txn = history.prepare()
+    history.publish(txn)
+    history.claim()
+    history.log.fence(txn.transactional_id)
+    assert history.found == (
+        f"jobmaster initialises {txn.transactional_id}, which an unsettled publication names"
+    )
+
+
+def test_an_id_that_a_process_of_no_attempt_initialises(history: History) -> None:
+    history.asks = history.process("stranger")
+    history.log.fence(history.name())
+    assert history.found == f"stranger initialises {history.name()}"
+
+
+def test_a_slot_that_uses_an_id_of_another_attempt(history: History) -> None:
+    history.claim()
+    history.asks = history.slot
+    history.clients.producer({}, history.name(attempt=1), TIMEOUT_MS)
+    assert history.found == f"a slot of attempt 2 initialises {history.name(attempt=1)}"
+
+
+def test_a_slot_that_uses_an_id_again_whose_transaction_is_open(history: History) -> None:
+    txn = history.prepare()
+    history.prepare()
+    assert history.found == f"slot-1 initialises {txn.transactional_id}, whose transaction is open"
+
+
+def test_a_source_that_starts_before_the_fence(history: History) -> None:
+    txn = history.prepare()
+    history.passes(1.0)
+    history.claim()
+    history.watch.source_starts(history.slot)
+    assert history.found == (
+        f"a source of attempt 2 starts, and {txn.transactional_id} is not fenced"
+    )
+
+
+# --- what may not last ------------------------------------------------------------------------
+
+
+def test_a_stall(history: History) -> None:
+    """Once all is quiet, a dead attempt's transaction may stay open for a while and no longer."""
+    txn = history.prepare()
+    history.passes(1.0)
+    history.claim()
+    history.watch.look_for_stalls(quiet_since_s=None)
+    history.scheduler.now = 100.0
+    history.watch.look_for_stalls(quiet_since_s=None)
+    history.watch.look_for_stalls(quiet_since_s=100.0)
+    history.scheduler.now = 100.0 + STALL_S
+    history.watch.look_for_stalls(quiet_since_s=100.0)
+    assert history.found == ""
+    history.scheduler.now += 1.0
+    history.watch.look_for_stalls(quiet_since_s=100.0)
+    assert history.found == (
+        f"{txn.transactional_id} of a dead attempt is open for {STALL_S + 1:.0f} s"
+    )
+
+
+def test_a_transaction_of_the_living_attempt_is_no_stall(history: History) -> None:
+    history.prepare()
+    history.watch.look_for_stalls(quiet_since_s=0.0)
+    history.scheduler.now = 10 * STALL_S
+    history.watch.look_for_stalls(quiet_since_s=0.0)
+    assert history.found == ""
+
+
+def test_a_transaction_that_outlives_the_job(history: History) -> None:
+    txn = history.prepare()
+    history.watch.nothing_open()
+    assert history.found == f"{txn.transactional_id} is open after the end of the job"
+
+
+def test_the_first_violation_is_kept(history: History) -> None:
+    history.watch.violated("first")
+    history.watch.violated("second")
+    assert history.found == "first"

@@ -1,0 +1,238 @@
+"""The oracle, given histories that are wrong: it must name each of them, and no right one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from tidegate.elements import Origin
+from tidegate.testing.sim.kafka.log import PartitionLog, Record
+from tidegate.testing.sim.oracle import Oracle, Violation
+from tidegate.testing.sim.pipelines import (
+    IN_A,
+    OUT_A,
+    OUT_B,
+    SHAPES,
+    Event,
+    FlatMapped,
+    Result,
+    Shape,
+    Sided,
+    Stateless,
+    Totals,
+    TwoSinks,
+)
+
+BY_PIPELINE = {shape.pipeline: shape for shape in SHAPES}
+
+
+class History:
+    """Two sinks of one partition each, and the oracle that looks at them."""
+
+    def __init__(self, shape: Shape, *events: Event) -> None:
+        self.oracle = Oracle(shape)
+        self.logs = {topic: PartitionLog(Origin(topic, 0), 1 << 20) for topic in (OUT_A, OUT_B)}
+        self._producers = 0
+        for offset, event in enumerate(events):
+            self.oracle.expect(Origin(IN_A, 0), event, offset)
+
+    def written(self, *results: Result, sink: str = OUT_A) -> tuple[int, int]:
+        """In a transaction of its own, which is open; its producer."""
+        self._producers += 1
+        producer = self._producers, 0
+        records = [Record(msgspec.json.encode(each), b"key", (), 0) for each in results]
+        self.logs[sink].append(*producer, 0, records, is_open=lambda: True)
+        return producer
+
+    def ended(self, producer: tuple[int, int], *, commit: bool, sink: str = OUT_A) -> None:
+        self.logs[sink].mark(*producer, 0, commit=commit)
+        self.oracle.look(self.logs[sink])
+
+    def committed(self, *results: Result, sink: str = OUT_A) -> None:
+        self.ended(self.written(*results, sink=sink), commit=True, sink=sink)
+
+    def lost(self, *results: Result, sink: str = OUT_A) -> None:
+        """Aborted, and stated to be lost."""
+        producer = self.written(*results, sink=sink)
+        self.ended(producer, commit=False, sink=sink)
+        self.oracle.forgive(self.logs.values(), {producer})
+
+
+def events(*keys: str) -> list[Event]:
+    """One of each key, of amounts 1, 2, 3, …"""
+    return [
+        Event(f"{IN_A}-0:{number}", key, number + 1)  # none is dropped by a filter for 5
+        for number, key in enumerate(keys)
+    ]
+
+
+def plain(event: Event) -> Result:
+    return Result(event.name, event.key, event.amount)
+
+
+def totals(of: Sequence[Event]) -> list[Result]:
+    """What `Totals` writes for them."""
+    counted: dict[str, tuple[int, int]] = {}
+    results = []
+    for event in of:
+        count, total = counted.get(event.key, (0, 0))
+        counted[event.key] = count, total = count + 1, total + event.amount
+        results.append(Result(event.name, event.key, event.amount, event.key, count, total))
+    return results
+
+
+def test_a_right_history_is_complete_and_its_order_between_keys_is_free() -> None:
+    first, second, third = given = events("a", "b", "a")
+    history = History(BY_PIPELINE[Stateless], *given)
+    history.committed(plain(second))
+    history.committed(plain(first), plain(third))
+    history.oracle.complete()
+    assert (history.oracle.visible, history.oracle.missing) == (3, 0)
+
+
+def test_what_is_open_or_aborted_is_not_judged() -> None:
+    (event,) = events("a")
+    history = History(BY_PIPELINE[Stateless], event)
+    history.ended(history.written(plain(event)), commit=False)
+    producer = history.written(plain(event))
+    history.oracle.look(history.logs[OUT_A])
+    assert history.oracle.visible == 0
+    history.ended(producer, commit=True)
+    history.oracle.complete()
+
+
+def test_a_record_that_never_appears_is_missing_at_the_end() -> None:
+    first, second = events("a", "b")
+    history = History(BY_PIPELINE[Stateless], first, second)
+    history.committed(plain(first))
+    with pytest.raises(Violation, match=r"1 results are missing at the end.* in-a-0:1 \(key b"):
+        history.oracle.complete()
+
+
+def test_a_record_before_a_visible_one_of_its_key_is_lost() -> None:
+    first, second = events("a", "a")
+    history = History(BY_PIPELINE[Stateless], first, second)
+    with pytest.raises(Violation, match=r"in-a-0:0 must come next: in-a-0:0 was skipped"):
+        history.committed(plain(second))
+
+
+def test_a_record_that_is_visible_twice_is_doubled() -> None:
+    first, second = events("a", "a")
+    history = History(BY_PIPELINE[Stateless], first, second)
+    history.committed(plain(first))
+    with pytest.raises(Violation, match=r"in-a-0:0 stands there a second time"):
+        history.committed(plain(first))
+
+
+def test_what_was_visible_may_not_be_written_again_by_a_recovery() -> None:
+    given = events("a", "a")
+    history = History(BY_PIPELINE[Totals], *given)
+    history.committed(*totals(given))
+    with pytest.raises(Violation, match=r"nothing more must come next: in-a-0:0 stands there a se"):
+        history.committed(*totals(given))
+
+
+def test_records_of_a_key_in_the_wrong_order_are_named() -> None:
+    first, second = events("a", "a")
+    history = History(BY_PIPELINE[Stateless], first, second)
+    with pytest.raises(Violation, match="in-a-0:0 was skipped"):
+        history.committed(plain(second), plain(first))
+
+
+def test_a_record_that_nobody_wrote_is_named() -> None:
+    history = History(BY_PIPELINE[Stateless])
+    with pytest.raises(Violation, match="nothing more must come next"):
+        history.committed(plain(*events("a")))
+
+
+def test_each_sink_has_its_own_account() -> None:
+    given = events("a")
+    history = History(BY_PIPELINE[TwoSinks], *given)
+    history.committed(*totals(given))
+    with pytest.raises(Violation, match="are missing at the end"):
+        history.oracle.complete()
+    history.committed(plain(*given), sink=OUT_B)
+    history.oracle.complete()
+
+
+def test_one_of_two_results_of_an_event_is_lost() -> None:
+    (event,) = events("a")
+    history = History(BY_PIPELINE[FlatMapped], event)
+    with pytest.raises(Violation, match="in-a-0:0/1 was skipped"):
+        history.committed(Result(f"{event.name}/2", "a", event.amount))
+
+
+@pytest.mark.parametrize(("count", "total"), [(3, 3), (2, 4), (1, 3)])
+def test_a_state_that_did_not_hold_each_event_once_is_named(count: int, total: int) -> None:
+    first, second = given = events("a", "a")
+    history = History(BY_PIPELINE[Totals], *given)
+    history.committed(*totals([first]))
+    wrong = Result(second.name, "a", second.amount, "a", count, total)
+    with pytest.raises(Violation, match=r"where 2 and 3 follow|for a second time"):
+        history.committed(wrong)
+
+
+def sided(given: Sequence[Event]) -> tuple[list[Result], list[Result]]:
+    """What `Sided` writes: even amounts, and odd ones."""
+    results = totals(given)
+    return [r for r in results if r.amount % 2 == 0], [r for r in results if r.amount % 2]
+
+
+def test_two_sinks_that_share_a_count_may_become_visible_in_either_order() -> None:
+    given = events("a", "a", "a", "a")
+    for first, second in ((OUT_A, OUT_B), (OUT_B, OUT_A)):
+        even, odd = sided(given)
+        history = History(BY_PIPELINE[Sided], *given)
+        of = {OUT_A: even, OUT_B: odd}
+        history.committed(*of[first], sink=first)
+        history.committed(*of[second], sink=second)
+        history.oracle.complete()
+
+
+def test_a_count_that_both_sinks_show_is_named() -> None:
+    given = events("a", "a")
+    (even,), (odd,) = sided(given)
+    history = History(BY_PIPELINE[Sided], *given)
+    history.committed(odd, sink=OUT_B)
+    with pytest.raises(Violation, match="count 1 of group a for a second time"):
+        history.committed(msgspec.structs.replace(even, count=1), sink=OUT_A)
+
+
+def test_behind_a_stated_loss_counts_go_on() -> None:
+    given = events("a", "a", "a")
+    first, second, third = totals(given)
+    history = History(BY_PIPELINE[Totals], *given)
+    history.committed(first)
+    history.lost(second)
+    history.committed(third)
+    history.oracle.complete()
+    assert (history.oracle.visible, history.oracle.forgiven) == (2, 1)
+
+
+def test_a_loss_excuses_no_other_record() -> None:
+    given = events("a", "a", "a")
+    _, second, third = totals(given)
+    history = History(BY_PIPELINE[Totals], *given)
+    history.lost(second)
+    with pytest.raises(Violation, match="in-a-0:0 was skipped"):
+        history.committed(third)
+
+
+def test_what_was_stated_to_be_lost_may_not_appear() -> None:
+    given = events("a", "a")
+    first, second = totals(given)
+    history = History(BY_PIPELINE[Totals], *given)
+    history.lost(first)
+    with pytest.raises(Violation, match="in-a-0:0 stands there a second time"):
+        history.committed(first, second)
+
+
+def test_what_is_visible_is_not_lost() -> None:
+    (event,) = events("a")
+    history = History(BY_PIPELINE[Stateless], event)
+    producer = history.written(plain(event))
+    history.ended(producer, commit=True)
+    with pytest.raises(Violation, match="was stated to be lost, and is visible"):
+        history.oracle.forgive(history.logs.values(), {producer})
