@@ -92,7 +92,8 @@ class StateSettings(Section):
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
     directory: str = ".tidegate/state"
-    cache_entries: int = Field(default=200_000, ge=1_000)
+    cache_entries: int = Field(default=200_000, ge=1)
+    """Any number is correct; below some thousands it is slow."""
 
 
 class JobManagerSettings(Section):

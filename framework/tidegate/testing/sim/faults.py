@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from tidegate.testing.sim.blobs import AT_ONCE, StorageVerdict
@@ -31,6 +31,10 @@ from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 GIVEN_UP_S: Final = 1.0
 """How long a client waits for a storage that does not answer."""
 LATE_S_MAX: Final = 5.0
+STALLED_S_MAX: Final = 3.0
+KILLS_OF_BUSY: Final = 1.0
+RARE: Final = 0.25
+"""Share of the runs that know one of the rare faults."""
 NOTICED_S_MAX: Final = 0.5
 """Until a broken connection to a broker is noticed."""
 
@@ -73,6 +77,10 @@ class Weights:
     """How long one lasts, on average."""
     partitions: float
     """Partitions of the network, per second."""
+    kafka_stalled: float = 0.0
+    """Share of requests that take seconds, longer than some checkpoints may."""
+    kafka_rejected: float = 0.0
+    """Share of produce requests that a leader refuses for good."""
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Weights:
@@ -100,6 +108,24 @@ class Weights:
             outages=weight(0.2),
             outage_s=0.2 + 5.0 * chance.random(),
             partitions=weight(0.3),
+        )
+
+    def with_rare_ones(self, chance: random.Random, *, busy: bool, hasty: bool) -> Weights:
+        """And what most runs do not have.
+
+        Where records always wait (`busy`) some process is killed too, and where checkpoints are
+        soon given up (`hasty`) some requests take longer than that.
+        """
+
+        def weight(most: float, share: float = RARE) -> float:
+            some = chance.random()
+            return most * some**2 if chance.random() < share and self.any() else 0.0
+
+        return replace(
+            self,
+            kill=max(self.kill, weight(KILLS_OF_BUSY, float(busy))),
+            kafka_stalled=weight(0.4, 1.0 if hasty else RARE),
+            kafka_rejected=weight(0.3),
         )
 
     def any(self) -> bool:
@@ -177,19 +203,31 @@ class Trouble:
         else:
             request_s, answer_s = _delay(self._chance), _delay(self._chance)
         if not self.over:
-            if self._scheduler.now < self._outage_until_s:
-                return unreachable(request_s + 0.05)
-            if weights.kafka_lost and draw() < weights.kafka_lost:
-                return unreachable(request_s + NOTICED_S_MAX * draw())
-            if weights.kafka_unanswered and draw() < weights.kafka_unanswered:
-                return answer_lost(request_s, NOTICED_S_MAX * draw())
-            if weights.kafka_refused and draw() < weights.kafka_refused:
-                code = _refusal(call, self._chance)
-                if code is not None:
-                    return refused(code, answer_s)
+            wrong = self._wrong(call, request_s, answer_s)
+            if wrong is not None:
+                return wrong
+            if weights.kafka_stalled and draw() < weights.kafka_stalled:
+                answer_s += STALLED_S_MAX * draw()
         if request_s == answer_s == 0.0:
             return PROCEED
         return Verdict(request_s=request_s, answer_s=answer_s)
+
+    def _wrong(self, call: Call, request_s: float, answer_s: float) -> Verdict | None:
+        weights, draw = self._weights, self._chance.random
+        if self._scheduler.now < self._outage_until_s:
+            return unreachable(request_s + 0.05)
+        if weights.kafka_lost and draw() < weights.kafka_lost:
+            return unreachable(request_s + NOTICED_S_MAX * draw())
+        if weights.kafka_unanswered and draw() < weights.kafka_unanswered:
+            return answer_lost(request_s, NOTICED_S_MAX * draw())
+        if weights.kafka_refused and draw() < weights.kafka_refused:
+            code = _refusal(call, self._chance)
+            if code is not None:
+                return refused(code, answer_s)
+        rejected = weights.kafka_rejected if call.api is Api.PRODUCE else 0.0
+        if rejected and draw() < rejected:
+            return refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, answer_s)
+        return None
 
 
 def _refusal(call: Call, chance: random.Random) -> Code | None:

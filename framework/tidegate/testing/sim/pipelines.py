@@ -42,6 +42,10 @@ class Result(msgspec.Struct, frozen=True):
     total: int = 0
 
 
+def work() -> None:
+    """What user code does besides, for each record: nothing, but where a run has it take time."""
+
+
 class Total(KeyedProcess[str, Event, Result]):
     """Counts and adds up, for each key."""
 
@@ -49,6 +53,7 @@ class Total(KeyedProcess[str, Event, Result]):
     total = ValueState(int, default=0)
 
     def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
+        work()
         self.count.value += 1
         self.total.value += event.amount
         yield Result(
@@ -62,6 +67,7 @@ class RegionTotal(KeyedProcess[str, Result, Result]):
     totals = MapState(str, int)
 
     def process(self, result: Result, ctx: Context[str]) -> Iterable[Result]:
+        work()
         count = self.totals.get("count", 0) + 1
         total = self.totals.get("total", 0) + result.amount
         self.totals["count"], self.totals["total"] = count, total
@@ -75,6 +81,7 @@ class Sorted(KeyedProcess[str, Event, Result]):
     odd = SideOutput(Result)
 
     def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
+        work()
         self.events.append(event.amount)
         known = list(self.events)
         result = Result(event.name, event.key, event.amount, ctx.key, len(known), sum(known))
@@ -91,11 +98,13 @@ def region(result: Result) -> str:
 
 def passed(event: Event) -> Result:
     """A result without state."""
+    work()
     return Result(event.name, event.key, event.amount)
 
 
 def twice(event: Event) -> Iterable[Result]:
     """Two results of one event, told apart by their names."""
+    work()
     return (
         Result(f"{event.name}/1", event.key, event.amount),
         Result(f"{event.name}/2", event.key, event.amount),

@@ -3,15 +3,19 @@
 A job is run one or several times, as a user does it: each *life* is one `tidegate run`, with a
 parallelism of its own, and ends by a stop with a final checkpoint, by a cancel, by the death of
 everything at once, or, the last one, when all is read.
+
+What was added later is drawn last, so that seeds without it keep their story.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidegate.testing.sim.faults import Weights
+from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.pipelines import SHAPES, Event, Shape
 from tidegate.testing.sim.weather import Weather
 
@@ -55,6 +59,7 @@ class Plan:
     inputs: tuple[Input, ...]
     partitions: dict[str, int]
     settings: dict[str, Any]
+    load: Load
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
@@ -62,15 +67,26 @@ class Plan:
         shape = chance.choice(SHAPES)
         weights = Weights.drawn(chance)
         bounded = chance.random() < 0.2
+        until_s = 0.0 if bounded else weights.wild_s
         partitions = {topic: chance.randint(1, 3) for topic in (*shape.sources, *shape.sinks)}
+        weather = Weather.drawn(chance) if weights.any() else Weather()
+        lives = _lives(chance, bounded=bounded)
+        events = _Events(chance, shape, partitions)
+        trickle = events.trickle(until_s)
+        settings = _settings(chance)
+        load = Load.drawn(chance, trickle=len(trickle), wild_s=weights.wild_s)
+        weights = weights.with_rare_ones(
+            chance, busy=bool(load.work_s), hasty=load.hasty_ms is not None
+        )
         return cls(
             shape=shape,
             weights=weights,
-            weather=Weather.drawn(chance) if weights.any() else Weather(),
-            lives=_lives(chance, bounded=bounded),
-            inputs=_inputs(chance, shape, partitions, 0.0 if bounded else weights.wild_s),
+            weather=weather,
+            lives=lives,
+            inputs=_numbered(trickle + events.bursts(load, until_s)),
             partitions=partitions,
-            settings=_settings(chance),
+            settings=load.settled(settings),
+            load=load,
         )
 
 
@@ -87,19 +103,54 @@ def _lives(chance: random.Random, *, bounded: bool) -> tuple[Life, ...]:
     return tuple(lives)
 
 
-def _inputs(
-    chance: random.Random, shape: Shape, partitions: dict[str, int], until_s: float
-) -> tuple[Input, ...]:
-    counts: dict[tuple[str, int], int] = {}
+class _Draft(NamedTuple):
+    """An input whose number is not known yet."""
+
+    at_s: float
+    topic: str
+    partition: int
+    key: str
+    amount: int
+    committed: bool
+
+
+class _Events:
+    """Draws what is written to the sources of a run."""
+
+    def __init__(self, chance: random.Random, shape: Shape, partitions: dict[str, int]) -> None:
+        self._chance, self._shape, self._partitions = chance, shape, partitions
+        self._aborts = 0.0
+
+    def trickle(self, until_s: float) -> list[_Draft]:
+        """A record now and then."""
+        chance = self._chance
+        self._aborts = chance.choice((0.0, 0.0, 0.1))
+        times_s = sorted(until_s * chance.random() for _ in range(chance.randint(20, 120)))
+        return [self._draft(at_s) for at_s in times_s]
+
+    def bursts(self, load: Load, until_s: float) -> list[_Draft]:
+        """Many at once, in all partitions, with the keys that others have."""
+        return [
+            self._draft(burst.at * until_s) for burst in load.bursts for _ in range(burst.records)
+        ]
+
+    def _draft(self, at_s: float) -> _Draft:
+        chance = self._chance
+        topic = chance.choice(self._shape.sources)
+        partition = chance.randrange(self._partitions[topic])
+        key, amount = chance.choice(KEYS), chance.randint(1, 100)
+        return _Draft(at_s, topic, partition, key, amount, chance.random() >= self._aborts)
+
+
+def _numbered(drafts: list[_Draft]) -> tuple[Input, ...]:
+    """In the order of their times, each named by its place in its partition."""
+    counts: Counter[tuple[str, int]] = Counter()
     inputs = []
-    aborts = chance.choice((0.0, 0.0, 0.1))
-    times_s = sorted(until_s * chance.random() for _ in range(chance.randint(20, 120)))
-    for at_s in times_s:
-        topic = chance.choice(shape.sources)
-        partition = chance.randrange(partitions[topic])
-        number = counts[topic, partition] = counts.get((topic, partition), -1) + 1
-        event = Event(f"{topic}-{partition}:{number}", chance.choice(KEYS), chance.randint(1, 100))
-        inputs.append(Input(at_s, topic, partition, event, chance.random() >= aborts))
+    for each in sorted(drafts, key=lambda draft: draft.at_s):
+        place = each.topic, each.partition
+        event = Event(f"{each.topic}-{each.partition}:{counts[place]}", each.key, each.amount)
+        counts[place] += 1
+        inputs.append(Input(each.at_s, *place, event, each.committed))
     return tuple(inputs)
 
 

@@ -35,7 +35,7 @@ from tidegate.testing.sim.oracle import Oracle, Violation
 from tidegate.testing.sim.plan import Input, Life, Plan
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.story import Story, Told
-from tidegate.testing.sim.surroundings import CODE_DIGEST, surroundings
+from tidegate.testing.sim.surroundings import CODE_DIGEST, loaded, surroundings
 from tidegate.testing.sim.weather import Fates
 
 QUIET_S: Final = 400.0
@@ -76,10 +76,11 @@ def run_seed(
     scheduler = Scheduler(seed, story=story)
     with surroundings(scheduler) as folder:
         run = Run(seed, scheduler, folder)
-        try:
-            run.to_the_end()
-        finally:
-            scheduler.close()
+        with loaded(scheduler, run.plan.load):
+            try:
+                run.to_the_end()
+            finally:
+                scheduler.close()
     return run.outcome()
 
 
@@ -184,7 +185,8 @@ class Run:
         lives = ", ".join(f"{each.ends} at p={each.parallelism}" for each in plan.lives)
         return (
             f"{plan.shape.pipeline.__name__}; {lives}; {len(plan.inputs)} records; "
-            f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.settings}"
+            f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
+            f"{plan.settings}"
         )
 
     # --- input ----------------------------------------------------------------------------------

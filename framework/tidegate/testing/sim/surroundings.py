@@ -2,7 +2,8 @@
 
 Logs become part of the story; the state folder lies in memory; the digest of the pipelines' code is
 not read from disk anew by every process; idle slots look less often for work that nobody can have
-given them. None of it decides anything.
+given them. None of it decides anything. A run under load has smaller limits and slower user code
+besides (`load.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from unittest.mock import patch
 
 import structlog
 
+from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.scheduler import Scheduler
 
 IDLE_WAIT_MAX_S: Final = 0.08
@@ -61,6 +63,22 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._scheduler.tell("| %s", record.getMessage())
+
+
+@contextlib.contextmanager
+def loaded(scheduler: Scheduler, load: Load) -> Iterator[None]:
+    """The limits of a load, and what a record costs."""
+    chance = scheduler.random_for("work")
+
+    def work() -> None:
+        if load.work_s:
+            scheduler.wait(2 * load.work_s * chance.random())
+
+    with contextlib.ExitStack() as stack:
+        for name, size in load.limits.items():
+            stack.enter_context(patch(name, size))
+        stack.enter_context(patch("tidegate.testing.sim.pipelines.work", work))
+        yield
 
 
 @contextlib.contextmanager

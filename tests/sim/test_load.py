@@ -1,0 +1,94 @@
+"""The load of simulated runs: that what it is there for happens, and only in runs that have it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tidegate.dataplane.channels.inbox import InputGate
+from tidegate.dataplane.channels.outlet import RemoteChannel
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.task import SourceTask
+from tidegate.testing.sim.load import LIMITS, SMALL, Load
+from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.run import run_seed
+
+SEEDS = range(24)
+
+
+def plan(seed: int) -> Plan:
+    return Plan.drawn(random.Random(f"{seed}/plan"))
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often runs have met what a load is to bring about."""
+    counts: Counter[str] = Counter()
+
+    def watched(owner: type, name: str, seen: Callable[[Any, Any], object], what: str) -> None:
+        true = getattr(owner, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            result = true(self, *args)
+            counts[what] += bool(seen(self, result))
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    watched(RemoteChannel, "put", lambda channel, _: channel.waiting, "a frame waits for credit")
+    watched(InputGate, "block", lambda *_: True, "a channel is blocked")
+    watched(KafkaSinkWriter, "writable", lambda _, may: not may, "a sink takes no more")
+    watched(SourceTask, "trigger", lambda task, _: task._pending, "a barrier finds batches")
+    watched(SourceTask, "checkpoint_aborted", lambda *_: True, "a checkpoint is given up")
+    entries = KeyedState.entries
+
+    def overflowing(self: KeyedState, keys: Any) -> Any:
+        known = len(self._cache)
+        found = entries(self, keys)
+        counts["a cache overflows"] += len(self._cache) < known
+        return found
+
+    monkeypatch.setattr(KeyedState, "entries", overflowing)
+    return counts
+
+
+def test_loaded_runs_meet_what_they_are_loaded_for(met: Counter[str]) -> None:
+    loaded = [seed for seed in SEEDS if plan(seed).load.bursts]
+    assert {seed: run_seed(seed).violation for seed in loaded} == dict.fromkeys(loaded)
+    assert len(met) == 6
+    assert min(met.values()) > 5, met
+
+
+def test_some_runs_have_no_load_and_others_every_kind_of_it() -> None:
+    loads = [plan(seed).load for seed in range(200)]
+    idle = [load for load in loads if not load.bursts]
+    assert set(map(repr, idle)) == {repr(Load())}
+    assert 0.3 < len(idle) / len(loads) < 0.5
+    assert {name for load in loads for name in load.limits} == {*LIMITS, *SMALL}
+    assert any(load.work_s for load in loads)
+    assert any(load.hasty_ms for load in loads)
+    assert any(load.cache_entries for load in loads)
+
+
+def test_a_job_whose_records_take_time_may_take_time_for_its_checkpoints() -> None:
+    """Else it would have no end, by nobody's fault."""
+    busy = [each for each in map(plan, range(200)) if each.load.work_s]
+    assert busy
+    for each in busy:
+        assert each.settings["checkpoint"]["timeout"] >= 10_000
+        assert each.load.limits.keys() >= SMALL.keys()
+
+
+def test_inputs_are_named_by_their_places_in_the_order_in_which_they_are_written() -> None:
+    for seed in range(50):
+        drawn, counts = plan(seed), Counter[str]()
+        assert list(drawn.inputs) == sorted(drawn.inputs, key=lambda each: each.at_s)
+        for each in drawn.inputs:
+            place = f"{each.topic}-{each.partition}"
+            assert each.event.name == f"{place}:{counts[place]}"
+            counts[place] += 1
