@@ -36,6 +36,11 @@ class Striker:
         """Turns at which blows fall."""
         self._after_step: list[str] = []
         self._steps = 0
+        self._blackout_s: float | None = None
+        self._awaits_end = False
+        self._awaited = 0
+        self._blackout_turn: int | None = None
+        self.blackout_ends_s = 0.0
         self.kills = self.freezes = 0
         self.over = False
 
@@ -45,11 +50,21 @@ class Striker:
         if wait_s < self._weights.wild_s:
             self._scheduler.call_later(wait_s, self._comes)
 
+    def black_out(self, seconds: float) -> None:
+        """Let no broker answer for so long, from soon after the next publication on, or after the
+        next transaction that is ended: some are committed then, and others that were published
+        with them are not.
+        """
+        self._blackout_s = seconds
+        self._awaits_end = self._chance.random() < 0.5
+        self._awaited = self._count_of_awaited()
+
     def stop(self) -> None:
         """No more blows; everything that is frozen goes on, and the network is whole and calm."""
         self.over = True
         self._due.clear()
         self._after_step.clear()
+        self._blackout_s = None
         world = self._world
         world.trouble.stop()
         world.network.heal()
@@ -63,8 +78,25 @@ class Striker:
             turn = self._scheduler.turns + self._chance.randrange(STEP_TURNS_MAX)
             self._due.append((turn, self._after_step.pop()))
         self._steps = self._world.watch.steps
+        if self._blackout_s is not None:
+            self._await_moment(self._blackout_s)
         if self._due and self._scheduler.turns >= self._due[0][0]:
             self._strike(self._due.pop(0)[1])
+
+    def _count_of_awaited(self) -> int:
+        watch = self._world.watch
+        return watch.ends if self._awaits_end else len(watch.journal.checkpoints)
+
+    def _await_moment(self, seconds: float) -> None:
+        now = self._scheduler.turns
+        if self._blackout_turn is None:
+            if self._count_of_awaited() > self._awaited:
+                self._blackout_turn = now + self._chance.randrange(STEP_TURNS_MAX)
+        elif now >= self._blackout_turn:
+            self._blackout_s = None
+            self.blackout_ends_s = self._scheduler.now + seconds
+            self._tell("a blackout: no broker answers for %.2f s", seconds)
+            self._world.trouble.outage(seconds)
 
     def _comes(self) -> None:
         if self.over:

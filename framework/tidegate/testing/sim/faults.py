@@ -5,7 +5,8 @@ little hides what hurts only when everything else is well (swarm testing: Groce 
 2012). All faults end at a time; from then on the job must get to its end.
 
 Faults are bounded so that nothing is lost by right: together they last less than a transaction may
-stay open. Longer outages are not simulated.
+stay open. But for one: in few runs there is a blackout, once, in which no broker answers for about
+as long as that, soon after a publication. Whether a loss is stated then by right, the watch judges.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ GIVEN_UP_S: Final = 1.0
 """How long a client waits for a storage that does not answer."""
 LATE_S_MAX: Final = 5.0
 STALLED_S_MAX: Final = 3.0
+BLACKOUTS: Final = 0.05
+"""Share of the runs that have one."""
+BLACKOUT: Final = (0.8, 2.0)
 KILLS_OF_BUSY: Final = 1.0
 RARE: Final = 0.25
 """Share of the runs that know one of the rare faults."""
@@ -82,6 +86,9 @@ class Weights:
     kafka_rejected: float = 0.0
     """Share of produce requests that a leader refuses for good."""
 
+    blackout: float = 0.0
+    """Of the transaction timeout, the share for which no broker answers, once; 0: never."""
+
     @classmethod
     def drawn(cls, chance: random.Random) -> Weights:
         """Of a run: a tenth has nothing but delays, and each kind is missing in half of others."""
@@ -126,6 +133,7 @@ class Weights:
             kill=max(self.kill, weight(KILLS_OF_BUSY, float(busy))),
             kafka_stalled=weight(0.4, 1.0 if hasty else RARE),
             kafka_rejected=weight(0.3),
+            blackout=chance.uniform(*BLACKOUT) if chance.random() < BLACKOUTS else 0.0,
         )
 
     def any(self) -> bool:
@@ -162,7 +170,8 @@ class Trouble:
     def outage(self, seconds: float) -> None:
         """No broker answers for so long."""
         if not self.over:
-            self._outage_until_s = self._scheduler.now + seconds
+            # One of the blows must not make a blackout shorter.
+            self._outage_until_s = max(self._outage_until_s, self._scheduler.now + seconds)
 
     # --- storage --------------------------------------------------------------------------------
 

@@ -88,6 +88,8 @@ class Watch:
         self.found: Violation | None = None
         self.steps = 0
         """Steps of the commit protocol so far: entries, EndTxn, prepares, uploads."""
+        self.ends = 0
+        """EndTxn among them."""
         self._attempts: dict[int, int] = {}
         """Of processes by pid: the attempt that a JobMaster claimed last, or a slot belongs to."""
         self._slots: set[int] = set()
@@ -278,6 +280,7 @@ class Watch:
             return
         if call.api is Api.END_TXN:
             self.steps += 1
+            self.ends += 1
             if (name, *(call.producer or ())) not in self.journal.named:
                 self.violated(f"{name} is ended as {call.producer}, and no publication names it")
         elif call.api is Api.INIT_PRODUCER_ID:

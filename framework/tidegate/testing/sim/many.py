@@ -33,6 +33,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     freezes: int
     attempts: int
     publications: int
+    retractions: int
+    losses: int
     visible: int
 
 
@@ -47,6 +49,8 @@ class Summary:
     freezes: int = 0
     attempts: int = 0
     publications: int = 0
+    retractions: int = 0
+    losses: int = 0
     seconds: float = 0.0
     violations: list[Verdict] = field(default_factory=list)
 
@@ -59,6 +63,8 @@ class Summary:
         self.freezes += verdict.freezes
         self.attempts += verdict.attempts
         self.publications += verdict.publications
+        self.retractions += verdict.retractions
+        self.losses += verdict.losses
         if verdict.violation is not None:
             self.violations.append(verdict)
 
@@ -68,7 +74,8 @@ class Summary:
             f"{self.seeds} seeds in {self.seconds:.0f} s ({rate:.1f} a second), "
             f"{len(self.violations)} with a violation; {self.virtual_s / 3600:.1f} h of virtual "
             f"time, {self.turns} turns, {self.kills} kills, {self.freezes} freezes, "
-            f"{self.attempts} attempts, {self.publications} publications"
+            f"{self.attempts} attempts, {self.publications} publications, {self.retractions} taken "
+            f"back, {self.losses} losses by right"
         )
 
 
@@ -156,6 +163,8 @@ def serve() -> None:
             freezes=outcome.freezes,
             attempts=outcome.attempts,
             publications=outcome.publications,
+            retractions=outcome.retractions,
+            losses=outcome.losses,
             visible=outcome.visible,
         )
         sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")

@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.config import CheckpointSettings
 from tidegate.testing.sim.faults import Weights
 from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.pipelines import SHAPES, Event, Shape
@@ -22,6 +24,8 @@ from tidegate.testing.sim.weather import Weather
 KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
 TOLERATED_OUTAGE_MS: Final = 400_000
 """Faults of a run last less than this in all, so none of them is a loss by right."""
+IMPATIENT_OUTAGE_MS: Final = 5_000
+"""The same in runs with a blackout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,12 @@ class Plan:
     settings: dict[str, Any]
     load: Load
 
+    @property
+    def blackout_s(self) -> float:
+        """How long no broker answers, once."""
+        checkpoint = CheckpointSettings.model_validate(self.settings["checkpoint"])
+        return self.weights.blackout * required_transaction_timeout_ms(checkpoint) / 1000
+
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
         """The plan of a seed."""
@@ -85,9 +95,17 @@ class Plan:
             lives=lives,
             inputs=_numbered(trickle + events.bursts(load, until_s)),
             partitions=partitions,
-            settings=load.settled(settings),
+            settings=_impatient(load.settled(settings))
+            if weights.blackout
+            else load.settled(settings),
             load=load,
         )
+
+
+def _impatient(settings: dict[str, Any]) -> dict[str, Any]:
+    """Transactions that need not outlive long outages: so that one that is too long is short."""
+    checkpoint = {**settings["checkpoint"], "tolerated_outage": IMPATIENT_OUTAGE_MS}
+    return {**settings, "checkpoint": checkpoint}
 
 
 def _lives(chance: random.Random, *, bounded: bool) -> tuple[Life, ...]:

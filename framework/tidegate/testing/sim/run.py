@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,12 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.api.pipeline import build
+from tidegate.checkpoint.journal import Claim, Lost, Publication, Retracted
 from tidegate.config import Config
 from tidegate.controlplane.client.client import ENDED, Client
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.elements import Origin
-from tidegate.errors import ExternalError, RefusedError, RpcError
+from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.testing.sim.blows import Striker
@@ -44,6 +46,8 @@ slots, 30 s, after back-offs that have grown to 30 s."""
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
 """Until the user runs again what has failed."""
+LOSS_TOLD: Final = 2
+"""So often the user is told of a loss before it is accepted: the job must stay failed."""
 INPUT_PRODUCER: Final = 1
 
 
@@ -62,6 +66,9 @@ class Outcome:
     freezes: int
     attempts: int
     publications: int
+    retractions: int
+    losses: int
+    """By right, and accepted afterwards."""
     visible: int
     """Results that readers saw."""
 
@@ -96,8 +103,10 @@ class Run:
         self.world.network.fate = Fates(plan.weather, scheduler.random_for("weather"))
         self._striker = Striker(self.world, plan.weights)
         self._watch = self.world.watch
+        self._watch.may_lose = bool(plan.weights.blackout)
         self._lives = list(plan.lives)
         self._tries = 0
+        self._losses_told = 0
         self._written = 0
         self._done = False
         self._quiet_since_s: float | None = None
@@ -119,10 +128,14 @@ class Run:
                 self._write(each)
         self._run_life()
         self._striker.begin()
+        blackout_s = self.plan.blackout_s
+        if blackout_s:
+            when_s = scheduler.random_for("blackout").uniform(0.1, 0.6) * weights.wild_s
+            scheduler.call_later(when_s, partial(self._striker.black_out, blackout_s))
         scheduler.call_later(weights.wild_s, self._calm_down)
         scheduler.call_later(LOOK_S, self._look)
         scheduler.between = self._striker.between
-        until_s = weights.wild_s + QUIET_S
+        until_s = weights.wild_s + blackout_s + QUIET_S
         scheduler.run(until_s, self._is_over)
         if not self._is_over():
             self._stuck = (
@@ -135,7 +148,7 @@ class Run:
 
     def outcome(self) -> Outcome:
         """The verdict and some figures."""
-        entries = self._watch.journal.entries.values()
+        kinds = Counter(map(type, self._watch.journal.entries.values()))
         return Outcome(
             seed=self._seed,
             violation=self._violation(),
@@ -145,8 +158,10 @@ class Run:
             turns=self._scheduler.turns,
             kills=self._striker.kills,
             freezes=self._striker.freezes,
-            attempts=sum(type(each).__name__ == "Claim" for each in entries),
-            publications=sum(type(each).__name__ == "Publication" for each in entries),
+            attempts=kinds[Claim],
+            publications=kinds[Publication],
+            retractions=kinds[Retracted],
+            losses=kinds[Lost],
             visible=self._oracle.visible,
         )
 
@@ -170,7 +185,11 @@ class Run:
         self._watch.nothing_open()
 
     def _calm_down(self) -> None:
-        """All faults are over."""
+        """All faults are over, but for a blackout that has begun."""
+        left_s = self._striker.blackout_ends_s - self._scheduler.now
+        if left_s > 0:
+            self._scheduler.call_later(left_s, self._calm_down)
+            return
         self._scheduler.story.tell(self._scheduler.now, "world", "all faults are over")
         self._striker.stop()
         self._quiet_since_s = self._scheduler.now
@@ -214,6 +233,7 @@ class Run:
         """`tidegate run`, once more."""
         life = self._lives[0]
         self._tries += 1
+        self._watch.accepting = self._losses_told >= LOSS_TOLD
         process = self._scheduler.process(f"run-{self._tries}")
         user = _User(self, life, process, f"c{self._tries}")
         process.on_exit.append(lambda _status: self._life_ended(life, user))
@@ -227,9 +247,8 @@ class Run:
         self._scheduler.story.tell(
             self._scheduler.now, "world", "life %s: %s", life.ends, report and report.state
         )
-        if report is not None and report.state == "FAILED":
-            why = report.error and f"{report.error.kind}: {report.error.message}"
-            self._watch.violated(f"the job failed: {why}")
+        if report is not None:
+            self._ended(report)
         over = user.crashed or (report is not None and report.state in {"FINISHED", "CANCELED"})
         if over:
             del self._lives[0]
@@ -237,6 +256,19 @@ class Run:
             self._done = True
             return
         self._scheduler.call_later(AGAIN_S, self._run_life)
+
+    def _ended(self, report: JobReport) -> None:
+        """A job fails where a loss is stated and not accepted, and never else."""
+        lost = self._watch.journal.lost is not None
+        error = report.error
+        if report.state == "FAILED" and lost and error and error.kind == DataLossError.__name__:
+            self._losses_told += 1
+        elif report.state == "FAILED":
+            self._watch.violated(f"the job failed: {error and f'{error.kind}: {error.message}'}")
+        elif lost and report.state == "FINISHED":
+            self._watch.violated("the job has finished after a loss that is not accepted")
+        if not lost:
+            self._losses_told = 0
 
     def may_end(self, life: Life) -> bool:
         """Whether a life's time to stop has come."""
@@ -269,7 +301,7 @@ class Run:
             tidegate_version="simulated",
             bounded=life.ends == "bounded",
             restore="latest",
-            accept_loss=False,
+            accept_loss=self._watch.accepting,
             take_over=False,
             id=f"submission-{number}",
         )

@@ -1,0 +1,78 @@
+"""Outages of all brokers for about as long as a transaction may stay open: what was published and
+not ended is then aborted, and a job takes its checkpoint back, or fails loudly and stays failed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mutants.planting import Edit, Mutant, planted
+from tidegate.checkpoint.procedures.settle import state_loss
+from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.run import Outcome, run_seed
+from tidegate.testing.sim.story import Told
+
+RUNS = 16
+
+
+def seeds() -> Iterator[int]:
+    """Those that have a blackout."""
+    for seed in range(10_000):
+        if Plan.drawn(random.Random(f"{seed}/plan")).weights.blackout:
+            yield seed
+
+
+def first(runs: int) -> list[int]:
+    return [seed for seed, _ in zip(seeds(), range(runs), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return [run_seed(seed) for seed in first(RUNS)]
+
+
+def test_few_runs_have_a_blackout() -> None:
+    assert 150 < first(RUNS)[-1] < 800
+
+
+def test_jobs_take_back_or_state_a_loss_and_are_exact_else(outcomes: list[Outcome]) -> None:
+    assert [each.violation for each in outcomes] == [None] * RUNS
+    assert any(each.retractions for each in outcomes)
+    assert any(each.losses for each in outcomes)
+    assert any(not each.losses and not each.retractions for each in outcomes)
+
+
+def test_a_job_stays_failed_until_its_loss_is_accepted(outcomes: list[Outcome]) -> None:
+    losing = next(each.seed for each in outcomes if each.losses)
+    told: list[str] = []
+
+    def listen(event: Told) -> None:
+        text = str(event).split(maxsplit=2)[-1]
+        if "lost, of entry" in text or "accepted" in text or text.startswith("life "):
+            told.append(text)
+
+    run_seed(losing, listen=listen)
+    lost = next(index for index, text in enumerate(told) if "lost, of entry" in text)
+    after = [text.rsplit(": ", 1)[-1] for text in told[lost + 1 :]]
+    assert after[: after.index("accepted")] == ["FAILED", "FAILED"]
+
+
+def test_a_loss_that_is_not_stated_is_found() -> None:
+    """As if it had been settled: the records are gone, and nobody says so."""
+    silent = Edit(
+        state_loss,
+        "    entry = Lost(\n        **header,\n        attempt=journal.attempt,\n"
+        "        publication=last.number,\n        transactions=missing,\n"
+        "        statement=statement,\n    )\n"
+        "    yield from append(journal, entry, storing)\n    raise DataLossError(statement)",
+        "    entry = Settled(\n        **header,\n        attempt=journal.attempt,\n"
+        "        publication=last.number,\n    )\n"
+        "    yield from append(journal, entry, storing)\n"
+        "    raise TransactionError(statement)",
+    )
+    with planted(Mutant("a loss is not stated", (silent,), run_seed, RUNS, 1)):
+        violations = [run_seed(seed).violation or "" for seed in first(RUNS)]
+    assert any("settled, and" in each and "is timed out" in each for each in violations)
