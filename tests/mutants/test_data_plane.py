@@ -169,7 +169,7 @@ STATE_LOST = (Edit(_copy, "new.write(batch, ())", "new.write(batch[1:], ())"),)
 
 MUTANTS = [
     Mutant("a record is taken between barrier and snapshot", LATE_SNAPSHOT, traffic, 10, 1),
-    Mutant("a record is taken between barrier and snapshot", LATE_SNAPSHOT, simulator, 40, 0),
+    Mutant("a record is taken between barrier and snapshot", LATE_SNAPSHOT, simulator, 40, 1),
     Mutant(
         "an offset is recorded after more was read",
         LATE_OFFSET,
@@ -177,7 +177,7 @@ MUTANTS = [
         1,
         1,
     ),
-    Mutant("an offset is recorded after more was read", LATE_OFFSET, simulator, 40, 0),
+    Mutant("an offset is recorded after more was read", LATE_OFFSET, simulator, 40, 1),
     Mutant("a barrier overtakes what was read", EARLY_OFFSET, simulator, 40, 1),
     Mutant(
         "a flush is tried again after an exception",

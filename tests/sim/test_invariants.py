@@ -9,7 +9,9 @@ import pytest
 
 from tests.sim.history import TIMEOUT_MS, History
 from tidegate.checkpoint.journal import Accepted, Claim, Closed
-from tidegate.testing.sim.invariants import STALL_S, Standing
+from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.testing.sim.invariants import STALL_S
+from tidegate.testing.sim.journal_view import Standing
 from tidegate.testing.sim.pipelines import IN_A, Event
 
 
@@ -178,6 +180,32 @@ def test_a_loss_by_right_that_is_accepted(losing: History) -> None:
     assert (losing.oracle.visible, losing.oracle.missing) == (1, 0)
 
 
+def two_of_which_the_first_times_out(losing: History) -> tuple[int, PreparedTransaction]:
+    """Readers see the second one as soon as the first is aborted."""
+    first, second = losing.prepare(), losing.prepare(slot=1)
+    number = losing.publish(first, second)
+    losing.end(second)
+    losing.time_out()
+    assert losing.found == ""
+    return number, first
+
+
+def test_a_loss_may_be_visible_before_it_is_stated(losing: History) -> None:
+    number, first = two_of_which_the_first_times_out(losing)
+    losing.lose(number, first)
+    losing.watch.nothing_open()
+    assert losing.found == ""
+    assert (losing.oracle.visible, losing.oracle.forgiven) == (1, 1)
+
+
+def test_a_loss_that_is_never_stated(losing: History) -> None:
+    _, first = two_of_which_the_first_times_out(losing)
+    losing.watch.nothing_open()
+    assert losing.found == (
+        f"{first.transactional_id} has timed out, and nobody has stated the loss"
+    )
+
+
 def test_a_loss_where_nothing_is_away_for_long(history: History) -> None:
     txn = history.prepare()
     number = history.publish(txn)
@@ -245,6 +273,7 @@ def test_a_loss_of_records_that_belong_nowhere(losing: History) -> None:
     txn = losing.prepare(Event(f"{IN_A}-0:0", "another key", 1))
     losing.publish(counter=1, offsets=(0,))
     losing.watch.journal.last = Standing(losing.watch.journal.last.publication, frozenset({txn}))
+    losing.watch.journal.first_named[txn] = 2
     losing.time_out()
     losing.lose(2, txn)
     assert losing.found == "in-a-0:0 was stated to be lost, and is visible or belongs nowhere"

@@ -9,8 +9,9 @@ violation that is raised in the process under test would be handled as one of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Final
 
 from tidegate.checkpoint.journal import (
@@ -28,10 +29,11 @@ from tidegate.checkpoint.journal import (
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.elements import Origin
-from tidegate.ids import CheckpointId, TransactionalId
+from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.sim.blobs import MemoryBlobs
+from tidegate.testing.sim.journal_view import JournalView, Standing
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.coordinator import Decision
 from tidegate.testing.sim.kafka.faults import Api, Call
@@ -42,39 +44,6 @@ from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 STALL_S: Final = 45.0
 """A sweep is 10 s after the one before, and asks for so long as brokers take to answer: with that,
 so long may a transaction of a dead attempt hold readers back once all faults are over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a job stands on: a publication, or nothing yet."""
-
-    publication: Publication | None = None
-    named: frozenset[PreparedTransaction] = frozenset()
-    """Nobody may fence these, or use their ids again, until the publication is settled."""
-    offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class JournalView:
-    """What the entries that exist add up to."""
-
-    entries: dict[int, AnyEntry] = field(default_factory=dict)
-    attempt: int = 0
-    claimed_ms: int = 0
-    """The brokers' time of the newest claim."""
-    last: Standing = Standing()
-    earlier: list[Standing] = field(default_factory=list)
-    """What the last publication could be taken back to, oldest first."""
-    checkpoints: set[CheckpointId] = field(default_factory=set)
-    named: set[tuple[TransactionalId, int, int]] = field(default_factory=set)
-    """Id, producer id and epoch of all that any publication has named."""
-    lost: Lost | None = None
-    """A loss that is not accepted."""
-
-    @property
-    def unsettled(self) -> frozenset[TransactionalId]:
-        """Ids that the last publication names, while it is not settled."""
-        return frozenset(each.transactional_id for each in self.last.named)
 
 
 class Watch:
@@ -94,6 +63,8 @@ class Watch:
         """Of processes by pid: the attempt that a JobMaster claimed last, or a slot belongs to."""
         self._slots: set[int] = set()
         """The pids of slots among them."""
+        self._owed: set[PreparedTransaction] = set()
+        """Losses that are still to be stated."""
         self.may_lose = False
         """Whether brokers are away for longer than a transaction may stay open."""
         self.accepting = False
@@ -164,6 +135,8 @@ class Watch:
             if parts is None or parts.attempt > entry.attempt:
                 self.violated(f"{entry.checkpoint} names {each.transactional_id}")
         journal.named.update(map(_identity, entry.transactions))
+        for each in entry.transactions:
+            journal.first_named.setdefault(each, entry.number)
         journal.earlier.append(journal.last)
         journal.last = Standing(entry, frozenset(entry.transactions), self._offsets(entry))
         self._cut()
@@ -208,11 +181,31 @@ class Watch:
                 self.violated(f"{each.transactional_id} {what}, and is {_said(became)}")
         self._one_has_timed_out("stated a loss", entry.transactions)
         journal.lost = entry
-        gone = {(each.producer_id, each.epoch) for each in entry.transactions}
+        self._forgive(set(entry.transactions) - self._owed)
+        self._owed -= set(entry.transactions)
+
+    def _forgive(self, gone: AbstractSet[PreparedTransaction]) -> None:
+        producers = {(each.producer_id, each.epoch) for each in gone}
         try:
-            self._oracle.forgive(self._kafka.logs(), gone)
+            self._oracle.forgive(self._kafka.logs(), producers)
         except Violation as violation:
             self.violated(str(violation))
+
+    def _look_for_losses(self) -> None:
+        """What has timed out and can not be taken back, because something of its publication or of
+        a later one is committed, is lost before anybody can say so; that is owed then.
+        """
+        first = self.journal.first_named
+        became = {each: self._became(each) for each in first}
+        committed = [first[each] for each in first if became[each] is Decision.COMMITTED]
+        doomed = {
+            each
+            for each in self.journal.last.named - self._owed
+            if became[each] is Decision.TIMED_OUT and committed and first[each] <= max(committed)
+        }
+        if doomed and self.journal.lost is None:
+            self._owed |= doomed
+            self._forgive(doomed)
 
     def _accepted(self) -> None:
         self.journal.lost = None
@@ -306,6 +299,8 @@ class Watch:
 
     def marked(self, log: PartitionLog) -> None:
         """A transaction was ended in a partition."""
+        if self.may_lose:
+            self._look_for_losses()
         try:
             self._oracle.look(log)
         except Violation as violation:
@@ -345,7 +340,9 @@ class Watch:
         self._open_since_s = open_now
 
     def nothing_open(self) -> None:
-        """At the end of a job: no transaction of it is left."""
+        """At the end of a job: no transaction of it is left, and every loss was stated."""
+        for each in self._owed:
+            self.violated(f"{each.transactional_id} has timed out, and nobody has stated the loss")
         for name, state in self._kafka.coordinator.list().items():
             if state is TransactionState.ONGOING:
                 self.violated(f"{name} is open after the end of the job")
