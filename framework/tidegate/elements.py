@@ -11,6 +11,7 @@ No behaviour lives here; alignment is in `checkpoint/alignment.py`, the loop in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ class RecordBatch:
     """
 
     values: list[Any]
-    offsets: list[int]
+    offsets: Sequence[int]
     origin: Origin
     keys: list[bytes | None] | None = None
 

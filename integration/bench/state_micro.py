@@ -36,7 +36,7 @@ def main() -> None:
     """Print a table: the parts of the cost of one record, by type of state and store."""
     gc.freeze()
     gc.set_threshold(200_000, 50, 50)  # as a slot process does
-    print("                    loop  entries     flush checkpoint     total  CPU ns a record")
+    print("                    loop  look up    flush checkpoint     total  CPU ns a record")
     for of, amount in ((Decimal, Decimal("1.25")), (int, 3)):
         batches = _batches()
         _report(f"{of.__name__} dict", *_plain(of, amount, batches))
@@ -81,14 +81,14 @@ def _stored(
     store = open_store(folder / "store")
     state = KeyedState(Uid("bench"), {"total": declared}, str, 128, range(128), store, 200_000)
     function = _Function()
-    hang, process, entries = function.__dict__, function.process, state.entries
+    hang, process, rows = function.__dict__, function.process, state.rows
     loop = loading = flush = checkpoint = 0.0
     clock = time.process_time
     for number, keys in enumerate(batches, 1):
         at = clock()
-        found = entries(keys)
+        found = rows(keys)
         loaded = clock()
-        for (hang["total"],) in found:
+        for hang["total"] in found:
             process(amount)
         done = clock()
         loading += loaded - at

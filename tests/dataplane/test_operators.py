@@ -157,12 +157,13 @@ class Dict(dict[object, tuple[Cell, ...]]):
         self._states = type(function).declared_states
         self.asked: list[list[object]] = []
 
-    def entries(self, keys: Sequence[object]) -> list[tuple[Cell, ...]]:
+    def rows(self, keys: Sequence[object]) -> list[Any]:
         self.asked.append(list(keys))
         for key in keys:
             if key not in self:
                 self[key] = tuple(state.new_cell() for state in self._states.values())
-        return [self[key] for key in keys]
+        rows = [self[key] for key in keys]
+        return [row[0] for row in rows] if len(self._states) == 1 else rows
 
     def snapshot(
         self,

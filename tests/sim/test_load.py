@@ -45,15 +45,15 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     watched(KafkaSinkWriter, "writable", lambda _, may: not may, "a sink takes no more")
     watched(SourceTask, "trigger", lambda task, _: task._pending, "a barrier finds batches")
     watched(SourceTask, "checkpoint_aborted", lambda *_: True, "a checkpoint is given up")
-    entries = KeyedState.entries
+    rows = KeyedState.rows
 
     def overflowing(self: KeyedState, keys: Any) -> Any:
         known = len(self._cache)
-        found = entries(self, keys)
+        found = rows(self, keys)
         counts["a cache overflows"] += len(self._cache) < known
         return found
 
-    monkeypatch.setattr(KeyedState, "entries", overflowing)
+    monkeypatch.setattr(KeyedState, "rows", overflowing)
     return counts
 
 

@@ -126,7 +126,7 @@ class Bench:
 
     def poll(self, *runs: Run) -> list[tuple[Origin, list[Any], list[int]]]:
         self.double.runs.append(list(runs))
-        return [(b.origin, b.values, b.offsets) for b in self.reader.poll(0.0)]
+        return [(b.origin, b.values, list(b.offsets)) for b in self.reader.poll(0.0)]
 
     def positions(self) -> dict[Origin, int]:
         return {each.origin: each.offset for each in self.reader.snapshot()}
@@ -142,6 +142,12 @@ def test_batches_are_of_one_partition_and_positions_follow_what_was_returned() -
     assert bench.poll(run(P0, position=9)) == []
     assert bench.positions() == {P0: 9, P1: 8}
     assert not bench.reader.finished()
+
+
+def test_offsets_behind_a_control_record_are_the_records_own() -> None:
+    bench = Bench()
+    (batch,) = bench.poll(run(P0, *texts(0, "a", "b"), *texts(3, "c")))
+    assert batch == (P0, ["a", "b", "c"], [0, 1, 3])
 
 
 def test_it_reports_to_a_group_of_job_and_source_and_takes_settings_of_both_levels() -> None:
@@ -234,7 +240,7 @@ class TestABadRecord:
         bench = Bench(self.source(on_bad_record="skip"), keep_keys=True)
         bench.double.runs.append([run(P0, *self.BAD)])
         (batch,) = bench.reader.poll(0)
-        assert (batch.values, batch.offsets, batch.keys) == ([1, 4], [0, 3], [None, b"key"])
+        assert (batch.values, list(batch.offsets), batch.keys) == ([1, 4], [0, 3], [None, b"key"])
         assert bench.around.counters.skipped == 3
         assert bench.positions()[P0] == 5
         assert bench.reader.take_dead_letters() == []

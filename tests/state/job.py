@@ -109,7 +109,8 @@ class Step:
         """The key's cells, from the subtask that owns it."""
         group = key_group(self._key_bytes(key), MAX_PARALLELISM)
         owner = self.subtasks[subtask_of(group, len(self.subtasks), MAX_PARALLELISM)]
-        return owner.entries([key])[0]
+        row: Any = owner.rows([key])[0]
+        return row if isinstance(row, tuple) else (row,)
 
     def snapshot(self) -> list[KeyedSnapshot]:
         """A checkpoint of all subtasks."""

@@ -61,22 +61,32 @@ def total() -> ValueState[int]:
 
 
 def values(state: KeyedState, keys: list[str]) -> list[Any]:
-    return [cells[0].value for cells in state.entries(keys)]  # type: ignore[attr-defined]
+    return [cell.value for cell in state.rows(keys)]
 
 
 def add(state: KeyedState, keys: list[str], amount: int = 1) -> None:
-    for (cell,) in state.entries(keys):
-        cell.value += amount  # type: ignore[attr-defined]
+    for cell in state.rows(keys):
+        cell.value += amount
 
 
 def test_a_batch_is_read_at_once_and_only_what_is_missing(store: CountingStore) -> None:
     state = keyed(store, total=total())
-    state.entries(["a", "b", "a"])
+    state.rows(["a", "b", "a"])
     assert store.reads == [2]
-    state.entries(["b", "c", "a"])
+    state.rows(["b", "c", "a"])
     assert store.reads == [2, 1]
-    assert state.entries(["a", "b", "a"])[0] is state.entries(["a"])[0]
+    assert state.rows(["a", "b", "a"])[0] is state.rows(["a"])[0]
     assert store.reads == [2, 1]
+
+
+def test_new_and_known_keys_of_a_batch_each_get_their_own_cell(store: CountingStore) -> None:
+    state = keyed(store, total=total())
+    for key, amount in (("b", 2), ("d", 4)):
+        add(state, [key], amount)
+    new, known, again, other, twice = state.rows(["a", "b", "a", "c", "d"])
+    assert new is again is state.rows(["a"])[0]
+    assert other is state.rows(["c"])[0] is not new
+    assert [each.value for each in (known, twice)] == [2, 4]
 
 
 def test_only_what_changed_is_written(store: CountingStore) -> None:
@@ -97,7 +107,7 @@ def test_a_default_that_nobody_touched_is_not_stored(store: CountingStore) -> No
     state = keyed(
         store, bag=ValueState(list[int], factory=list), log=ListState(int), seen=MapState(str, int)
     )
-    state.entries(["a"])
+    state.rows(["a"])
     state.flush()
     assert (store.puts, store.deletes) == (0, 0)
 
@@ -120,15 +130,15 @@ def test_a_value_that_changed_in_place_is_written_and_one_that_was_read_is_not(
 def test_clearing_deletes_what_is_stored_and_nothing_else(store: CountingStore) -> None:
     state = keyed(store, total=total(), log=ListState(int))
     for _ in range(2):
-        for cell in state.entries(["a"])[0]:
+        for cell in state.rows(["a"])[0]:
             cell.clear()
         state.flush()
         assert (store.puts, store.deletes) == (0, 0)
-    count, log = state.entries(["a"])[0]
-    count.value = 1  # type: ignore[attr-defined]
-    log.append(1)  # type: ignore[attr-defined]
+    count, log = state.rows(["a"])[0]
+    count.value = 1
+    log.append(1)
     state.flush()
-    for cell in state.entries(["a"])[0]:
+    for cell in state.rows(["a"])[0]:
         cell.clear()
     state.flush()
     assert (store.puts, store.deletes) == (2, 2)
@@ -139,9 +149,9 @@ def test_a_value_set_after_a_clear_is_there(store: CountingStore) -> None:
     state = keyed(store, total=total())
     add(state, ["a"])
     state.flush()
-    (cell,) = state.entries(["a"])[0]
+    (cell,) = state.rows(["a"])
     cell.clear()
-    cell.value = 5  # type: ignore[attr-defined]
+    cell.value = 5
     state.flush()
     assert len(list(store.scan(b"", b"\xff"))) == 1
     assert values(state, ["a"]) == [5]
@@ -172,31 +182,31 @@ def test_between_flushes_changed_values_are_written_before_they_are_dropped(
 def test_map_entries_count_against_the_limit(store: CountingStore) -> None:
     state = keyed(store, cache_entries=10, seen=MapState(str, int))
     for n in range(100):
-        (cell,) = state.entries(["a"])[0]
-        cell[f"k{n}"] = n  # type: ignore[index]
+        (cell,) = state.rows(["a"])
+        cell[f"k{n}"] = n
     assert store.puts >= 60
-    (cell,) = state.entries(["a"])[0]
-    assert dict(cell.items()) == {f"k{n}": n for n in range(100)}  # type: ignore[attr-defined]
+    (cell,) = state.rows(["a"])
+    assert dict(cell.items()) == {f"k{n}": n for n in range(100)}
 
 
 def test_a_large_map_is_read_entry_by_entry(store: CountingStore) -> None:
     state = keyed(store, seen=MapState(str, int))
-    (cell,) = state.entries(["a"])[0]
+    (cell,) = state.rows(["a"])
     for n in range(50):
-        cell[f"k{n}"] = n  # type: ignore[index]
+        cell[f"k{n}"] = n
     state.flush()
     store.reads.clear()
-    (cell,) = state.entries(["a"])[0]
-    assert cell["k7"] == 7  # type: ignore[index]
-    assert "k8" in cell  # type: ignore[operator]
-    assert "none" not in cell  # type: ignore[operator]
-    assert "none" not in cell  # type: ignore[operator]
+    (cell,) = state.rows(["a"])
+    assert cell["k7"] == 7
+    assert "k8" in cell
+    assert "none" not in cell
+    assert "none" not in cell
     assert store.reads == [1, 1, 1]
 
 
 def test_a_map_that_is_cleared_while_it_is_iterated_says_so(store: CountingStore) -> None:
     state = keyed(store, seen=MapState(str, int))
-    cell: Any = state.entries(["a"])[0][0]
+    (cell,) = state.rows(["a"])
     cell["a"], cell["b"] = 1, 2
     entries = iter(cell)
     next(entries)
@@ -223,7 +233,7 @@ def test_a_batch_with_more_records_than_keys_is_flushed_whole(store: CountingSto
 def test_a_key_of_another_subtask_is_our_bug(store: CountingStore) -> None:
     state = KeyedState(UID, declare(total=total()), str, 8, range(2), store, 10)
     with pytest.raises(InternalError, match="key group 6 came to 'running-total'"):
-        state.entries(["ann"])
+        state.rows(["ann"])
 
 
 def test_after_a_failed_flush_nothing_is_flushed_any_more(
@@ -242,26 +252,26 @@ def test_after_a_failed_flush_nothing_is_flushed_any_more(
 
 def test_a_value_of_another_type_names_uid_and_state(store: CountingStore) -> None:
     state = keyed(store, total=total(), when=ValueState(Decimal, default=Decimal(0)))
-    _, when = state.entries(["a"])[0]
-    when.value = object()  # type: ignore[attr-defined]
+    _, when = state.rows(["a"])[0]
+    when.value = object()
     with pytest.raises(UserCodeError, match="state 'when' of step 'running-total'"):
         state.flush()
 
 
 def test_a_stored_value_that_cannot_be_read_names_uid_and_state(store: CountingStore) -> None:
     state = keyed(store, total=total())
-    (cell,) = state.entries(["a"])[0]
-    cell.value = "text"  # type: ignore[attr-defined]
+    (cell,) = state.rows(["a"])
+    cell.value = "text"
     state.flush()
     state._cache.clear()
     with pytest.raises(CorruptCheckpointError, match="state 'total' of step 'running-total'"):
-        state.entries(["a"])
+        state.rows(["a"])
 
 
 def test_a_key_of_another_type_names_the_step(store: CountingStore) -> None:
     state = keyed(store, total=total())
     with pytest.raises(UserCodeError, match="'running-total' was given a key"):
-        state.entries([5])
+        state.rows([5])
 
 
 def test_a_state_of_an_unknown_kind_is_refused(store: CountingStore) -> None:
@@ -272,7 +282,7 @@ def test_a_state_of_an_unknown_kind_is_refused(store: CountingStore) -> None:
         keyed(store, odd=OtherState(int))
 
 
-def test_a_step_without_states_has_empty_entries(tmp_path: Path) -> None:
+def test_a_step_without_states_has_empty_rows(tmp_path: Path) -> None:
     step = Step(tmp_path, {})
     step.start(1)
     assert step.cells("a") == ()

@@ -27,7 +27,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeyedState
 
 
 def cell(state: KeyedState, key: str = "a") -> Any:
-    return state.entries([key])[0][0]
+    return state.rows([key])[0]
 
 
 def test_pending_entries_are_met_in_their_places(state: KeyedState) -> None:

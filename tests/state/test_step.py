@@ -59,7 +59,7 @@ class Surroundings:
         return open_step_state(runtime, UID, states, str, snapshots)
 
     def add(self, state: StepState, amount: int) -> int:
-        ((cell,),) = cast("Any", state.entries(["ann"]))
+        (cell,) = state.rows(["ann"])
         cell.value += amount
         return int(cell.value)
 

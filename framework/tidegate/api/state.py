@@ -184,7 +184,8 @@ class ValueState(State, Generic[V]):
             )
         if default is not MISSING:
             _check_default(of, default, mutable=not self.types[0].immutable)
-        self._new = factory if factory is not MISSING else lambda: default
+        self.new_value: Callable[[], V] = factory if factory is not MISSING else lambda: default
+        """What a key has that was never seen."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -194,7 +195,7 @@ class ValueState(State, Generic[V]):
         return self if instance is None else _unbound(self)
 
     def new_cell(self) -> ValueCell[V]:
-        return ValueCell(self._new)
+        return ValueCell(self.new_value)
 
 
 class ListState(State, Generic[V]):

@@ -33,9 +33,10 @@ class CellsByKey:
         self._cells: dict[bytes, tuple[Cell, ...]] = {}
         self._touched: dict[bytes, None] = {}
 
-    def entries(self, keys: Sequence[Any]) -> list[tuple[Cell, ...]]:
-        """The cells of each key; a key that is not of the declared type is refused."""
-        return [self._entry(key) for key in keys]
+    def rows(self, keys: Sequence[Any]) -> list[Any]:
+        """The row of each key; a key that is not of the declared type is refused."""
+        cells = map(self._entry, keys)
+        return [row[0] for row in cells] if len(self._states) == 1 else list(cells)
 
     def cell(self, name: str, key: Any) -> Any:
         """The cell of one declared state, to be looked at; a new one if the key was never seen."""

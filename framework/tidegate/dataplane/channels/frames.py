@@ -114,7 +114,7 @@ class FrameCodec:
             raise
         except Exception as error:
             raise self._wrong_value(batch, error) from error
-        header = (batch.origin[0], batch.origin[1], batch.offsets, batch.keys)
+        header = (batch.origin[0], batch.origin[1], list(batch.offsets), batch.keys)
         head = _header_encoder.encode(header)
         size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
         if size <= MAX_FRAME_BYTES:

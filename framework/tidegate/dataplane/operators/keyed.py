@@ -30,16 +30,17 @@ from tidegate.graph.logical import MAIN, UNKNOWN, Node
 from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import KeyedSnapshot
 
-Rows = Iterator[tuple[Any, Any, Sequence[Cell], int]]
-"""Value, key, the key's cells and the offset, record by record."""
+Rows = Iterator[tuple[Any, Any, Any, int]]
+"""Value, key, the key's row of cells and the offset, record by record."""
 
 
 class KeyedStateLike(Protocol):
     """The keyed state of one step in one subtask, as far as this loop and the task use it."""
 
-    def entries(self, keys: Sequence[Any]) -> Sequence[Sequence[Cell]]:
-        """The cells of each key, in the order of the declared states; what is missing is loaded
-        together. Valid until the next call.
+    def rows(self, keys: Sequence[Any]) -> Sequence[Any]:
+        """The row of each key: its cell where one state is declared, else a tuple of its cells in
+        the order of the declarations; what is missing is loaded together. Valid until the next
+        call.
         """
         ...
 
@@ -114,13 +115,13 @@ class KeyedOperator:
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record with its key's state in place; emit what it returns."""
         keys = self._keys(batch)
-        cells = self.state.entries(keys)
+        rows = self.state.rows(keys)
         values: list[Any] = []
         offsets: list[int] = []
         remaining = iter(batch.values)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         try:
-            loop(zip(remaining, keys, cells, batch.offsets, strict=False), values, offsets)
+            loop(zip(remaining, keys, rows, batch.offsets, strict=False), values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
@@ -139,8 +140,8 @@ class KeyedOperator:
         add_value, add_offset = out_values.append, out_offsets.append
         process, context = self._process, self._context
         hang, name = self._function.__dict__, self._names[0]
-        for value, key, cells, offset in rows:
-            (hang[name],) = cells
+        for value, key, cell, offset in rows:
+            hang[name] = cell
             context.key = key
             context.offset = offset
             for result in process(value, context):

@@ -75,7 +75,7 @@ class BatchDecoder:
         of_message = type(messages[0])
         return RecordBatch(
             values=values,
-            offsets=list(map(of_message.offset, good)),
+            offsets=_offsets(good),
             origin=origin,
             keys=list(map(of_message.key, good)) if self._keep_keys else None,
         )
@@ -175,6 +175,18 @@ _NO_KEY: Final = "it has no key; KafkaSource.records without key= lets those thr
 def _all_bytes(values: list[Any], decode: Decode) -> Iterable[Any]:
     """Bytes need no decoding, only a look whether a tombstone is among them."""
     return values if set(map(type, values)) == {bytes} else map(decode, values)
+
+
+def _offsets(messages: Sequence[Message]) -> Sequence[int]:
+    """Offsets of a partition only grow: where the first and the last are as far apart as there are
+    messages, nobody needs to be asked in between. Control records and compaction leave gaps.
+    """
+    if not messages:
+        return ()
+    first, last = messages[0].offset(), messages[-1].offset()
+    if last - first + 1 == len(messages):
+        return range(first, last + 1)
+    return list(map(type(messages[0]).offset, messages))
 
 
 def _timestamp_ms(message: Message) -> int:

@@ -1,8 +1,8 @@
 """`KeyedState`: the state of one keyed step in one subtask, a write-back cache in front of its
 store.
 
-The operator's loop asks for the cells of a batch's keys at once (`entries`): one look-up a record,
-in C, and one read of the store for what is not cached. Nothing is written before a flush, which
+The operator's loop asks for the rows of a batch's keys at once (`rows`): one look-up a record, in
+C, and one read of the store for what is not cached. Nothing is written before a flush, which
 comes with each checkpoint: then the cells that were handed out since the last one are asked what
 changed, and all of it goes into the store as one write.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.api.keys import key_encoder
-from tidegate.api.state import Cell, State
+from tidegate.api.state import State
 from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.columns import Column, column_of, key_schema, same_key_type
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
@@ -51,12 +51,29 @@ OVERFLOW: Final = 2
 """How many times `cache_entries` the cache may grow to between two flushes: an extra flush in the
 middle of an interval costs as much as the barrier's, so it should be rare."""
 
-Cells = tuple[Cell, ...]
+Row = Any
+"""The cells of one key: the cell itself where one state is declared, else a tuple of cells in the
+order of the declarations. With many keys each object on the way to a value is a line of memory that
+no cache holds, so the common case goes without the tuple."""
+
+
+class _Cache(dict[Any, Row]):
+    """Rows by key. A look-up that misses gives None and takes note of the key: so a batch with new
+    keys is known by that alone, and nothing runs in Python for the others.
+    """
+
+    __slots__ = ("missed",)
+
+    def __init__(self) -> None:
+        self.missed: list[Any] = []
+
+    def __missing__(self, key: Any) -> None:
+        self.missed.append(key)
 
 
 class KeyedState:
-    """Cells by key for the declared `states`, in their order. `schemas` are those that the content
-    of `store` was written under, from the restored snapshots.
+    """Rows by key for the declared `states`. `schemas` are those that the content of `store` was
+    written under, from the restored snapshots.
 
     Raises PipelineError, naming uid, state and field, if the content cannot be read as declared.
     """
@@ -91,33 +108,34 @@ class KeyedState:
         self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
-        self._cache: dict[Any, Cells] = {}
-        self._handed_out: list[list[Cells]] = []
-        """The cells of the batches since the last flush, unless there were more than are cached."""
+        self._cache = _Cache()
+        self._handed_out: list[list[Row]] = []
+        """The rows of the batches since the last flush, unless there were more than are cached."""
         self._touched = 0
-        """How many cells that are, also where the lists were dropped."""
+        """How many rows that are, also where the lists were dropped."""
         self._torn = False
 
-    def entries(self, keys: Sequence[Any]) -> list[Cells]:
-        """The cells of a batch's keys, key by key; what is not cached is read from the store
-        together.
+    def rows(self, keys: Sequence[Any]) -> list[Row]:
+        """The row of each of a batch's keys; what is not cached is read from the store together.
 
         They are valid until the next call, which may drop others to make room.
         """
         cache = self._cache
         if len(cache) + sum(column.held for column in self._columns) > OVERFLOW * self._limit:
             self.flush()
-        try:
-            cells = list(map(cache.__getitem__, keys))
-        except KeyError:
-            self._load(dict.fromkeys(key for key in keys if key not in cache))
-            cells = list(map(cache.__getitem__, keys))
-        self._touched += len(cells)
+        rows = list(map(cache.__getitem__, keys))
+        if cache.missed:
+            missed, cache.missed = cache.missed, []
+            self._load(dict.fromkeys(missed))
+            holes = [place for place, row in enumerate(rows) if row is None]
+            for place, key in zip(holes, missed, strict=True):
+                rows[place] = cache[key]
+        self._touched += len(rows)
         if self._touched <= len(cache):
-            self._handed_out.append(cells)
+            self._handed_out.append(rows)
         else:
             self._handed_out.clear()
-        return cells
+        return rows
 
     def flush(self) -> None:
         """Write what changed since the last flush to the store, as one batch. Raises
@@ -127,10 +145,11 @@ class KeyedState:
         puts: Pairs = []
         deletes: list[bytes] = []
         self._torn = True
-        touched = self._touched_cells()
+        touched = self._touched_rows()
         for index, column in enumerate(self._columns):
+            cells = touched if len(self._columns) == 1 else map(itemgetter(index), touched)
             try:
-                column.save(map(itemgetter(index), touched), puts, deletes)
+                column.save(cells, puts, deletes)
             except TidegateError:
                 raise
             except Exception as error:  # whatever an encoder says of a value that is not its type's
@@ -159,44 +178,35 @@ class KeyedState:
         self._handed_out.clear()
         self._store.close()
 
-    def _touched_cells(self) -> Collection[Cells]:
-        """The cells that were handed out since the last flush, and perhaps others, which are
-        saved.
-        """
+    def _touched_rows(self) -> Collection[Row]:
+        """The rows that were handed out since the last flush, and perhaps others: all are saved."""
         if self._touched > len(self._cache):
             return self._cache.values()
         handed_out = chain.from_iterable(self._handed_out)
-        return list({id(cells): cells for cells in handed_out}.values())
+        return list({id(row): row for row in handed_out}.values())
 
     def _load(self, keys: Iterable[Any]) -> None:
-        try:
-            places = [(key, self._store_keys(key)) for key in keys]
-        except TidegateError:
-            raise
-        except Exception as error:  # whatever an encoder says of a key that is not its type's
-            raise UserCodeError(
-                f"step {self._uid!r} was given a key that is not of the type declared by key_by: "
-                f"{error}"
-            ) from error
+        places = self._places(keys)
         loads = self._loads
         if loads == (True,):
-            asked = [store_key for _, (store_key,) in places]
+            asked = list(chain.from_iterable(places.values()))
         else:
-            asked = [store_key for _, all_ in places for store_key in compress(all_, loads)]
+            asked = [one for store_keys in places.values() for one in compress(store_keys, loads)]
         found = iter(self._store.get_many(asked)) if asked else iter(())
-        cache, columns = self._cache, self._columns
+        columns = self._columns
         column = columns[0] if columns else None
         try:
-            if loads == (True,) and column is not None:
-                make = column.cell
-                for key, (store_key,) in places:
-                    cache[key] = (make(store_key, next(found)),)
-                return
-            for key, store_keys in places:
-                cells = []
-                for column, store_key in zip(columns, store_keys, strict=True):
-                    cells.append(column.cell(store_key, next(found) if column.loads else None))
-                cache[key] = tuple(cells)
+            if column is not None and loads == (True,):
+                self._cache.update(zip(places, map(column.cell, asked, found), strict=True))
+            elif column is not None and len(columns) == 1:
+                for key, (store_key,) in places.items():
+                    self._cache[key] = column.cell(store_key, None)
+            else:
+                for key, store_keys in places.items():
+                    cells = []
+                    for column, store_key in zip(columns, store_keys, strict=True):
+                        cells.append(column.cell(store_key, next(found) if column.loads else None))
+                    self._cache[key] = tuple(cells)
         except TidegateError:
             raise
         except Exception as error:  # whatever a decoder says of bytes that are not its type's
@@ -206,17 +216,30 @@ class KeyedState:
                 "was a value of another type assigned to it before?"
             ) from error
 
-    def _store_keys(self, key: Any) -> list[bytes]:
-        """Where the key's states lie, by column (for a map, what its entries' keys begin with)."""
-        key_bytes = self._key_bytes(key)
-        group = key_group(key_bytes, self._max_parallelism)
-        heads = self._heads.get(group)
-        if heads is None:
-            raise InternalError(
-                f"a record of key group {group} came to {self._uid!r}, which has {self._key_groups}"
-            )
-        part = key_part(key_bytes)
-        return [head + part for head in heads]
+    def _places(self, keys: Iterable[Any]) -> dict[Any, list[bytes]]:
+        """Where each key's states lie, by column (for a map, what its entries' keys begin with)."""
+        keys = list(keys)
+        try:
+            encoded = list(map(self._key_bytes, keys))
+        except TidegateError:
+            raise
+        except Exception as error:  # whatever an encoder says of a key that is not its type's
+            raise UserCodeError(
+                f"step {self._uid!r} was given a key that is not of the type declared by key_by: "
+                f"{error}"
+            ) from error
+        heads, max_parallelism = self._heads, self._max_parallelism
+        places: dict[Any, list[bytes]] = {}
+        for key, key_bytes in zip(keys, encoded, strict=True):
+            group = key_group(key_bytes, max_parallelism)
+            if group not in heads:
+                raise InternalError(
+                    f"a record of key group {group} came to {self._uid!r}, which has "
+                    f"{self._key_groups}"
+                )
+            part = key_part(key_bytes)
+            places[key] = [head + part for head in heads[group]]
+        return places
 
 
 def _checked_key_type(uid: Uid, key_type: object, stored: Sequence[str]) -> list[str]:

@@ -119,11 +119,9 @@ class _ValueColumn:
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
         self._mutable = not state.types[0].immutable
-        default = state.new_cell().value
+        default = state.new_value()
         self._default_bytes = self._encode(default)
-        self._new: Callable[[], Any] = lambda: default
-        if self._mutable:
-            self._new = lambda: state.new_cell().value
+        self._new: Callable[[], Any] = state.new_value if self._mutable else lambda: default
 
     def cell(self, store_key: bytes, data: bytes | None) -> Cell:
         if data is None:
@@ -140,7 +138,11 @@ class _ValueColumn:
             for cell in cells:
                 data = encode(cell.value)
                 if data != cell.saved:
-                    self._put_or_delete(cell, data, puts, deletes)
+                    if cell.saved is CLEARED:
+                        self._put_or_delete(cell, data, puts, deletes)
+                    else:
+                        put((cell.store_key, data))
+                        cell.stored = True
                     cell.saved = data
             return
         for cell in cells:
@@ -156,8 +158,8 @@ class _ValueColumn:
     def _put_or_delete(
         self, cell: StoredValue, data: bytes, puts: Pairs, deletes: list[bytes]
     ) -> None:
-        """A cell that was cleared and not set since has nothing in the store."""
-        if cell.saved is not CLEARED or data != self._default_bytes:
+        """A cell that was cleared: if it was not set since, it has nothing in the store."""
+        if data != self._default_bytes:
             puts.append((cell.store_key, data))
             cell.stored = True
         elif cell.stored:

@@ -24,6 +24,8 @@ from tidegate.errors import check
 _MORE: Final = 0x80
 """The bit of a LEB128 byte that says that another one follows."""
 
+_ONE_BYTE: Final = [bytes((length,)) for length in range(_MORE)]
+
 MAX_NAME_BYTES: Final = 255
 """The length of a state's name is one byte. Names are attribute names, so nobody comes near."""
 
@@ -39,7 +41,7 @@ def key_part(key_bytes: bytes) -> bytes:
     """A key as it stands in store keys, from its canonical bytes."""
     length = len(key_bytes)
     if length < _MORE:
-        return bytes((length,)) + key_bytes
+        return _ONE_BYTE[length] + key_bytes
     head = bytearray()
     while length >= _MORE:
         head.append(length & (_MORE - 1) | _MORE)

@@ -1,7 +1,7 @@
 """`StepState`: keyed state as a task drives it, joined from the cache, its store and the uploader.
 
 `open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
-uses `entries`, the task `snapshot` at each barrier: the cache is flushed and the store
+uses `rows`, the task `snapshot` at each barrier: the cache is flushed and the store
 frozen at once, the upload happens in an I/O thread, and its outcome comes back to the mailbox
 thread.
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from tidegate.api.state import State
 from tidegate.dataplane.runtime import Action, Runtime
-from tidegate.dataplane.state.backend import Cells, KeyedState
+from tidegate.dataplane.state.backend import KeyedState, Row
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
@@ -106,9 +106,9 @@ class StepState:
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = uploading
 
-    def entries(self, keys: Sequence[Any]) -> list[Cells]:
-        """The cells of a batch's keys, key by key; valid until the next call."""
-        return self._state.entries(keys)
+    def rows(self, keys: Sequence[Any]) -> list[Row]:
+        """The row of each of a batch's keys; valid until the next call."""
+        return self._state.rows(keys)
 
     def snapshot(self, checkpoint: CheckpointId, done: Done, failed: Failed) -> None:
         """Freeze now; store in the background; `done`, or `failed` where the storage does not take
