@@ -176,7 +176,7 @@ MUTANTS = [
         NO_ATTEMPT_IN_ID_OF_SINK,
         simulator,
         40,
-        0,
+        1,
         "id without the attempt",
     ),
     Mutant(

@@ -265,7 +265,7 @@ MUTANTS = [
         FREE_AT_PREPARE,
         simulator,
         40,
-        0,
+        1,
         "slot reuse before commit",
     ),
     Mutant(
