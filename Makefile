@@ -3,6 +3,8 @@
 PYTHON ?= python3
 export PIP_FIND_LINKS =
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# A cluster starts many processes: what one has compiled the others must not compile again.
+export PYTHONDONTWRITEBYTECODE =
 bin := .venv/bin
 
 help:           ## this list
