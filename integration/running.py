@@ -56,18 +56,21 @@ def owned(
 
 
 class TidegateRun:
-    """A running `tidegate run --json` of the order totals in a working folder of its own."""
+    """A running `tidegate run --json` in a working folder of its own, of the order totals where no
+    other pipeline is named.
+    """
 
     def __init__(
         self,
         folder: Path,
         bootstrap: str,
         *,
+        pipeline: str = PIPELINE,
         options: Sequence[str] = (),
         config: Mapping[str, str] | None = None,
     ) -> None:
         words = [word for key, value in (config or {}).items() for word in ("-c", f"{key}={value}")]
-        command = [str(Path(sys.executable).with_name("tidegate")), "run", PIPELINE, "--json"]
+        command = [str(Path(sys.executable).with_name("tidegate")), "run", pipeline, "--json"]
         self.log = folder / "run.log"
         self._process = owned(
             [*command, "--kafka", bootstrap, *options, *words],

@@ -18,6 +18,11 @@ PARTITIONS: Final = 4
 THRESHOLD: Final = 500.0
 """Transform keeps amounts above it: half of the records."""
 
+WINDOW_MS: Final = 10_000
+"""Of the windowed sums. Ten records have one time in ms, so it is a hundred thousand records long:
+each user has about one in it, and nearly each record ends a window and begins one.
+"""
+
 _COUNTRIES = ("CH", "DE", "FR", "IT", "AT", "US", "GB", "ES")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from integration.bench.data import PARTITIONS, THRESHOLD, Click
+from integration.bench.data import PARTITIONS, THRESHOLD, WINDOW_MS, Click
 
 COMMIT_S = 1.0
 
@@ -82,11 +82,47 @@ def total() -> Callable[[list[Any]], Columns]:
     return step
 
 
-WORKLOADS = {"passthrough": passthrough, "transform": transform, "total": total}
+class WindowTotal(msgspec.Struct, frozen=True, gc=False):
+    """What a user paid in one window."""
+
+    user: str
+    start: int
+    total: float
 
 
-def run(workload: str, bootstrap: str, source: str, sink: str, count: int) -> None:
-    """Process `count` records and commit the last transaction."""
+def windows() -> Callable[[list[Any]], Columns]:
+    """Sum per user and window in a dict; a window is out when the user's next one begins."""
+    decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
+    open_windows: dict[str, tuple[int, float]] = {}
+
+    def step(messages: list[Any]) -> Columns:
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        for m in messages:
+            c = decode(m.value())
+            start = c.ts - c.ts % WINDOW_MS
+            known = open_windows.get(c.user)
+            if known is None or known[0] == start:
+                open_windows[c.user] = (start, (known[1] if known else 0.0) + c.amount)
+            else:
+                open_windows[c.user] = (start, c.amount)
+                values.append(encode(WindowTotal(c.user, *known)))
+                keys.append(c.user.encode())
+        return values, keys
+
+    return step
+
+
+WORKLOADS = {
+    "passthrough": passthrough,
+    "transform": transform,
+    "total": total,
+    "windows": windows,
+}
+
+
+def run(workload: str, bootstrap: str, source: str, sink: str, count: int, every: int = 0) -> None:
+    """Process `count` records; commit every second, or every so many records, and at the end."""
     step = WORKLOADS[workload]()
     name = f"loop-{uuid.uuid4().hex[:8]}"
     consumer = Consumer(
@@ -112,6 +148,7 @@ def run(workload: str, bootstrap: str, source: str, sink: str, count: int) -> No
     producer.init_transactions()
     producer.begin_transaction()
     done, positions, commit_at = 0, dict[int, int](), time.monotonic() + COMMIT_S
+    next_commit = every or count
     while done < count:
         messages = consumer.consume(1000, 0.05)
         values, keys = step(messages)
@@ -128,7 +165,9 @@ def run(workload: str, bootstrap: str, source: str, sink: str, count: int) -> No
             if partition is not None and offset is not None:
                 positions[partition] = offset + 1
         done += len(messages)
-        if time.monotonic() >= commit_at or done >= count:
+        due = done >= next_commit if every else time.monotonic() >= commit_at
+        if due or done >= count:
+            next_commit += every
             _commit(producer, consumer, source, positions)
             commit_at = time.monotonic() + COMMIT_S
 

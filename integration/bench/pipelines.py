@@ -1,4 +1,4 @@
-"""The workloads of the benchmark as pipelines: pass-through, JSON transform, running total."""
+"""The workloads of the benchmark as pipelines: pass-through, JSON transform, sums by key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from integration.bench.data import THRESHOLD, Click
+from integration.bench.data import THRESHOLD, WINDOW_MS, Click
 from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Raw, ValueState
 
 
@@ -28,6 +28,21 @@ class Total(msgspec.Struct, gc=False):
     """The state behind it; changes in place."""
 
     count: int = 0
+    total: float = 0.0
+
+
+class WindowTotal(msgspec.Struct, frozen=True, gc=False):
+    """What a user paid in one window."""
+
+    user: str
+    start: int
+    total: float
+
+
+class Window(msgspec.Struct, gc=False):
+    """The state behind it; changes in place."""
+
+    start: int = -1
     total: float = 0.0
 
 
@@ -58,11 +73,37 @@ class RunningTotal(KeyedProcess[str, Click, UserTotal]):
         return (UserTotal(ctx.key, paid.count, paid.total),)
 
 
+class WindowedTotal(KeyedProcess[str, Click, WindowTotal]):
+    """The sum of each user and window, when the user's first record behind the window comes."""
+
+    window = ValueState(Window, factory=Window)
+
+    def process(self, click: Click, ctx: Context[str]) -> Iterable[WindowTotal]:
+        window = self.window.value
+        start = click.ts - click.ts % WINDOW_MS
+        if window.start == start:
+            window.total += click.amount
+            return ()
+        ended = WindowTotal(ctx.key, window.start, window.total)
+        window.start, window.total = start, click.amount
+        return (ended,) if ended.start >= 0 else ()
+
+
 class Passthrough(Pipeline, name="bench-passthrough"):
     """Bytes in, the same bytes out."""
 
     clicks = KafkaSource("bench-in", value=Raw())
     copies = KafkaSink("bench-passthrough", value=Raw())
+
+    def define(self) -> None:
+        self.clicks.to(self.copies)
+
+
+class CopiesAtLeastOnce(Pipeline, name="bench-at-least-once"):
+    """The same, visible at once."""
+
+    clicks = KafkaSource("bench-in", value=Raw())
+    copies = KafkaSink("bench-passthrough", value=Raw(), guarantee="at_least_once")
 
     def define(self) -> None:
         self.clicks.to(self.copies)
@@ -89,4 +130,18 @@ class Totals(Pipeline, name="bench-total"):
             self.clicks.key_by(lambda click: click.user)
             .process(RunningTotal(), uid="running-total")
             .to(self.totals)
+        )
+
+
+class Windows(Pipeline, name="bench-windows"):
+    """Sums per user and window by a plain process function."""
+
+    clicks = KafkaSource("bench-in", value=Json(Click))
+    windows = KafkaSink("bench-windows", value=Json(WindowTotal), key_by=lambda total: total.user)
+
+    def define(self) -> None:
+        (
+            self.clicks.key_by(lambda click: click.user)
+            .process(WindowedTotal(), uid="windowed-total")
+            .to(self.windows)
         )

@@ -1,0 +1,330 @@
+"""Where the time goes: CPU microseconds per record of a slot's parts, beside the loop by hand.
+
+A slot's real parts (source task, chain, state, sink, drivers, on a real broker) run in one process
+of their own, without a control plane, and a clock of the thread's CPU time is read around each part
+once a batch; what a part calls is taken off it. A barrier comes every so many records and not every
+second: how many records share a checkpoint's cost would else depend on how busy the machine is.
+Threads of the libraries (librdkafka's, RocksDB's) are read from /proc.
+
+The loops of `loop.py` run in turns with it, in processes of their own, and commit as often. Figures
+are of the cheapest round, which on a machine with others on it is nearest to the truth. What is not
+here: the control plane, start-up, and frames between slots (`exchange_micro.py`).
+
+    python -m integration.bench --only budget
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+if TYPE_CHECKING:
+    from integration.bench.cost import Rig
+    from integration.bench.page import Table
+    from tidegate.api.functions import KeyedProcess
+    from tidegate.api.kafka import KafkaSink, KafkaSource
+    from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
+
+ROOT: Final = Path(__file__).parents[2]
+PIPELINES: Final = {"passthrough": "Passthrough", "transform": "Transform", "total": "Totals"}
+TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
+WARM_S: Final = 1.0
+"""For the sink's first producers to be ready, before the clocks start."""
+EVERY: Final = 250_000
+"""Records between two barriers: about a second's on a quiet machine."""
+
+
+def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
+    """The cheapest round of the loop and of the slot, part by part."""
+    from integration.bench.page import Table
+
+    best: dict[str, dict[str, Any]] = {}
+    for _ in range(rounds):
+        for kind in ("loop", "slot"):
+            sink, _ = rig.fresh("budget")
+            words = [kind, workload, rig.bootstrap, sink, str(rig.count), str(EVERY)]
+            done = subprocess.run(
+                [sys.executable, __file__, *words],
+                check=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            told = json.loads(done.stdout.splitlines()[-1])
+            if kind not in best or told["cpu_us"] < best[kind]["cpu_us"]:
+                best[kind] = told
+    loop, slot = best["loop"]["cpu_us"], best["slot"]["cpu_us"]
+    rows = [
+        [part, f"{us:.3f}", f"{calls:,}", f"{us * rig.count / calls:,.0f}"]
+        if calls
+        else [part, f"{us:.3f}", "", ""]
+        for part, (us, calls) in sorted(best["slot"]["parts"].items(), key=lambda item: -item[1][0])
+    ]
+    note = (
+        f"The slot by itself {slot:.2f} us a record, the loop {loop:.2f}: {slot / loop:.2f} x. "
+        f"A barrier every {EVERY:,} records; the cheapest of {rounds} rounds."
+    )
+    return Table(f"Budget: {workload}", ("part", "us a record", "calls", "us a call"), rows, note)
+
+
+class Clocks:
+    """CPU time of the parts: what a part calls that has a clock of its own is taken off it."""
+
+    def __init__(self) -> None:
+        self.spent_ns: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        self._inner = threading.local()
+
+    def around(self, owner: Any, method: str, part: str) -> None:
+        """Read the clock before and after each call of a method."""
+        called = getattr(owner, method)
+
+        def clocked(*arguments: Any, **named: Any) -> Any:
+            inner: list[int] = self._inner.__dict__.setdefault("stack", [])
+            began = time.thread_time_ns()
+            inner.append(0)
+            try:
+                return called(*arguments, **named)
+            finally:
+                spent = time.thread_time_ns() - began
+                self.spent_ns[part] = self.spent_ns.get(part, 0) + spent - inner.pop()
+                self.calls[part] = self.calls.get(part, 0) + 1
+                if inner:
+                    inner[-1] += spent
+
+        setattr(owner, method, clocked)
+
+
+def clock_parts(clocks: Clocks) -> None:
+    """Put clocks around what a slot calls per batch and per checkpoint."""
+    from tidegate.dataplane.operators.keyed import KeyedOperator
+    from tidegate.dataplane.operators.stateless import FusedSteps
+    from tidegate.dataplane.sinks.encoding import BatchEncoder
+    from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+    from tidegate.dataplane.sinks.lanes import TransactionLane
+    from tidegate.dataplane.sources.decoding import BatchDecoder
+    from tidegate.dataplane.state.backend import KeyedState
+    from tidegate.dataplane.state.snapshots import SnapshotUploader
+    from tidegate.dataplane.task import SourceTask
+    from tidegate.drivers.kafka.producer import KafkaProducer
+    from tidegate.drivers.kafka.reader import KafkaPartitionReader
+    from tidegate.drivers.rocksdb import RocksDBStore
+
+    for owner, method, part in (
+        (KafkaPartitionReader, "poll", "consume"),
+        (BatchDecoder, "decode", "decode"),
+        (FusedSteps, "process", "operators"),
+        (KeyedOperator, "process", "operators"),
+        (KeyedOperator, "_keys", "key of"),
+        (KeyedState, "rows", "state: look up"),
+        (KeyedState, "_load", "state: load new keys"),
+        (BatchEncoder, "encode", "encode"),
+        (KafkaProducer, "send", "produce"),
+        (KafkaSinkWriter, "write", "sink"),
+        (SourceTask, "step", "task"),
+        (KeyedState, "flush", "checkpoint: what changed"),
+        (RocksDBStore, "write", "checkpoint: RocksDB write"),
+        (RocksDBStore, "checkpoint", "checkpoint: RocksDB checkpoint"),
+        (SnapshotUploader, "upload", "checkpoint: upload"),
+        (KafkaSinkWriter, "prepare", "checkpoint: sink"),
+        (TransactionLane, "flush", "checkpoint: flush of the producer"),
+        (TransactionLane, "describe", "checkpoint: describe"),
+    ):
+        clocks.around(owner, method, part)
+
+
+def run_loop(workload: str, bootstrap: str, sink: str, records: int, every: int) -> None:
+    """The loop by hand, in this process; prints its figures."""
+    from integration.bench import loop
+
+    began = time.process_time_ns()
+    loop.run(workload, bootstrap, "bench-in", sink, records, every=every)
+    print(json.dumps({"cpu_us": (time.process_time_ns() - began) / 1e3 / records}))
+
+
+def run_slot(workload: str, bootstrap: str, sink: str, records: int, every: int) -> None:
+    """The slot's parts in this process; prints their figures."""
+    clocks = Clocks()
+    clock_parts(clocks)
+    with tempfile.TemporaryDirectory() as folder:
+        slot = BareSlot(PIPELINES[workload], bootstrap, sink, Path(folder))
+        gc.freeze()
+        gc.set_threshold(200_000, 50, 50)  # as a slot does
+        time.sleep(WARM_S)
+        clocks.spent_ns.clear()
+        clocks.calls.clear()
+        slot.native.sample()
+        before = dict(slot.native.spent_ms)
+        began = time.process_time_ns()
+        slot.run(records, every)
+        cpu_us = (time.process_time_ns() - began) / 1e3 / records
+        parts = {
+            part: [spent / 1e3 / records, clocks.calls[part]]
+            for part, spent in clocks.spent_ns.items()
+        }
+        slot.native.sample()
+        for (_, thread), spent_ms in slot.native.spent_ms.items():
+            part = parts.setdefault(f"threads of {thread}", [0.0, 0])
+            part[0] += (spent_ms - before.get((_, thread), 0.0)) * 1e3 / records
+        parts["all else"] = [cpu_us - sum(found[0] for found in parts.values()), 0]
+        print(json.dumps({"cpu_us": cpu_us, "parts": parts}), flush=True)
+        os._exit(0)  # prepared producers are dropped, not closed
+
+
+class NativeThreads:
+    """CPU time of the libraries' threads. To be sampled before a producer is dropped, for its
+    threads end with it.
+    """
+
+    def __init__(self) -> None:
+        self.spent_ms: dict[tuple[str, str], float] = {}
+        """By number and library."""
+
+    def sample(self) -> None:
+        """Read /proc."""
+        for task in Path("/proc/self/task").iterdir():
+            try:
+                name, rest = (task / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            except FileNotFoundError:
+                continue
+            library = {"rdk": "librdkafka", "rocksdb": "RocksDB"}.get(name.split(":")[0])
+            if library is not None:
+                fields = rest.split()
+                self.spent_ms[task.name, library] = (int(fields[11]) + int(fields[12])) * TICK_MS
+
+
+class BareSlot:
+    """One subtask of a one-vertex pipeline; ends its transactions itself, as a JobMaster would."""
+
+    def __init__(self, pipeline: str, bootstrap: str, sink: str, folder: Path) -> None:
+        from integration.bench import pipelines
+        from tests.kafka.surroundings import Surroundings
+        from tidegate.api.pipeline import build
+        from tidegate.config import Config, ConnectorSettings, KafkaSettings
+        from tidegate.dataplane.operators.chain import Chain, Leaves
+        from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+        from tidegate.dataplane.sources.kafka import KafkaSourceReader
+        from tidegate.dataplane.state.step import open_step_state
+        from tidegate.dataplane.task import SourceTask
+        from tidegate.drivers.bundle import RealDrivers
+        from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+        from tidegate.graph.plan import plan
+        from tidegate.ids import Uid
+        from tidegate.protocol.snapshots import SourceSplit
+        from tidegate.slot.assembly import source_keys_wanted
+
+        kind = getattr(pipelines, pipeline)
+        graph = build(kind, {})
+        (vertex,) = plan(graph, 1, 128).vertices
+        head = graph.nodes[vertex.nodes[0]]
+        to = next(node.id for node in graph.nodes.values() if node.kind == "sink")
+        config = Config(
+            kafka=KafkaSettings(bootstrap=bootstrap), sinks={Uid(to): ConnectorSettings(topic=sink)}
+        )
+        drivers = RealDrivers()
+        self._transactions = KafkaTransactionLog({"bootstrap.servers": bootstrap})
+        self._around = Surroundings(
+            drivers, self._transactions, job=sink, config=config, warm=2, threads=True
+        )
+        runtime = self._around.runtime
+        runtime.blobs = drivers.blob_store(str(folder / "storage"))
+        runtime.local = folder / "local"
+        self._chain = Chain(
+            kind.__name__,
+            graph,
+            vertex,
+            Leaves(
+                outlets=(),
+                make_sink=lambda node: KafkaSinkWriter(
+                    cast("KafkaSink[Any]", node.declaration), Uid(node.id), runtime
+                ),
+                make_state=lambda node: open_step_state(
+                    runtime,
+                    Uid(node.id),
+                    cast("KeyedProcess[Any, Any, Any]", node.function).declared_states,
+                    node.inputs[0].key_type,
+                    (),
+                ),
+            ),
+        )
+        reader = KafkaSourceReader(
+            cast("KafkaSource[Any]", head.declaration),
+            Uid(head.id),
+            runtime,
+            keep_keys=source_keys_wanted(graph, head.id),
+        )
+        splits = [
+            SourceSplit(source=Uid(head.id), topic="bench-in", partition=number, offset=0)
+            for number in range(4)
+        ]
+        self._task = SourceTask(runtime, self._chain, self, reader, splits)
+        self.native = NativeThreads()
+        self._ending = ThreadPoolExecutor(1)
+        self._open_checkpoints = 0
+        self._chain.open()
+
+    def run(self, records: int, every: int) -> None:
+        """Read and write all records, with a barrier after each `every` and at the end."""
+        from tidegate.elements import Barrier
+        from tidegate.ids import Attempt, CheckpointId
+
+        counters, mailbox = self._around.counters, self._around.mailbox
+        self._task.start()
+        done, barriers = 0, 0
+        while True:
+            mailbox.run_posted()
+            if not self._task.step(0.0):
+                self._task.step(0.005)
+            if self._around.failures:
+                raise self._around.failures[0]
+            done = counters.records_in
+            if done // every > barriers or (done >= records and not self._task._pending):
+                barriers += 1
+                self._open_checkpoints += 1
+                self._task.trigger(Barrier(CheckpointId(Attempt(1), barriers)))
+                self.native.sample()
+                while not self._task.step(0.0) or self._task._barriers:
+                    mailbox.run_posted()
+            if done >= records and not self._task._pending:
+                break
+        self._around.until(lambda: self._open_checkpoints == 0, timeout_s=120)
+
+    def acknowledge(self, checkpoint: Any, snapshot: SubtaskSnapshot, sync_ms: int) -> None:
+        """What the JobMaster does when all have answered, without its journal."""
+        del sync_ms
+        self._ending.submit(self._end, checkpoint, snapshot.transactions)
+
+    def _end(self, checkpoint: Any, found: tuple[PreparedTransaction, ...]) -> None:
+        for each in found:
+            self._transactions.end(each.transactional_id, each.producer_id, each.epoch, commit=True)
+        ids = [each.transactional_id for each in found]
+
+        def told() -> None:
+            self._open_checkpoints -= 1
+            self._task.checkpoint_completed(checkpoint, ids)
+            self._task.transactions_freed(ids)
+
+        self._around.mailbox.post(told)
+
+    def decline(self, checkpoint: Any, subtask: Any, reason: str) -> None:
+        """A snapshot that could not be stored ends the measurement."""
+        raise RuntimeError(f"{checkpoint} of {subtask}: {reason}")
+
+    def input_ended(self, subtask: Any) -> None:
+        """The splits have no end."""
+
+
+RUNS: Final[dict[str, Callable[..., None]]] = {"loop": run_loop, "slot": run_slot}
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "framework")]
+    RUNS[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]), int(sys.argv[6]))

@@ -1,0 +1,80 @@
+"""What was measured, as text: tables for the terminal and `docs/benchmarks.md`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import confluent_kafka
+import psutil
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PACKAGES: Final = ("confluent-kafka", "msgspec", "rocksdict")
+
+HEAD: Final = """# Benchmarks
+
+Written by `make bench` ([how it is measured](../integration/bench/README.md)), not by hand.
+CPU seconds are of the whole process tree without the broker, per million records, start-up apart.
+Every output was read back and compared with what the input says.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under their titles, and what must be said beside them."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """As a section of the page."""
+        lines = [f"## {self.title}", ""]
+        lines.append(f"| {' | '.join(self.columns)} |")
+        lines.append(f"| {' | '.join('---' for _ in self.columns)} |")
+        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
+
+    def plain(self) -> str:
+        """For a terminal."""
+        rows = [list(self.columns), *map(list, self.rows)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        ]
+        return "\n".join(["", self.title, *lines, *([self.note] if self.note else [])])
+
+
+def write(tables: Sequence[Table], broker: str, records: int) -> None:
+    """Write the page anew."""
+    PAGE.write_text(
+        "\n".join([HEAD, surroundings(broker, records), *(t.markdown() for t in tables)])
+    )
+
+
+def surroundings(broker: str, records: int) -> str:
+    """Versions and machine, without names or paths of it."""
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"{records:,} records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker (Kafka "
+        f"{broker}) on the same machine.\n"
+        f"Python {platform.python_version()}, {packages}, librdkafka "
+        f"{confluent_kafka.libversion()[0]}; {platform.system()} on {os.cpu_count()} cores "
+        f"({_processor()}), {psutil.virtual_memory().total / 2**30:.0f} GiB; load average at the "
+        f"end {os.getloadavg()[1]:.1f}.\n"
+    )
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
