@@ -36,7 +36,7 @@ lint: .venv/installed  ## ruff: rules and format
 types: .venv/installed  ## mypy, strict
 	$(bin)/mypy --no-error-summary
 unit: .venv/installed  ## unit, property, wall and tidy tests
-	$(bin)/pytest --quiet
+	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal
 lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
 	$(compile) --output-file bootstrap.lock bootstrap.in
 	$(compile) --all-extras --output-file requirements.lock pyproject.toml
