@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from integration.bench import page
-from integration.bench.budget import PIPELINES, measure_budget
+from integration.bench.budget import PIPELINES, measure_budget, measure_settings
 from integration.bench.cost import Rig, measure_cost, measure_intervals
 from integration.bench.latency import measure_latency
 from integration.bench.moments import measure_moments
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-PARTS: Final = ("intervals", "latency", "moments", "budget")
-NOT_QUICK: Final = frozenset({"intervals", "budget"})
+PARTS: Final = ("intervals", "latency", "moments", "budget", "settings")
+NOT_QUICK: Final = frozenset({"intervals", "budget", "settings"})
 """What 300,000 records say nothing about, or what takes too long."""
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="300,000 records, one round")
     parser.add_argument(
-        "--only", choices=[*WORKLOADS, *PARTS], action="append", help="parts of it, no page"
+        "--only", choices=[*WORKLOADS, *PARTS], action="append", help="parts of it, and of the page"
     )
     options = parser.parse_args()
     if options.quick:
@@ -53,7 +53,7 @@ def main() -> int:
                 holds &= counts
                 tables.append(table)
                 print(table.plain(), flush=True)
-            if not options.only and not options.quick:
+            if not options.quick:
                 page.write(tables, broker.version, options.records)
     return 0 if holds else 1
 
@@ -74,6 +74,8 @@ def measured(rig: Rig, options: Any) -> Iterator[tuple[page.Table, bool]]:
     if "budget" in wanted:
         for workload in PIPELINES:
             yield measure_budget(rig, workload, options.rounds), True
+    if "settings" in wanted:
+        yield measure_settings(rig, options.rounds), True
 
 
 if __name__ == "__main__":

@@ -42,6 +42,19 @@ WARM_S: Final = 1.0
 """For the sink's first producers to be ready, before the clocks start."""
 EVERY: Final = 250_000
 """Records between two barriers: about a second's on a quiet machine."""
+SINK_SETTINGS: Final = [
+    {"compression.type": compression, "linger.ms": linger}
+    for compression, linger in (
+        ("none", "5"),
+        ("lz4", "5"),
+        ("snappy", "5"),
+        ("zstd", "5"),
+        ("gzip", "5"),
+        ("none", "1"),
+        ("none", "50"),
+        ("lz4", "50"),
+    )
+]
 
 
 def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
@@ -51,15 +64,7 @@ def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for kind in ("loop", "slot"):
-            sink, _ = rig.fresh("budget")
-            words = [kind, workload, rig.bootstrap, sink, str(rig.count), str(EVERY)]
-            done = subprocess.run(
-                [sys.executable, __file__, *words],
-                check=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            told = json.loads(done.stdout.splitlines()[-1])
+            told = _run(rig, kind, workload, rig.fresh("budget")[0])
             if kind not in best or told["cpu_us"] < best[kind]["cpu_us"]:
                 best[kind] = told
     loop, slot = best["loop"]["cpu_us"], best["slot"]["cpu_us"]
@@ -74,6 +79,40 @@ def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
         f"A barrier every {EVERY:,} records; the cheapest of {rounds} rounds."
     )
     return Table(f"Budget: {workload}", ("part", "us a record", "calls", "us a call"), rows, note)
+
+
+def measure_settings(rig: Rig, rounds: int) -> Table:
+    """What compression and lingering of the sink cost and save, on the transform."""
+    from integration.bench.page import Table
+
+    rows = []
+    for properties in SINK_SETTINGS:
+        found = []
+        for _ in range(rounds):
+            sink, _ = rig.fresh("settings")
+            told = _run(rig, "slot", "transform", sink, properties)
+            stored = sum(f.stat().st_size for f in rig.scratch.glob(f"kafka/**/{sink}-*/*.log"))
+            found.append((told["cpu_us"], stored))
+        cpu_us, stored = min(found)
+        rows.append([*properties.values(), f"{cpu_us:.2f}", f"{stored / 1e6:.1f}"])
+    note = f"Transform, half of {rig.count:,} records out; the cheapest of {rounds} rounds."
+    columns = ("compression.type", "linger.ms", "slot: us a record read", "MB stored")
+    return Table("Compression and linger.ms of a sink", columns, rows, note)
+
+
+def _run(
+    rig: Rig, kind: str, workload: str, sink: str, properties: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """One run in a process of its own; what it prints last."""
+    words = [kind, workload, rig.bootstrap, sink, str(rig.count), json.dumps(properties or {})]
+    done = subprocess.run(
+        [sys.executable, __file__, *words],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 class Clocks:
@@ -142,21 +181,26 @@ def clock_parts(clocks: Clocks) -> None:
         clocks.around(owner, method, part)
 
 
-def run_loop(workload: str, bootstrap: str, sink: str, records: int, every: int) -> None:
+def run_loop(
+    workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
+) -> None:
     """The loop by hand, in this process; prints its figures."""
+    del properties  # it has its own
     from integration.bench import loop
 
     began = time.process_time_ns()
-    loop.run(workload, bootstrap, "bench-in", sink, records, every=every)
+    loop.run(workload, bootstrap, "bench-in", sink, records, every=EVERY)
     print(json.dumps({"cpu_us": (time.process_time_ns() - began) / 1e3 / records}))
 
 
-def run_slot(workload: str, bootstrap: str, sink: str, records: int, every: int) -> None:
+def run_slot(
+    workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
+) -> None:
     """The slot's parts in this process; prints their figures."""
     clocks = Clocks()
     clock_parts(clocks)
     with tempfile.TemporaryDirectory() as folder:
-        slot = BareSlot(PIPELINES[workload], bootstrap, sink, Path(folder))
+        slot = BareSlot(PIPELINES[workload], bootstrap, sink, Path(folder), properties)
         gc.freeze()
         gc.set_threshold(200_000, 50, 50)  # as a slot does
         time.sleep(WARM_S)
@@ -165,7 +209,7 @@ def run_slot(workload: str, bootstrap: str, sink: str, records: int, every: int)
         slot.native.sample()
         before = dict(slot.native.spent_ms)
         began = time.process_time_ns()
-        slot.run(records, every)
+        slot.run(records, EVERY)
         cpu_us = (time.process_time_ns() - began) / 1e3 / records
         parts = {
             part: [spent / 1e3 / records, clocks.calls[part]]
@@ -205,7 +249,9 @@ class NativeThreads:
 class BareSlot:
     """One subtask of a one-vertex pipeline; ends its transactions itself, as a JobMaster would."""
 
-    def __init__(self, pipeline: str, bootstrap: str, sink: str, folder: Path) -> None:
+    def __init__(
+        self, pipeline: str, bootstrap: str, sink: str, folder: Path, properties: dict[str, str]
+    ) -> None:
         from integration.bench import pipelines
         from tests.kafka.surroundings import Surroundings
         from tidegate.api.pipeline import build
@@ -228,7 +274,8 @@ class BareSlot:
         head = graph.nodes[vertex.nodes[0]]
         to = next(node.id for node in graph.nodes.values() if node.kind == "sink")
         config = Config(
-            kafka=KafkaSettings(bootstrap=bootstrap), sinks={Uid(to): ConnectorSettings(topic=sink)}
+            kafka=KafkaSettings(bootstrap=bootstrap),
+            sinks={Uid(to): ConnectorSettings(topic=sink, properties=properties)},
         )
         drivers = RealDrivers()
         self._transactions = KafkaTransactionLog({"bootstrap.servers": bootstrap})
@@ -327,4 +374,4 @@ RUNS: Final[dict[str, Callable[..., None]]] = {"loop": run_loop, "slot": run_slo
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "framework")]
-    RUNS[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]), int(sys.argv[6]))
+    RUNS[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]), json.loads(sys.argv[6]))

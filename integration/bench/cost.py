@@ -6,6 +6,7 @@ every run pays once drops out.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -31,6 +32,7 @@ from integration.bench.workloads import (
 
 ROOT: Final = Path(__file__).parents[2]
 SMALL: Final = 1_000
+WALL_MIN_S: Final = 0.1
 KINDS: Final = ("loop", "tidegate")
 
 
@@ -94,7 +96,9 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured run, start-up apart."""
+    """One measured run, start-up apart. Where the difference of two walls is within a tenth of a
+    second, the rate is not a number: the machine was too uneven to have one.
+    """
 
     cpu_per_million: float
     records_per_s: float
@@ -108,12 +112,12 @@ def figure(
     """A run over all records less one over a thousand."""
     small = rig.once(kind, workload, "bench-small", SMALL, extra or {})
     large = rig.once(kind, workload, "bench-in", rig.count, extra or {})
-    more = rig.count - SMALL
+    more, wall_s = rig.count - SMALL, large.wall_s - small.wall_s
     return Figure(
         cpu_per_million=(large.cpu_s - small.cpu_s) / more * 1e6,
-        records_per_s=more / max(large.wall_s - small.wall_s, 0.001),
+        records_per_s=more / wall_s if wall_s > WALL_MIN_S else math.nan,
         rss_mb=large.rss_max / 1e6,
-        start_s=small.wall_s,
+        start_s=small.started_s,
     )
 
 
@@ -154,7 +158,7 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
         note += f"Loops against their known proportions: {shares}. "
     if not holds:
         note += "VOID: the loops do not stand to each other as they should; the machine was busy."
-    titles = ("workload", "", "CPU s/M", "x loop", "goal", "records/s", "RSS MB", "small run s")
+    titles = ("workload", "", "CPU s/M", "x loop", "goal", "records/s", "RSS MB", "to slot s")
     return Table("Cost per record", titles, rows, note.strip()), holds
 
 

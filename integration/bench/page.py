@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -52,23 +52,29 @@ class Table:
 
 
 def write(tables: Sequence[Table], broker: str, records: int) -> None:
-    """Write the page anew."""
-    PAGE.write_text(
-        "\n".join([HEAD, surroundings(broker, records), *(t.markdown() for t in tables)])
-    )
+    """Put the tables into the page; sections of other titles stay as they are."""
+    sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
+    load = f"{records:,} records; load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores."
+    for table in tables:
+        sections[table.title] = replace(table, note=f"{table.note} {load}".strip()).markdown()
+    PAGE.write_text("\n".join([HEAD, surroundings(broker), *sections.values()]))
 
 
-def surroundings(broker: str, records: int) -> str:
+def surroundings(broker: str) -> str:
     """Versions and machine, without names or paths of it."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return (
-        f"{records:,} records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker (Kafka "
+        "Records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker (Kafka "
         f"{broker}) on the same machine.\n"
         f"Python {platform.python_version()}, {packages}, librdkafka "
         f"{confluent_kafka.libversion()[0]}; {platform.system()} on {os.cpu_count()} cores "
-        f"({_processor()}), {psutil.virtual_memory().total / 2**30:.0f} GiB; load average at the "
-        f"end {os.getloadavg()[1]:.1f}.\n"
+        f"({_processor()}), {psutil.virtual_memory().total / 2**30:.0f} GiB.\n"
     )
+
+
+def _sections(text: str) -> dict[str, str]:
+    """A page's sections by title, as they stand."""
+    return {part.split("\n", 1)[0]: f"## {part}" for part in text.split("\n## ")[1:]}
 
 
 def _processor() -> str:

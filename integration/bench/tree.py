@@ -2,6 +2,9 @@
 
 Sampled, because processes of the tree end at their own times: what a process had used at its last
 sample counts, so up to a sample interval of each is missed. A broker runs outside the tree.
+
+Of a cluster, what its processes had used when the first slot was there does not count: to import
+everything costs as much as a million records, and never the same twice.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Final
 
 import psutil
 
+from integration.holdings import kind_of
+
 INTERVAL_S: Final = 0.05
 
 
@@ -23,10 +28,15 @@ class Usage:
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    """Of a cluster, from its first slot on."""
+    started_s: float = 0.0
+    """Of a cluster, to its first slot."""
     rss_max: int = 0
     """Bytes, of the largest single process."""
     status: int = 0
     _cpu: dict[int, float] = field(default_factory=dict)
+    _before_s: float | None = None
+    """What had been used when the first slot was there."""
 
 
 def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Usage:
@@ -39,10 +49,13 @@ def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Us
         )
     top = psutil.Process(process.pid)
     while process.poll() is None:
+        without = usage._before_s is None
         _sample(top, usage)
+        if without and usage._before_s is not None:
+            usage.started_s = time.monotonic() - began
         time.sleep(INTERVAL_S)
-    usage.wall_s = time.monotonic() - began
-    usage.cpu_s = sum(usage._cpu.values())
+    usage.wall_s = time.monotonic() - began - usage.started_s
+    usage.cpu_s = sum(usage._cpu.values()) - (usage._before_s or 0.0)
     usage.status = process.returncode
     return usage
 
@@ -60,3 +73,5 @@ def _sample(top: psutil.Process, usage: Usage) -> None:
                 usage.rss_max = max(usage.rss_max, process.memory_info().rss)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
+    if usage._before_s is None and any(kind_of(process) == "slot" for process in processes):
+        usage._before_s = sum(usage._cpu.values())
