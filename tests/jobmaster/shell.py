@@ -67,7 +67,10 @@ class Shell:
         )
         loop = SimpleNamespace(call_later=self.call_later, post=lambda action: action())
         manager = SimpleNamespace(
-            send=self.sent.append, report=self.reports.append, epoch=LeaderEpoch(1)
+            wanted=lambda: True,
+            send=self.sent.append,
+            report=self.reports.append,
+            epoch=LeaderEpoch(1),
         )
         made: Any = JobMaster
         self.master: JobMaster = made(submission, plan, loop, manager, drivers, "address")

@@ -28,7 +28,7 @@ class Clock:
         self.slept: list[float] = []
 
     def monotonic(self) -> float:
-        return 7
+        return 7 + sum(self.slept)
 
     def now_ms(self) -> int:
         return 8
@@ -90,7 +90,7 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         (effects.ListTransactions(prefix="p"), {}),
         (effects.Fence(transactional_id=TID), None),
         (effects.Pause(seconds=0.5), None),
-        (effects.Now(), 7.0),
+        (effects.Now(), 7.5),
         (effects.WallClock(), 8),
         (effects.Nonce(), "n"),
     ]
@@ -148,7 +148,7 @@ def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
     assert store.list("job") == [f"job/journal/{n:020d}.json" for n in (1, 2, 3)]
 
 
-def test_a_stopped_runner_leaves_the_procedure_where_it_stands() -> None:
+def test_a_procedure_that_is_to_stop_is_left_where_it_stands() -> None:
     seen: list[str] = []
 
     def procedure() -> Procedure[None]:
@@ -161,9 +161,9 @@ def test_a_stopped_runner_leaves_the_procedure_where_it_stands() -> None:
             seen.append("closed")
 
     clock = Clock()
-    run = runner(clock=clock, should_stop=lambda: len(clock.slept) >= 3)
+    run = runner(clock=clock)
     with pytest.raises(ProcedureStopped):
-        run.run(procedure())
+        run.run(procedure(), should_stop=lambda: len(clock.slept) >= 3)
     assert seen == ["closed"]
     assert len(clock.slept) == 3
 

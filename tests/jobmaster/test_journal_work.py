@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from tests.jobmaster.test_effects import Clock, Log
 from tidegate.api.formats import Utf8
 from tidegate.api.kafka import KafkaSource
-from tidegate.checkpoint.effects import CreateEntry, Procedure
+from tidegate.checkpoint.effects import CreateEntry, ListObjects, Procedure
 from tidegate.checkpoint.plan_facts import PlanFacts
 from tidegate.checkpoint.procedures import read_journal
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.controlplane.jobmaster.journal_work import JournalWork
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
@@ -23,7 +26,7 @@ from tidegate.errors import StorageError
 from tidegate.ids import JobName
 
 
-def work(posted: queue.SimpleQueue[Any]) -> JournalWork:
+def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: True) -> JournalWork:
     submission = SimpleNamespace(
         job=JobName("job"),
         id="s1",
@@ -39,6 +42,7 @@ def work(posted: queue.SimpleQueue[Any]) -> JournalWork:
             "Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy(), clock=Clock())
         ),
         posted.put,
+        wanted=wanted,
     )
     made._effects = EffectRunner(
         open_store("memory:///"), cast("Any", Log()), Clock(), nonce=lambda: "nonce"
@@ -61,6 +65,29 @@ def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
     made._journal = journal
     assert closed(made, posted) is None
     assert made._runner().run(entries()) == 3, "two claims and the close"
+
+
+def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor() -> None:
+    """Seen in the kill matrix: it read on, claimed, and the job ended as deposed by nobody."""
+    asked: list[bool] = []
+
+    def wanted() -> bool:
+        asked.append(len(asked) == 0)
+        return asked[-1]
+
+    made = work(queue.SimpleQueue(), wanted)
+    actions, clock = made._runner()._actions, made._drivers.clock
+    listing = actions[ListObjects]
+
+    def standing_still(effect: ListObjects) -> Any:
+        clock.sleep(60.0)
+        return listing(effect)
+
+    actions[ListObjects] = standing_still
+    with pytest.raises(ProcedureStopped):
+        made._claim()
+    assert asked == [True, False]
+    assert made._runner().run(entries()) == 0
 
 
 def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> None:

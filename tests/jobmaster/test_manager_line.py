@@ -10,6 +10,7 @@ import pytest
 from tidegate.controlplane.jobmaster.manager_line import ManagerLine
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
+from tidegate.errors import RpcError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.protocol.messages import (
     Done,
@@ -71,3 +72,30 @@ def test_a_jobmaster_whose_report_is_refused_hears_that_it_is_not_wanted(
     line.send(ReleaseSlots(job=JOB, epoch=epoch, attempt=Attempt(1)))
     line.report_now(JobReport(job=JOB, state="RUNNING", jobmaster_pid=1))
     assert told.is_set() == unwanted
+
+
+def test_a_jobmaster_asks_until_it_knows_whether_another_has_taken_its_place() -> None:
+    answers: list[Message | RpcError] = [
+        JobMasterAccepted(submission=SUBMISSION),
+        JobMasterAccepted(submission=SUBMISSION),
+        RpcError("away"),
+        Refused(reason="process 1 is not the JobMaster of a any more"),
+    ]
+
+    class Answering(JobManager):
+        def call(self, message: Any, timeout_s: float = 10.0) -> Message:
+            answer = answers.pop(0)
+            if isinstance(answer, RpcError):
+                raise answer
+            return answer
+
+    told = threading.Event()
+    line = ManagerLine(
+        Answering(Message), SystemClock(), SystemThreads(), JOB, LeaderEpoch(1), unwanted=told.set
+    )
+    line.register("here", 1)
+    assert line.wanted()
+    assert not told.is_set()
+    assert not line.wanted()
+    assert told.is_set()
+    assert answers == []

@@ -58,17 +58,13 @@ class EffectRunner:
         clock: Clock,
         *,
         nonce: Callable[[], str],
-        should_stop: Callable[[], bool] = never,
         trouble: Callable[[TidegateError], None] = untold,
     ) -> None:
-        """`should_stop` is asked before every effect; all procedures of this runner end by it.
-
-        `trouble` hears of every error after which the same effect may be tried again: procedures
+        """`trouble` hears of every error after which the same effect may be tried again: procedures
         do that for minutes, and whoever waits for them should know for what.
         """
         self._trouble = trouble
         self._transactions = transactions
-        self._should_stop = should_stop
         self._cluster_id: str | None = None
         self._actions: dict[type, Callable[[Any], Any]] = {
             CreateEntry: lambda effect: store.create(effect.path, effect.data),
@@ -86,16 +82,16 @@ class EffectRunner:
             Nonce: lambda _: nonce(),
         }
 
-    def run(self, procedure: Procedure[T]) -> T:
+    def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = never) -> T:
         """Carry a procedure out and return its result, or raise its error.
 
         An effect that fails with an error of tidegate is thrown into the procedure, which may go
-        on. ProcedureStopped if the runner was told to stop.
+        on. `should_stop` is asked before every effect; ProcedureStopped if it says so.
         """
         answer: Any = None
         failure: TidegateError | None = None
         while True:
-            if self._should_stop():
+            if should_stop():
                 procedure.close()
                 raise ProcedureStopped("stopped between two steps of the commit protocol")
             try:

@@ -122,9 +122,12 @@ class JournalWork:
         drivers: Drivers,
         post: Callable[[Action], None],
         trouble: Callable[[TidegateError], None] = untold,
+        *,
+        wanted: Callable[[], bool],
     ) -> None:
         """`trouble` is called, in the loop, with what stands in the way of work that is tried
-        again: brokers that do not answer, a storage that fails.
+        again: brokers that do not answer, a storage that fails. `wanted` asks whether this process
+        is still the job's JobMaster.
         """
         self._submission, self._plan, self._drivers, self._post = submission, plan, drivers, post
         self._trouble = trouble
@@ -140,6 +143,9 @@ class JournalWork:
         #: Names this process in its claims: it may claim again only what is still its own.
         self._claimant = drivers.entropy.token_hex(8)
         self._has_claimed = False
+        self._wanted = wanted
+        #: When it was last sure that nobody had taken this process's place.
+        self._sure_until_s = 0.0
 
     def recover(
         self,
@@ -265,6 +271,12 @@ class JournalWork:
                 return
 
     def _claim(self) -> OwnJournal:
+        """Begin an attempt; ProcedureStopped where another process has taken this one's place.
+
+        A process that stood still in the middle of its first claim would otherwise push out, when
+        it goes on, the one that was started instead. Asked before each step, so that a claim which
+        passes and stands still again comes too late: its number is taken by then.
+        """
         submission = self._submission
         journal = self._runner().run(
             claim(
@@ -275,10 +287,23 @@ class JournalWork:
                 take_over=submission.take_over,
                 claimant=self._claimant,
                 again=self._has_claimed,
-            )
+            ),
+            should_stop=self._replaced,
         )
         self._has_claimed = True
         return journal
+
+    def _replaced(self) -> bool:
+        """Whether this is not the job's JobMaster any more; sure for the time in which nobody can
+        have been given up.
+        """
+        now_s = self._drivers.clock.monotonic()
+        if now_s < self._sure_until_s:
+            return False
+        if not self._wanted():
+            return True
+        self._sure_until_s = now_s + self._config.cluster.heartbeat_interval / 1000
+        return False
 
     def _resolve(self, manifest: Manifest | None) -> Restoration:
         admin = self._drivers.kafka_admin(self._plan.kafka)

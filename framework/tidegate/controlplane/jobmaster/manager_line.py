@@ -62,14 +62,37 @@ class ManagerLine:
 
     def register(self, address: str, pid: int) -> Submission | None:
         """Say where this JobMaster serves; None if another has taken its place."""
-        message = RegisterJobMaster(job=self._job, epoch=self.epoch, address=address, pid=pid)
-        reply = self._client.call(message)
-        if not isinstance(reply, JobMasterAccepted):
-            reason = reply.reason if isinstance(reply, Refused) else str(reply)
-            _log.warning("this JobMaster is not wanted", reason=reason)
-            return None
-        self._threads.start(self._send_all, name="to-jobmanager")
-        return reply.submission
+        self._registration = RegisterJobMaster(
+            job=self._job, epoch=self.epoch, address=address, pid=pid
+        )
+        submission = self._ask()
+        if submission is not None:
+            self._threads.start(self._send_all, name="to-jobmanager")
+        return submission
+
+    def wanted(self) -> bool:
+        """Whether this is still the job's JobMaster; asks until the JobManager answers.
+
+        Registering again changes nothing for the one that is registered.
+        """
+        while True:
+            try:
+                wanted = self._ask() is not None
+            except RpcError as error:
+                _log.debug("the JobManager does not answer", error=str(error))
+                self._clock.sleep(RETRY_PAUSE_S)
+                continue
+            if not wanted:
+                self._unwanted()
+            return wanted
+
+    def _ask(self) -> Submission | None:
+        reply = self._client.call(self._registration)
+        if isinstance(reply, JobMasterAccepted):
+            return reply.submission
+        reason = reply.reason if isinstance(reply, Refused) else str(reply)
+        _log.warning("this JobMaster is not wanted", reason=reason)
+        return None
 
     def send(self, message: Message) -> None:
         """Deliver a request, after those before it."""

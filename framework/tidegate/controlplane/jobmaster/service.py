@@ -136,6 +136,7 @@ class JobMaster:
             drivers,
             loop.post,
             trouble=lambda error: self._reporting.error_was(ErrorReport.of(error)),
+            wanted=manager.wanted,
         )
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
