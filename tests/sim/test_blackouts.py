@@ -16,6 +16,8 @@ from tidegate.testing.sim.run import Outcome, run_seed
 from tidegate.testing.sim.story import Told
 
 RUNS = 16
+RUNS_MAX = 160
+"""Which runs lose output changes with every change of the code; about one in twelve does."""
 
 
 def seeds() -> Iterator[int]:
@@ -31,7 +33,14 @@ def first(runs: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    return [run_seed(seed) for seed in first(RUNS)]
+    """Some runs, and as many more as it takes until output was lost and taken back."""
+    found: list[Outcome] = []
+    for seed in first(RUNS_MAX):
+        found.append(run_seed(seed))
+        told = any(each.losses for each in found) and any(each.retractions for each in found)
+        if told and len(found) >= RUNS:
+            break
+    return found
 
 
 def test_few_runs_have_a_blackout() -> None:
@@ -39,7 +48,7 @@ def test_few_runs_have_a_blackout() -> None:
 
 
 def test_jobs_take_back_or_state_a_loss_and_are_exact_else(outcomes: list[Outcome]) -> None:
-    assert [each.violation for each in outcomes] == [None] * RUNS
+    assert {each.seed: each.violation for each in outcomes if each.violation} == {}
     assert any(each.retractions for each in outcomes)
     assert any(each.losses for each in outcomes)
     assert any(not each.losses and not each.retractions for each in outcomes)
@@ -73,6 +82,6 @@ def test_a_loss_that_is_not_stated_is_found() -> None:
         "    yield from append(journal, entry, storing)\n"
         "    raise TransactionError(statement)",
     )
-    with planted(Mutant("a loss is not stated", (silent,), run_seed, RUNS, 1)):
-        violations = [run_seed(seed).violation or "" for seed in first(RUNS)]
-    assert any("settled, and" in each and "is timed out" in each for each in violations)
+    with planted(Mutant("a loss is not stated", (silent,), run_seed, RUNS_MAX, 1)):
+        violations = (run_seed(seed).violation or "" for seed in first(RUNS_MAX))
+        assert any("settled, and" in each and "is timed out" in each for each in violations)
