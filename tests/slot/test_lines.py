@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -91,10 +92,8 @@ def test_orders_to_a_slot_keep_their_number_when_they_are_repeated() -> None:
     assert [client.heard.get(timeout=10).number for _ in range(3)] == [1, 1, 2]
 
 
-def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
-    """A barrier that is injected a second time cuts the stream elsewhere, under the same id: the
-    files of the checkpoint were overwritten by it, or its channels fell out of step.
-    """
+def slot_of(*, serial: int, working_folder: str = "") -> Slot:
+    """Slot 0 of attempt 1, by its so many-th order; it is not running."""
     start = StartSlot(
         epoch=1,  # type: ignore[arg-type]
         index=0,
@@ -102,14 +101,38 @@ def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
         job=JobName("job"),
         attempt=Attempt(1),
         jobmaster_address="",
-        working_folder="",
+        working_folder=working_folder,
         settings={},
-        serial=1,
+        serial=serial,
     )
     drivers = SimpleNamespace(
-        threads=SystemThreads(), clock=None, rpc=SimpleNamespace(connect=lambda _: Failing())
+        threads=SystemThreads(),
+        clock=None,
+        rpc=SimpleNamespace(connect=lambda _: Failing()),
+        process=SimpleNamespace(leave=lambda _: None),
     )
-    slot = Slot(start, cast("Any", drivers), SlotId(TaskManagerId("tm-1"), 0), 1)
+    return Slot(start, cast("Any", drivers), SlotId(TaskManagerId("tm-1"), 0), 1)
+
+
+def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Path) -> None:
+    """Found by the simulator: its successor's state went with it, and the job failed."""
+    given_up, successor = (
+        slot_of(serial=serial, working_folder=str(tmp_path)) for serial in (1, 2)
+    )
+    for slot in (given_up, successor):
+        slot._make_local_folder()
+    (successor._local / "state").touch()
+    assert given_up._local.exists()
+    given_up._abandon("it is not wanted")
+    assert not given_up._local.exists()
+    assert (successor._local / "state").exists()
+
+
+def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
+    """A barrier that is injected a second time cuts the stream elsewhere, under the same id: the
+    files of the checkpoint were overwritten by it, or its channels fell out of step.
+    """
+    slot = slot_of(serial=1)
     obeyed: list[int] = []
     slot._mailbox.post = lambda action: obeyed.append(1)  # type: ignore[method-assign]
 

@@ -100,7 +100,7 @@ class Slot:
         self._exit_code: int | None = None
         self._lag: int | None = None
         root = Path(start.working_folder, self._config.state.directory, start.job)
-        self._local = root / str(start.attempt) / str(start.ordinal)
+        self._local = root / str(start.attempt) / f"{start.ordinal}-{start.serial}"
         """Of this slot alone: it is deleted at its end."""
         self._exchange: Exchange | None = None
         self._control = ControlLine(
@@ -379,7 +379,11 @@ class Slot:
         return self._exchange
 
     def _make_local_folder(self) -> None:
-        """`<state directory>/<job>/<attempt>/<ordinal>`, empty."""
+        """`<state directory>/<job>/<attempt>/<ordinal>-<serial>`, empty.
+
+        The serial because a slot that was given up may leave, and remove its folder, when another
+        has its place on the same host.
+        """
         shutil.rmtree(self._local, ignore_errors=True)
         self._local.mkdir(parents=True)
         root, attempt = self._local.parents[1], self._start.attempt
