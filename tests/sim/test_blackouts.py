@@ -15,6 +15,8 @@ from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import Outcome, run_seed
 from tidegate.testing.sim.story import Told
 
+pytestmark = pytest.mark.seeds
+
 RUNS = 16
 RUNS_MAX = 160
 """Which runs lose output changes with every change of the code; about one in twelve does."""
