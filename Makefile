@@ -12,7 +12,7 @@ help:           ## this list
 
 demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (about a minute)
 	$(bin)/python -m integration.demo
-check: .venv/installed  ## lint, types, walls and unit tests (under a minute)
+check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
 test: check     ## everything: check, 2,000 simulated clusters, then the tests on real brokers
 	$(bin)/pytest tests/sim -m seeds
