@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -63,17 +64,28 @@ def test_terminal_states_are_those_of_the_jobmaster() -> None:
     assert {ended.name for ended in events.ENDED} == ENDED
 
 
-def test_a_submit_is_numbered_and_not_repeated() -> None:
-    lines = Lines(Done(), RpcError("gone"))
-    client = Client(lines, VirtualClock(), "here")
+def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
+    addresses = iter(["one", "two", "two"])
+    lines = Lines(RpcError("gone"), Done(), Done())
+    client = Client(lines, VirtualClock(), lambda: next(addresses))
     client.submit(submission())
-    with pytest.raises(RpcError):
-        client.submit(submission())
-    first, second = (message for _, message in lines.calls)
+    client.submit(submission())
+    assert [address for address, _ in lines.calls] == ["one", "two", "two"]
+    first, again, another = (message for _, message in lines.calls)
     assert isinstance(first, SubmitJob)
-    assert isinstance(second, SubmitJob)
+    assert isinstance(another, SubmitJob)
     assert first.submission.id
-    assert first.submission.id != second.submission.id
+    assert first == again
+    assert first.submission.id != another.submission.id
+
+
+def test_a_submit_is_given_up_when_nobody_answers_and_at_once_where_it_is_refused() -> None:
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here")
+    with pytest.raises(RpcError, match="gone"):
+        gone.submit(submission(), patience_s=3)
+    refused = Client(Lines(Refused(reason="live")), VirtualClock(), "here")
+    with pytest.raises(RefusedError, match="live"):
+        refused.submit(submission())
 
 
 def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
@@ -110,6 +122,16 @@ def test_waiting_has_limits() -> None:
         gone.wait(A, patience_s=3)
 
 
+def test_waiting_asks_less_often_while_there_is_no_news() -> None:
+    clock = VirtualClock()
+    asked: list[float] = []
+    same, other = state("RUNNING"), state("RECOVERING")
+    lines = Lines(*[same] * 8, other, other, state("FINISHED"))
+    Client(lines, clock, "here").wait(A, lambda _: asked.append(clock.now))
+    pauses = [round(b - a, 3) for a, b in pairwise(asked)]
+    assert pauses == [0.2, 0.3, 0.45, 0.675, 1.0, 1.0, 1.0, 1.0, 0.2, 0.3]
+
+
 def test_waiting_may_end_sooner() -> None:
     client = Client(Lines(state("CREATED"), state("RUNNING")), VirtualClock(), "here")
     assert client.wait(A, until=lambda report: report.state == "RUNNING").state == "RUNNING"
@@ -130,10 +152,11 @@ class Jobmanagers:
 
     def __init__(self) -> None:
         self.started: list[tuple[Callable[[int], None], Callable[[dict[str, Any]], None]]] = []
-        self.refuses = False
+        self.refuses = 0
 
     def spawn(self, role: str, arguments: Any, **hooks: Any) -> Any:
         if self.refuses:
+            self.refuses -= 1
             raise ExternalError("no room")
         self.started.append((hooks["on_exit"], hooks["on_ready"]))
         number = len(self.started)
@@ -193,8 +216,20 @@ class TestLocalCluster:
 
     def test_says_when_nothing_can_be_started(self) -> None:
         jobmanagers = Jobmanagers()
-        jobmanagers.refuses = True
+        jobmanagers.refuses = FAILED_STARTS_MAX
         cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
         with pytest.raises(ExternalError):
             cluster.address()
+        cluster.close()
+
+    def test_tries_again_where_a_jobmanager_cannot_be_started_for_a_moment(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        exited, ready = jobmanagers.started[0]
+        ready({"address": "one"})
+        jobmanagers.refuses = FAILED_STARTS_MAX - 1
+        exited(-9)
+        jobmanagers.started[1][1]({"address": "two"})
+        assert cluster.address() == "two"
+        assert clock.now > 1
         cluster.close()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.controlplane.dispatcher import job_events as j
@@ -135,6 +135,23 @@ class TestSubmit:
         assert shell.instructions == [j.StoreSubmission(submission=submission(cluster="here"))]
         shell.event(j.SubmissionStored(job=A))
         assert shell.replies == {1: Done()}
+        assert shell.start_number() == 1
+
+    def test_that_comes_again_is_the_same_one_and_answered_when_it_is_stored(
+        self, shell: Shell
+    ) -> None:
+        again = SubmitJob(submission=msgspec.structs.replace(submission(), id="x"))
+        assert shell.ask(again) is None
+        assert shell.ask(again) is None
+        assert len(shell.instructions) == 1
+        shell.event(j.SubmissionStored(job=A))
+        assert shell.replies == {1: Done(), 2: Done()}
+        assert shell.ask(again) == Done()
+        shell.started(100)
+        assert shell.ask(again) == Done()
+        shell.report(100, "FINISHED")
+        shell.event(j.ResultStored(job=A))
+        assert shell.ask(again) == Done()
         assert shell.start_number() == 1
 
     def test_of_a_live_name_is_refused_whatever_the_job_does(self, shell: Shell) -> None:
@@ -432,7 +449,6 @@ class Adversary:
             self.shell.event(j.JobMasterExited(job=A, start=start, status=-9))
 
 
-@settings(max_examples=100)
 @given(st.integers(min_value=0))
 def test_no_order_of_events_breaks_an_invariant(seed: int) -> None:
     adversary = Adversary(seed)

@@ -62,7 +62,7 @@ def live(seed: int) -> None:
         assert cluster.running(job) == [(newest, ordinal) for ordinal in range(count)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(st.integers(min_value=0))
 def test_slots_hold_one_attempt_and_the_newest_gets_what_it_asks(seed: int) -> None:
     live(seed)

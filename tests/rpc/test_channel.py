@@ -1,6 +1,9 @@
 """Control messages over gRPC: the contract, and what is gRPC's own: back-off, sizes, files."""
 
+import contextlib
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -64,6 +67,32 @@ def test_a_server_that_comes_back_at_its_address_is_reached_soon(rpc: GrpcRpc) -
     assert time.monotonic() - began < 3
     client.close()
     again.stop(None).wait()
+
+
+def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) -> None:
+    """Its kernel takes the connection, and the process speaks later than gRPC's shortest wait for
+    a connection, a tenth of a second.
+    """
+    server = rpc.serve(lambda _: Done())
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_server((host, 0)) as late, ThreadPoolExecutor(3) as threads:
+        client = rpc.connect(f"{host}:{late.getsockname()[1]}")
+        reply = threads.submit(client.call, ListJobs(), 10.0)
+        near = late.accept()[0]
+        time.sleep(0.5)
+        with near, socket.create_connection((host, int(port))) as far:
+            threads.submit(_relay, near, far)
+            threads.submit(_relay, far, near)
+            assert reply.result() == Done()
+            client.close()
+            server.close()
+
+
+def _relay(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
 
 
 def test_large_messages_pass(rpc: GrpcRpc) -> None:

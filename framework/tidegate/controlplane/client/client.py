@@ -1,8 +1,8 @@
 """The client of a cluster: submits jobs, asks for them, stops them, waits for them.
 
 Used by the command line and by tests. A JobManager may be killed and come back at another address
-while a client waits; questions are therefore repeated for as long as the caller allows. A submit is
-not repeated: whether it was taken must be asked for.
+while a client waits; questions are therefore repeated for as long as the caller allows, and so is a
+submit: its id tells the cluster that it is the same one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ ENDED: Final = frozenset({"FINISHED", "FAILED", "CANCELED", "DEPOSED"})
 """Terminal states, by the names of `jobmaster.events.JobState` (a test compares them)."""
 
 POLL_S = 0.2
-"""Between two questions while waiting; a JobMaster reports every half second."""
+POLL_S_MAX = 1.0
+"""Between two questions while waiting: from the first, half as much again after each answer that
+says nothing new, to the second. A JobMaster has news twice a second at most."""
 PATIENCE_S = 60.0
 """How long questions are repeated while no JobManager answers: a dead one is back within
 seconds."""
@@ -53,27 +55,20 @@ class Client:
         self._address = address
         self._connected: tuple[str, RpcClient] | None = None
 
-    def submit(self, submission: Submission) -> None:
-        """Start a job; returns when it will run whatever happens to the cluster.
+    def submit(self, submission: Submission, patience_s: float = PATIENCE_S) -> None:
+        """Start a job, once; returns when it will run whatever happens to the cluster.
 
-        RefusedError where the cluster does not take it, RpcError when nobody answers.
+        RefusedError where the cluster does not take it, RpcError when nobody has answered for
+        `patience_s`: then it may have been taken, or not.
         """
         if not submission.id:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
-        self._call(SubmitJob(submission=submission), Done, SUBMIT_TIMEOUT_S)
+        message = SubmitJob(submission=submission)
+        self._repeated(lambda: self._call(message, Done, SUBMIT_TIMEOUT_S), patience_s)
 
     def wait_until_up(self, patience_s: float = PATIENCE_S) -> None:
         """Return when a JobManager answers; RpcError if none has within the patience."""
-        began = self._clock.monotonic()
-        while True:
-            try:
-                self.list()
-            except RpcError:
-                if self._clock.monotonic() - began > patience_s:
-                    raise
-                self._clock.sleep(POLL_S)
-            else:
-                return
+        self._repeated(self.list, patience_s)
 
     def report(self, job: JobName) -> JobReport:
         """The job as it is; RefusedError if the cluster knows none of that name."""
@@ -103,6 +98,7 @@ class Client:
         """
         clock = self._clock
         began = heard = clock.monotonic()
+        pause_s, before = POLL_S, None
         while True:
             try:
                 report = self.report(job)
@@ -115,14 +111,28 @@ class Client:
                     on_report(report)
                 if report.state in ENDED or (until is not None and until(report)):
                     return report
+                pause_s = min(pause_s * 1.5, POLL_S_MAX) if report == before else POLL_S
+                before = report
             if timeout_s is not None and clock.monotonic() - began > timeout_s:
                 raise RpcError(f"Job {job} has not come so far within {timeout_s:g} s.")
-            clock.sleep(POLL_S)
+            clock.sleep(pause_s)
 
     def close(self) -> None:
         if self._connected is not None:
             self._connected[1].close()
             self._connected = None
+
+    def _repeated(self, ask: Callable[[], object], patience_s: float) -> None:
+        began = self._clock.monotonic()
+        while True:
+            try:
+                ask()
+            except RpcError:
+                if self._clock.monotonic() - began > patience_s:
+                    raise
+                self._clock.sleep(POLL_S)
+            else:
+                return
 
     def _call(self, message: Message, expected: type[M], timeout_s: float = 10.0) -> M:
         reply = self._client().call(message, timeout_s)

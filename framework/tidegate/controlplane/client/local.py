@@ -105,20 +105,30 @@ class LocalCluster:
                 self._gone.wait(CLOSE_TIMEOUT_S)
 
     def _start(self) -> None:
-        """Start a JobManager; called with nothing running."""
+        """Start a JobManager, or give it up; called with nothing running."""
+        while not self._tried_to_start():
+            self._clock.sleep(RESTART_PAUSE_S)
+
+    def _tried_to_start(self) -> bool:
+        """False where the operating system refuses and is to be asked again: a machine without
+        room for a process for a moment must not end a run.
+        """
         with self._changed:
             if self._closing:
                 self._gone.set()
-                return
+                return True
             try:
                 self._child = self._processes.spawn(
                     "jobmanager", {}, log=LOG, on_exit=self._exited, on_ready=self._ready
                 )
             except ExternalError:
                 _log.exception("the JobManager cannot be started")
-                self._failed_starts = FAILED_STARTS_MAX
+                self._failed_starts += 1
+                if not self._given_up():
+                    return False
                 self._gone.set()
                 self._changed.notify_all()
+            return True
 
     def _ready(self, facts: dict[str, Any]) -> None:
         with self._changed:

@@ -262,6 +262,13 @@ class Dispatcher:
     def _submit(self, ask: int, submission: Submission, now_ms: int) -> Iterator[Instruction]:
         name = submission.job
         known = self._jobs.get(name)
+        if known is not None and submission.id and submission.id == known.submission.id:
+            # The same again: its reply did not come. It has one only when it is stored.
+            if known.phase is Phase.STORING:
+                known.asks.append(ask)
+            else:
+                yield Reply(ask=ask, message=Done())
+            return
         if known is not None and known.phase is not Phase.ENDED:
             reason = (
                 f"A job named {name} is live on this cluster ({_view(known).state}): stop it first "

@@ -47,8 +47,10 @@ _CLIENT_OPTIONS = [
     # where it is (a JobManager with a fixed port), gRPC's default of a second and more would
     # dominate recovery.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Despite its name, how long a connection may take to be made, its first frames included. As
+    # short as the back-off, a process that is busy for a moment is taken for one that is gone.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     # A connection whose other end is gone without a word (a host that lost its power, a firewall
     # that forgot it) takes calls for ever and answers none. So each is asked, also while no call
     # is under way, and replaced when it was silent for as long as a process may be: the heartbeat
