@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ class KeyValueStoreContract:
             pairs = {b"k%d" % n: b"%d" % round_number for n in range(round_number, 100, 2)}
             expected.update(pairs)
             store.write(pairs.items(), [])
-            store.checkpoint(tmp_path / str(round_number))
+            store.checkpoint(tmp_path / str(round_number)).files()
         for _ in range(50):  # a bound that was freed too early showed now and then only
             assert dict(store.scan(b"k", b"l")) == expected
             assert [key for key, _ in store.scan(b"k5", b"k6")] == [
@@ -94,8 +95,10 @@ class KeyValueStoreContract:
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
         store.write([(b"a", b"1"), (b"b", b"2")], [])
-        files = store.checkpoint(tmp_path / "deep" / "checkpoint")
+        frozen = store.checkpoint(tmp_path / "deep" / "checkpoint")
         store.write([(b"a", b"later")], [b"b"])
+        files = frozen.files()
+        assert frozen.files() == files
         assert sorted(files) == sorted((tmp_path / "deep" / "checkpoint").iterdir())
         laid_out = tmp_path / "laid-out"
         laid_out.mkdir()
@@ -104,17 +107,33 @@ class KeyValueStoreContract:
         other = open_store(laid_out)
         assert list(other.scan(b"", b"\xff")) == [(b"a", b"1"), (b"b", b"2")]
         other.write([(b"c", b"3")], [b"a"])
-        other.checkpoint(tmp_path / "second")
+        other.checkpoint(tmp_path / "second").files()
         other.close()
         again = open_store(tmp_path / "second")
         assert list(again.scan(b"", b"\xff")) == [(b"b", b"2"), (b"c", b"3")]
         again.close()
         assert store.get_many([b"a", b"b"]) == [b"later", None]
 
+    def test_checkpoints_that_nobody_has_asked_for_yet_keep_their_moments(
+        self, store: KeyValueStore, open_store: Open, tmp_path: Path
+    ) -> None:
+        frozen = []
+        for number in range(4):
+            store.write([(b"n", b"%d" % number)], [])
+            frozen.append(store.checkpoint(tmp_path / str(number)))
+        store.write([(b"n", b"later")], [])
+        with ThreadPoolExecutor(4) as threads:
+            asked = [threads.submit(each.files) for each in reversed(frozen)]
+            assert all(one.result(30) for one in asked)
+        for number in range(4):
+            other = open_store(tmp_path / str(number))
+            assert list(other.scan(b"", b"\xff")) == [(b"n", b"%d" % number)]
+            other.close()
+
     def test_an_empty_store_has_a_checkpoint_too(
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
-        assert store.checkpoint(tmp_path / "checkpoint")
+        assert store.checkpoint(tmp_path / "checkpoint").files()
         other = open_store(tmp_path / "checkpoint")
         assert list(other.scan(b"", b"\xff")) == []
         other.close()
@@ -126,7 +145,7 @@ class KeyValueStoreContract:
         for round_number in range(12):  # enough for a compaction
             pairs = [(bytes([n]), b"%d" % round_number * 50) for n in range(200)]
             store.write(pairs, [])
-            for file in store.checkpoint(tmp_path / f"checkpoint-{round_number}"):
+            for file in store.checkpoint(tmp_path / f"checkpoint-{round_number}").files():
                 if not is_volatile(file.name, store.volatile_names()):
                     content = file.read_bytes()
                     assert seen.setdefault(file.name, content) == content
@@ -136,7 +155,7 @@ class KeyValueStoreContract:
     ) -> None:
         (tmp_path / "taken").mkdir()
         with pytest.raises(StorageError, match="could not checkpoint"):
-            store.checkpoint(tmp_path / "taken")
+            store.checkpoint(tmp_path / "taken").files()
 
     def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(
         self, open_store: Open, tmp_path: Path

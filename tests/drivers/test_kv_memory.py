@@ -21,7 +21,7 @@ class TestMemoryStore(KeyValueStoreContract):
     def test_the_file_of_a_checkpoint_is_what_old_checkpoints_hold(self, tmp_path: Path) -> None:
         store = MemoryStore(tmp_path / "store")
         store.write([(b"b", b"2"), (b"a", b"1")], [])
-        (file,) = store.checkpoint(tmp_path / "checkpoint")
+        (file,) = store.checkpoint(tmp_path / "checkpoint").files()
         assert file.name == "memory.kv"
         assert file.read_bytes() == bytes.fromhex("93 01 92 c40161 c40162 92 c40131 c40132")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ class TestRocksDBStore(KeyValueStoreContract):
     def test_checkpoints_share_their_tables_by_hard_links(self, tmp_path: Path) -> None:
         rocks = RocksDBStore(tmp_path / "store")
         rocks.write([(b"a", b"1")], [])
-        first = {file.name: file for file in rocks.checkpoint(tmp_path / "1")}
+        first = {file.name: file for file in rocks.checkpoint(tmp_path / "1").files()}
         rocks.write([(b"b", b"2")], [])
-        second = {file.name: file for file in rocks.checkpoint(tmp_path / "2")}
+        second = {file.name: file for file in rocks.checkpoint(tmp_path / "2").files()}
         (table,) = [name for name in first if name.endswith(".sst")]
         assert second[table].samefile(first[table])
         rocks.close()
@@ -29,7 +30,8 @@ class TestRocksDBStore(KeyValueStoreContract):
     def test_nothing_of_the_log_or_the_options_is_in_a_checkpoint(self, tmp_path: Path) -> None:
         rocks = RocksDBStore(tmp_path / "store")
         rocks.write([(b"a", b"1")], [])
-        names = {file.name.split("-")[0] for file in rocks.checkpoint(tmp_path / "1")}
+        files = rocks.checkpoint(tmp_path / "1").files()
+        names = {file.name.split("-")[0] for file in files}
         assert {name for name in names if not name.endswith(".sst")} == {
             "CURRENT",
             "MANIFEST",
@@ -68,5 +70,28 @@ class TestRocksDBStore(KeyValueStoreContract):
         with pytest.raises(
             StorageError, match=r"store could not checkpoint: .*disk is full.*state"
         ):
-            rocks.checkpoint(tmp_path / "1")
+            rocks.checkpoint(tmp_path / "1").files()
         rocks.close()
+
+    def test_a_failed_flush_is_told_by_the_files_and_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a full disk: RocksDB's threads cannot make the table."""
+        rocks = RocksDBStore(tmp_path / "store")
+        rocks.write([(b"a", b"1")], [])
+        (tmp_path / "store").rename(tmp_path / "gone")
+        begun_s = time.monotonic()
+        with pytest.raises(StorageError, match="could not checkpoint"):
+            rocks.checkpoint(tmp_path / "1").files()
+        assert time.monotonic() - begun_s < store.FLUSH_WAIT_S_MAX / 2
+
+    def test_a_checkpoint_is_not_there_any_more_once_the_store_is_closed(
+        self, tmp_path: Path
+    ) -> None:
+        rocks = RocksDBStore(tmp_path / "store")
+        rocks.write([(b"a", b"1")], [])
+        frozen = rocks.checkpoint(tmp_path / "1")
+        rocks.close()
+        with pytest.raises(StorageError, match="was closed before"):
+            frozen.files()
+        assert not (tmp_path / "1").exists()

@@ -118,7 +118,7 @@ class Step:
         snapshots = []
         for index, (state, uploader) in enumerate(zip(self.subtasks, self.uploaders, strict=True)):
             directory = self._folder / f"checkpoint-{checkpoint}-{index}"
-            files = state.snapshot_sync(directory)
-            snapshots.append(uploader.upload(checkpoint, directory, files, state.schemas))
+            frozen = state.snapshot_sync(directory)
+            snapshots.append(uploader.upload(checkpoint, directory, frozen, state.schemas))
             assert not directory.exists()
         return snapshots

@@ -69,14 +69,47 @@ def add(state: KeyedState, keys: list[str], amount: int = 1) -> None:
         cell.value += amount
 
 
+def forget(state: KeyedState) -> None:
+    """As if other keys had come since, more than are cached."""
+    state._cache.clear()
+    state._all_cached = False
+
+
 def test_a_batch_is_read_at_once_and_only_what_is_missing(store: CountingStore) -> None:
     state = keyed(store, total=total())
+    forget(state)
     state.rows(["a", "b", "a"])
     assert store.reads == [2]
     state.rows(["b", "c", "a"])
     assert store.reads == [2, 1]
     assert state.rows(["a", "b", "a"])[0] is state.rows(["a"])[0]
     assert store.reads == [2, 1]
+
+
+def test_nothing_is_looked_for_in_a_store_that_began_empty_until_a_row_was_dropped(
+    store: CountingStore,
+) -> None:
+    state = keyed(store, 2, total=total(), log=ListState(int))
+    for keys in (["a", "b"], ["a", "c"]):
+        for cell, log in state.rows(keys):
+            cell.value += 1
+            log.append(cell.value)
+    assert store.reads == []
+    state.flush()  # "a" and "b" came first, and two stay
+    assert [(cell.value, list(log)) for cell, log in state.rows(["d", "a"])] == [
+        (0, []),
+        (2, [1, 2]),
+    ]
+    assert store.reads == [4]
+
+
+def test_what_was_restored_is_looked_for(store: CountingStore) -> None:
+    before = keyed(store, total=total())
+    add(before, ["a"])
+    before.flush()
+    now = KeyedState(UID, declare(total=total()), str, 8, range(8), store, 100, before.schemas)
+    assert values(now, ["a", "b"]) == [1, 0]
+    assert store.reads == [2]
 
 
 def test_new_and_known_keys_of_a_batch_each_get_their_own_cell(store: CountingStore) -> None:
@@ -226,7 +259,7 @@ def test_a_batch_with_more_records_than_keys_is_flushed_whole(store: CountingSto
     add(state, ["c", "d"])
     state.flush()
     assert store.puts == 5
-    state._cache.clear()
+    forget(state)
     assert values(state, ["a", "b", "c", "d"]) == [10, 6, 1, 1]
 
 
@@ -263,7 +296,7 @@ def test_a_stored_value_that_cannot_be_read_names_uid_and_state(store: CountingS
     (cell,) = state.rows(["a"])
     cell.value = "text"
     state.flush()
-    state._cache.clear()
+    forget(state)
     with pytest.raises(CorruptCheckpointError, match="state 'total' of step 'running-total'"):
         state.rows(["a"])
 

@@ -234,6 +234,7 @@ def content(cells: Any) -> Model:
     )
 
 
+EXAMPLES = settings().max_examples
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Hundreds of stores are opened here, and what syncs cost on a busy disk is not what is tested."""
 
@@ -252,13 +253,13 @@ def run(events: list[Any], backend: str) -> None:
             whole.step.stop()
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * EXAMPLES)
 @given(histories())
 def test_memory_equals_a_dict(events: list[Any]) -> None:
     run([event for event in events if event[0] != "backend"], "memory")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2 * EXAMPLES // 5, suppress_health_check=[HealthCheck.too_slow])
 @given(histories())
 def test_rocksdb_equals_a_dict(events: list[Any]) -> None:
     run(events, "rocksdb")

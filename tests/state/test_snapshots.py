@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -127,7 +128,8 @@ def upload(one: SnapshotUploader, folder: Path, counter: int, **files: str) -> K
     for name, content in files.items():
         (directory / name).write_text(content)
     listed = sorted(directory.iterdir())
-    return one.upload(CheckpointId(Attempt(1), counter), directory, listed, {})
+    frozen = SimpleNamespace(files=lambda: listed)
+    return one.upload(CheckpointId(Attempt(1), counter), directory, frozen, {})
 
 
 def test_a_name_with_other_content_is_refused_and_overwrites_nothing(tmp_path: Path) -> None:

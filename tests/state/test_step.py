@@ -16,6 +16,7 @@ from tidegate.config import Config
 from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.state.step import StepState, open_step_state
 from tidegate.drivers.threads import SystemThreads
+from tidegate.errors import StorageError
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.snapshots import KeyedSnapshot
@@ -124,6 +125,18 @@ def test_a_failed_upload_is_reported_leaves_no_folder_and_harms_no_later_one(
     again = around.open(around.done, attempt=2)
     assert around.add(again, 0) == 3
     again.close()
+
+
+def test_a_store_that_cannot_be_frozen_ends_the_attempt(around: Surroundings) -> None:
+    """Out of the I/O thread's action, and not as a declined checkpoint."""
+    state = around.open()
+    around.add(state, 3)
+    (around.folder / "1" / UID / "checkpoints" / "1-1").mkdir(parents=True)
+    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    with pytest.raises(StorageError, match="could not checkpoint"):
+        around.io.popleft()()
+    assert not around.mailbox
+    state.close()
 
 
 def test_closing_drops_uploads_that_have_not_begun(around: Surroundings) -> None:

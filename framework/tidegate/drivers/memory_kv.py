@@ -1,7 +1,8 @@
 """`MemoryStore`: the key-value store of one keyed step, in memory, with the semantics of RocksDB's.
 
 For small state and for tests. A checkpoint is one file with everything in it, so nothing is shared
-between checkpoints; opening a folder that holds such a file reads it. Called by one thread.
+between checkpoints; opening a folder that holds such a file reads it. Called by one thread; a
+checkpoint is encoded and written by whoever asks for its files.
 
 The file is one MessagePack array: format, keys in ascending order, values in the same order. It
 stands in checkpoints, so the format only ever grows.
@@ -9,6 +10,7 @@ stands in checkpoints, so the format only ever grows.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -68,18 +70,10 @@ class MemoryStore:
         ]
         return iter(pairs)
 
-    def checkpoint(self, directory: Path) -> list[Path]:
-        keys = self._in_order()
+    def checkpoint(self, directory: Path) -> FrozenMemory:
+        keys = list(self._in_order())
         content = _Content(FORMAT, keys, [self._values[key] for key in keys])
-        path = directory / FILE_NAME
-        try:
-            directory.mkdir(parents=True)
-            path.write_bytes(msgspec.msgpack.encode(content))
-        except OSError as error:
-            raise StorageError(
-                f"the state store in {self._directory} could not checkpoint: {error}"
-            ) from error
-        return [path]
+        return FrozenMemory(content, self._directory, directory / FILE_NAME)
 
     def volatile_names(self) -> frozenset[str]:
         return frozenset({FILE_NAME})
@@ -105,3 +99,28 @@ class MemoryStore:
             )
         self._values = dict(zip(content.keys, content.values, strict=True))
         self._sorted = content.keys
+
+
+class FrozenMemory:
+    """`ports.kv.Frozen`: the pairs, until they are in their file."""
+
+    def __init__(self, content: _Content, store: Path, path: Path) -> None:
+        self._content, self._store, self._path = content, store, path
+        self._writing = threading.Lock()
+        self._written = False
+
+    def files(self) -> list[Path]:
+        with self._writing:
+            if not self._written:
+                self._write()
+                self._written = True
+        return [self._path]
+
+    def _write(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True)
+            self._path.write_bytes(msgspec.msgpack.encode(self._content))
+        except OSError as error:
+            raise StorageError(
+                f"the state store in {self._store} could not checkpoint: {error}"
+            ) from error

@@ -1,8 +1,8 @@
 """A sorted store of bytes under one keyed operator of one subtask (RocksDB, or memory).
 
 The write-back cache above it batches: reads come as lists of keys, writes as one batch per barrier.
-The store keeps no log of its own; the checkpoint is the log. Called by one thread only, but for the
-files of a finished `checkpoint`, which the upload thread reads.
+The store keeps no log of its own; the checkpoint is the log. Called by one thread only, but for a
+`Frozen` content, whose files the upload thread asks for and reads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
+
+
+class Frozen(Protocol):
+    """The content of a store at one moment, on its way into files."""
+
+    def files(self) -> list[Path]:
+        """The files, as soon as they are there. From any thread, also more than once. Raises
+        StorageError, also where the store was closed meanwhile.
+        """
+        ...
 
 
 class KeyValueStore(Protocol):
@@ -27,9 +37,9 @@ class KeyValueStore(Protocol):
         """Pairs with `first <= key < end`, in order."""
         ...
 
-    def checkpoint(self, directory: Path) -> list[Path]:
+    def checkpoint(self, directory: Path) -> Frozen:
         """Freeze the present content as files in the new folder `directory` (hard links where it
-        can).
+        can). Returns at once; what is written to the store from now on is not among them.
 
         A file whose name appeared in an earlier checkpoint of this store has the same content,
         unless it is named in `volatile_names`.

@@ -21,8 +21,8 @@ Called by the mailbox thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain, compress, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +42,7 @@ from tidegate.errors import (
 )
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Uid
-from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.kv import Frozen, KeyValueStore
 
 KEY_TYPE: Final = ""
 """The name under which `schemas` hold the schema of the step's keys; no attribute has this name."""
@@ -114,6 +114,10 @@ class KeyedState:
         self._touched = 0
         """How many rows that are, also where the lists were dropped."""
         self._torn = False
+        self._all_cached = not stored
+        """Whether the store has nothing that is not in the cache: it began empty (every snapshot
+        states the schema of its keys at least), and no row was dropped. New keys need not be looked
+        for then."""
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
         """The row of each of a batch's keys; what is not cached is read from the store together.
@@ -163,10 +167,11 @@ class KeyedState:
         self._handed_out.clear()
         self._touched = 0
         for key in list(islice(self._cache, max(0, len(self._cache) - self._limit))):
+            self._all_cached = False
             del self._cache[key]
 
-    def snapshot_sync(self, directory: Path) -> list[Path]:
-        """Flush, and freeze the store as files in the new folder `directory`. Raises
+    def snapshot_sync(self, directory: Path) -> Frozen:
+        """Flush, and freeze the store; it comes into files in the new folder `directory`. Raises
         StorageError.
         """
         self.flush()
@@ -192,7 +197,11 @@ class KeyedState:
             asked = list(chain.from_iterable(places.values()))
         else:
             asked = [one for store_keys in places.values() for one in compress(store_keys, loads)]
-        found = iter(self._store.get_many(asked)) if asked else iter(())
+        found: Iterator[bytes | None] = iter(())
+        if asked:
+            found = (
+                repeat(None, len(asked)) if self._all_cached else iter(self._store.get_many(asked))
+            )
         columns = self._columns
         column = columns[0] if columns else None
         try:

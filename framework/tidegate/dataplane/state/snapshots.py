@@ -29,7 +29,7 @@ from tidegate.dataplane.state.layout import groups_span
 from tidegate.errors import CorruptCheckpointError, StorageError, check
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
-from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.kv import Frozen, KeyValueStore
 from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
 
 OpenStore = Callable[[str, Path], KeyValueStore]
@@ -96,14 +96,15 @@ class SnapshotUploader:
         self._shared = dict(shared)
 
     def upload(
-        self, checkpoint: CheckpointId, directory: Path, files: Sequence[Path], schemas: Schemas
+        self, checkpoint: CheckpointId, directory: Path, frozen: Frozen, schemas: Schemas
     ) -> KeyedSnapshot:
-        """Store `files`, which lie in `directory`, and remove the folder, also on failure.
+        """Store the files of a frozen store, which come into `directory`, and remove the folder,
+        also on failure.
 
         Raises StorageError; what was uploaded until then need not be uploaded again.
         """
         try:
-            stored = tuple(self._store(checkpoint, file) for file in files)
+            stored = tuple(self._store(checkpoint, file) for file in frozen.files())
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         # A store never uses a table again that it has dropped, so nothing else is worth keeping.

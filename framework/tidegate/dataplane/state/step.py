@@ -1,9 +1,8 @@
 """`StepState`: keyed state as a task drives it, joined from the cache, its store and the uploader.
 
 `open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
-uses `rows`, the task `snapshot` at each barrier: the cache is flushed and the store
-frozen at once, the upload happens in an I/O thread, and its outcome comes back to the mailbox
-thread.
+uses `rows`, the task `snapshot` at each barrier: the cache is flushed and the store frozen at once;
+its files are awaited and uploaded in an I/O thread, whose outcome comes back to the mailbox thread.
 
 Invariant: uploads of one step go one after the other, in the order of their barriers, so that a
 file is either known to be in the storage or sent once.
@@ -23,6 +22,7 @@ from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import CheckpointId, Uid
+from tidegate.ports.kv import Frozen
 from tidegate.ports.threads import Lock
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -63,8 +63,8 @@ def open_step_state(
         runtime.max_parallelism,
         key_groups,
         restored.store,
-        settings.cache_entries,
-        restored.schemas,
+        cache_entries=settings.cache_entries,
+        schemas=restored.schemas,
     )
     uploader = SnapshotUploader(
         blobs=runtime.blobs,
@@ -102,7 +102,7 @@ class StepState:
     ) -> None:
         self._state, self._uploader, self._directory = state, uploader, directory
         self._post, self._run_io = post, run_io
-        self._frozen: deque[tuple[CheckpointId, Path, list[Path], Done, Failed]] = deque()
+        self._frozen: deque[tuple[CheckpointId, Path, Frozen, Done, Failed]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = uploading
 
@@ -114,11 +114,12 @@ class StepState:
         """Freeze now; store in the background; `done`, or `failed` where the storage does not take
         it, is called in the mailbox thread.
 
-        Raises StorageError if the state cannot be frozen.
+        Raises StorageError if the state cannot be frozen, here or in the I/O thread: that ends the
+        attempt.
         """
         directory = self._directory / str(checkpoint)
-        files = self._state.snapshot_sync(directory)
-        self._frozen.append((checkpoint, directory, files, done, failed))
+        frozen = self._state.snapshot_sync(directory)
+        self._frozen.append((checkpoint, directory, frozen, done, failed))
         self._run_io(self._upload_oldest)
 
     def completed(self, checkpoint: CheckpointId) -> None:
@@ -135,11 +136,12 @@ class StepState:
         """In an I/O thread. One call comes for each frozen checkpoint, but not in any order."""
         with self._uploading:
             try:
-                checkpoint, directory, files, done, failed = self._frozen.popleft()
+                checkpoint, directory, frozen, done, failed = self._frozen.popleft()
             except IndexError:  # closed meanwhile
                 return
+            frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
             try:
-                snapshot = self._uploader.upload(checkpoint, directory, files, self._state.schemas)
+                snapshot = self._uploader.upload(checkpoint, directory, frozen, self._state.schemas)
             except StorageError as error:
                 reason = str(error)  # declined: how many failures are tolerable is configured
                 self._post(lambda: failed(reason))
