@@ -7,8 +7,9 @@ keeps the `Rules` of its world, and ends as a process does that has failed: its 
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.checkpoint.world import (
@@ -26,7 +27,7 @@ from tests.checkpoint.world import (
     World,
 )
 from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
+from tidegate.checkpoint.effects import Effect, Procedure
 from tidegate.checkpoint.journal import HINT_INTERVAL, Lost
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts
@@ -156,24 +157,63 @@ class JobMaster:
         self.position = 0
         self.threads: list[Thread] = [self._main()]
         self.answers: dict[int, Any] = {}
+        self.after: dict[int, Callable[[], Thread]] = {}
+        """Who goes on when a thread has ended."""
 
     def advance(self, thread: Thread) -> None:
-        """Run one thread up to its next effect, and carry that out."""
+        """Run one thread up to its next effect, and carry that out: of another thread, where this
+        one ends or begins several.
+        """
         try:
             answer = self.answers.pop(id(thread), None)
             failed = isinstance(answer, TidegateError)
             effect = thread.throw(answer) if failed else thread.send(answer)
         except StopIteration:
+            if id(thread) in self.after:
+                self.threads.remove(thread)
+                self.advance(self.after.pop(id(thread))())
             return
         except TidegateError as error:
             self.stop(error)
             return
         if isinstance(effect, Step):
             return
+        if isinstance(effect, effects.Together):
+            self.advance(self._started_together(thread, effect))
+            return
         try:
             self.answers[id(thread)] = self.world.perform(effect)
         except TidegateError as error:
             self.answers[id(thread)] = error
+
+    def _started_together(self, parent: Thread, effect: effects.Together) -> Thread:
+        """Threads of their own, which the scheduler interleaves; the parent stands until the last
+        has ended. Who goes on.
+        """
+        results: dict[int, Any] = {}
+        failures: dict[int, TidegateError] = {}
+        left: list[Thread] = []
+        self.threads.remove(parent)
+
+        def child(place: int, procedure: Procedure[Any]) -> Thread:
+            try:
+                results[place] = yield from procedure
+            except TidegateError as error:
+                failures[place] = error
+
+        def next_after(ended: Thread) -> Thread:
+            left.remove(ended)
+            if left:
+                return self.world.chance.choice(left)
+            in_order = [results[place] for place in sorted(results)]
+            self.answers[id(parent)] = failures[min(failures)] if failures else in_order
+            self.threads.append(parent)
+            return parent
+
+        left += [child(place, each) for place, each in enumerate(effect.procedures)]
+        self.threads += left
+        self.after |= {id(one): partial(next_after, one) for one in left}
+        return self.world.chance.choice(left)
 
     def stop(self, outcome: TidegateError | str) -> None:
         self.world.log.append(f"{self.name} ends: {outcome!r}"[:160])

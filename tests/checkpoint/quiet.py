@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tests.checkpoint.masters import Tasks
 from tests.checkpoint.world import CLUSTER, JOB, PATIENCE, Faults, Rules, World
-from tidegate.checkpoint.effects import Effect, Procedure
+from tidegate.checkpoint.effects import Effect, Procedure, Together
 from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.plan_facts import PlanFacts
@@ -52,8 +52,11 @@ class Quiet:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            self.asked.append(effect)
             value, failure = None, None
+            if isinstance(effect, Together):  # one after the other is an order, too
+                value = [self.run(each, answer) for each in effect.procedures]
+                continue
+            self.asked.append(effect)
             try:
                 value = answer(effect) if answer is not None else NotImplemented
                 if value is NotImplemented:

@@ -242,6 +242,19 @@ def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: Quiet) -> N
     )
 
 
+def test_a_restore_point_that_is_not_kept_any_more_is_refused_before_the_claim(
+    quiet: Quiet,
+) -> None:
+    journal = quiet.claim()
+    for counter in (1, 2, 3):
+        quiet.publish(journal, counter)
+    del quiet.world.store.objects[f"{JOB}/manifests/1-1.json"]
+    with pytest.raises(RefusedError, match=r"'1-1' are not in .* any more; those of 1-2, 1-3 are"):
+        quiet.claim("s2", restore="1-1")
+    assert quiet.kinds().count("Claim") == 1
+    assert quiet.claim("s2", restore="1-2").restore_point("1-2") is not None
+
+
 def test_a_store_that_does_not_keep_what_it_confirmed_is_found(quiet: Quiet) -> None:
     def forget(effect: Effect) -> Any:
         return Created.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented

@@ -12,6 +12,7 @@ from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage.local import LocalStore
+from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import DeposedError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.kafka import TransactionState
@@ -31,7 +32,11 @@ class Process:
     def __init__(self, name: str, folder: Path) -> None:
         log = cast("TransactionLog", NothingListed())
         self._runner = EffectRunner(
-            LocalStore(folder), log, SystemClock(), nonce=lambda: SystemEntropy().token_hex(8)
+            LocalStore(folder),
+            log,
+            SystemClock(),
+            SystemThreads(),
+            nonce=lambda: SystemEntropy().token_hex(8),
         )
         self._name, self._has_claimed = name, False
 

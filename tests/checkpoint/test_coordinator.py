@@ -28,6 +28,7 @@ from tidegate.checkpoint.coordination import (
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import (
+    FIRST_S,
     MOVES,
     CheckpointCoordinator,
     CoordinatorSettings,
@@ -103,6 +104,23 @@ def test_the_first_checkpoint_begins_one_interval_after_the_start() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("interval_s", "min_pause_s", "after_s"),
+    [(10, 0, 0.5), (10, 2, 2), (10, 20, 10), (0.1, 0, 0.1)],
+)
+def test_the_first_begins_sooner_where_the_interval_is_long(
+    interval_s: float, min_pause_s: float, after_s: float
+) -> None:
+    settings = CoordinatorSettings(
+        interval_s=interval_s, timeout_s=60, first_s=0.5, min_pause_s=min_pause_s
+    )
+    coordinator = CheckpointCoordinator(ATTEMPT, [A], settings)
+    assert coordinator.handle(Started(now_s=100)) == [WakeAt(time_s=100 + after_s)]
+    assert coordinator.handle(Tick(now_s=100 + after_s))[0] == Trigger(
+        checkpoint=cid(1), final=False
+    )
+
+
 def test_the_next_begins_one_interval_after_the_last_trigger() -> None:
     coordinator = started()
     coordinator.handle(Tick(now_s=110))
@@ -141,7 +159,7 @@ def test_nothing_begins_while_one_is_under_way() -> None:
 
 def test_settings_come_from_the_configuration() -> None:
     assert CoordinatorSettings.of(CheckpointSettings()) == CoordinatorSettings(
-        interval_s=10, timeout_s=120, min_pause_s=0, tolerable_failures=2
+        interval_s=10, timeout_s=120, first_s=FIRST_S, min_pause_s=0, tolerable_failures=2
     )
 
 

@@ -27,7 +27,9 @@ from tidegate.ports.blobs import Created
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(block, marks=pytest.mark.seeds) for block in range(1, 4))]
+)
 def test_exactly_once_whatever_happens(block: int) -> None:
     for seed in range(block * 150, (block + 1) * 150):
         simulate(seed)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.mutants import Patch, caught
@@ -23,6 +24,7 @@ from tidegate.checkpoint.recovery import is_complete
 from tidegate.ports.kafka import TransactionFacts
 from tidegate.protocol.snapshots import PreparedTransaction
 
+pytestmark = pytest.mark.seeds
 aborting = partial(simulate, timeouts=4)
 intruded = partial(simulate, timeouts=1, intruders=2)
 
@@ -93,7 +95,7 @@ def test_mutant_what_an_intruder_has_fenced_is_taken_for_aborted(patch: Patch) -
 
 def test_mutant_what_is_open_is_not_aborted_before_it_is_taken_back(patch: Patch) -> None:
     patch("retract.is_as_prepared", lambda txn, said: False)
-    assert "committed before its publication" in str(caught(aborting))
+    caught(aborting, saying="committed before its publication")
 
 
 def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patch: Patch) -> None:

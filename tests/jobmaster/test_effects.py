@@ -4,9 +4,11 @@ procedure."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import msgspec
 import pytest
 
 from tidegate.checkpoint import effects
@@ -14,6 +16,7 @@ from tidegate.checkpoint.effects import Effect, Procedure
 from tidegate.checkpoint.procedures import claim
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
+from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.blobs import Created
@@ -64,7 +67,12 @@ class Log:
 def runner(log: Log | None = None, clock: Clock | None = None, **more: Any) -> EffectRunner:
     transactions = cast("TransactionLog", log or Log())
     return EffectRunner(
-        open_store("memory:///"), transactions, clock or Clock(), nonce=lambda: "n", **more
+        open_store("memory:///"),
+        transactions,
+        clock or Clock(),
+        SystemThreads(),
+        nonce=lambda: "n",
+        **more,
     )
 
 
@@ -93,6 +101,7 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         (effects.Now(), 7.5),
         (effects.WallClock(), 8),
         (effects.Nonce(), "n"),
+        (effects.Together(procedures=(effects.nonce(), effects.now())), ["n", 7.5]),
     ]
     for effect, answer in answers:
         assert run.perform(effect) == answer
@@ -140,9 +149,59 @@ def test_a_failed_effect_is_thrown_into_the_procedure() -> None:
         runner(Away()).run(careless())
 
 
+class Meeting(Log):
+    """Nobody is answered before two have asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2, timeout=30)
+
+    def end(self, *transaction: object, commit: bool) -> EndOutcome:
+        self.both.wait()
+        if str(transaction[0]).endswith(".1"):
+            raise KafkaUnavailableError(f"{transaction[0]} is away")
+        return EndOutcome.ACCEPTED
+
+
+def ending(slot: int) -> Procedure[EndOutcome]:
+    return effects.end_transaction(
+        msgspec.structs.replace(txn(), transactional_id=TransactionalId(f"{TID}.{slot}"))
+    )
+
+
+def test_what_goes_together_goes_side_by_side_and_is_answered_in_order() -> None:
+    def named(slot: int) -> Procedure[tuple[int, EndOutcome]]:
+        return slot, (yield from ending(slot))
+
+    ends = runner(Meeting()).run(effects.together([named(0), named(2)]))
+    assert ends == [(0, EndOutcome.ACCEPTED), (2, EndOutcome.ACCEPTED)]
+
+
+def test_of_what_goes_together_all_go_on_to_their_end_and_the_first_error_is_thrown() -> None:
+    done: list[str] = []
+
+    def slow(name: str) -> Procedure[None]:
+        yield from ending(0)
+        for _ in range(50):
+            yield from effects.nonce()
+        done.append(name)
+        raise RefusedError(name)
+
+    def procedure() -> Procedure[object]:
+        try:
+            return (yield from effects.together([ending(1), slow("slow"), slow("too"), ending(1)]))
+        except KafkaUnavailableError as error:
+            return str(error)
+
+    assert runner(Meeting()).run(procedure()) == f"{TID}.1 is away"
+    assert sorted(done) == ["slow", "too"]
+
+
 def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    run = EffectRunner(store, cast("TransactionLog", Log()), Clock(), nonce=lambda: "nonce")
+    run = EffectRunner(
+        store, cast("TransactionLog", Log()), Clock(), SystemThreads(), nonce=lambda: "nonce"
+    )
     attempts = [run.run(claim(JobName("job"), submission="s")).attempt for _ in range(3)]
     assert attempts == [1, 2, 3]
     assert store.list("job") == [f"job/journal/{n:020d}.json" for n in (1, 2, 3)]
@@ -188,6 +247,7 @@ def test_what_is_tried_again_is_told_and_other_failures_are_the_procedures_own()
         open_store("memory:///"),
         cast("TransactionLog", Away()),
         cast("Any", Clock()),
+        SystemThreads(),
         nonce=lambda: "n",
         trouble=lambda error: told.append(str(error)),
     )

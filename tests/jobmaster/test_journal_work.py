@@ -45,7 +45,11 @@ def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: Tr
         wanted=wanted,
     )
     made._effects = EffectRunner(
-        open_store("memory:///"), cast("Any", Log()), Clock(), nonce=lambda: "nonce"
+        open_store("memory:///"),
+        cast("Any", Log()),
+        Clock(),
+        SystemThreads(),
+        nonce=lambda: "nonce",
     )
     return made
 

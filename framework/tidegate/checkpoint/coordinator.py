@@ -8,9 +8,11 @@ never used twice.
 Theory of operation. At most one checkpoint is under way. It waits for the acknowledgement of every
 subtask; one decline or the timeout aborts it; when all are in, it is handed out as `Complete` and
 only `Published` or `PublishFailed` ends it: a publication that may be in the journal can not be
-aborted, so no timeout applies any more. The next one begins one interval after the trigger of the
-last, but not before `min_pause` after the last publication. Failures in a row are counted, each
-checkpoint once, and reset by a publication; more than tolerable fail the attempt.
+aborted, so no timeout applies any more. The first one begins soon after the start, so that what a
+recovery has to repeat becomes visible soon, and a new attempt's progress is held early. The next
+one begins one interval after the trigger of the last, but not before `min_pause` after the last
+publication. Failures in a row are counted, each checkpoint once, and reset by a publication; more
+than tolerable fail the attempt.
 
 After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
 published: sources emit nothing after a final barrier, so there is no way back to ordinary ones.
@@ -64,6 +66,10 @@ from tidegate.errors import CheckpointError, InternalError, check
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
 from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
+FIRST_S: Final = 0.2
+"""From the start of an attempt to its first checkpoint, where the interval is not shorter: its
+sources have begun to read by then."""
+
 STORY_LENGTH: Final = 50
 """Events kept for the message of an illegal move: a few checkpoints' worth at common widths."""
 
@@ -101,6 +107,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     interval_s: float
     timeout_s: float
+    first_s: float = math.inf
+    """The first one of an attempt comes so long after its start, if that is sooner."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 0
 
@@ -110,6 +118,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             interval_s=settings.interval / 1000,
             timeout_s=settings.timeout / 1000,
+            first_s=FIRST_S,
             min_pause_s=settings.min_pause / 1000,
             tolerable_failures=settings.tolerable_failures,
         )
@@ -249,7 +258,9 @@ class CheckpointCoordinator:
 
     def _start(self, event: Started) -> list[CoordinatorInstruction]:
         self._move(Phase.IDLE)
-        self._due_s = event.now_s + self._settings.interval_s
+        settings = self._settings
+        first_s = max(settings.first_s, settings.min_pause_s)
+        self._due_s = event.now_s + min(settings.interval_s, first_s)
         return self._trigger(event.now_s) if self._stopping else []
 
     def _trigger_if_due(self, event: Tick) -> list[CoordinatorInstruction]:

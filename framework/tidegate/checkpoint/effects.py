@@ -11,7 +11,7 @@ that procedures are checked; they are the only code that yields.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -116,6 +116,18 @@ class Nonce:
     """A fresh random name. Result: 16 lower-case hexadecimal digits."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Procedures that wait for nothing but Kafka, at the same time: begun in their order, done in
+    any. Result: list of their results, in their order.
+
+    All are carried on to their end; then the error of the first that failed is thrown. None of them
+    asks for others together.
+    """
+
+    procedures: tuple[Procedure[Any], ...]
+
+
 Effect = (
     CreateEntry
     | ReadObject
@@ -130,6 +142,7 @@ Effect = (
     | Now
     | WallClock
     | Nonce
+    | Together
 )
 
 Procedure = Generator[Effect, Any, T]
@@ -212,6 +225,16 @@ def nonce() -> Procedure[str]:
     """A fresh random name."""
     result = yield Nonce()
     return _typed(result, str)
+
+
+def together(procedures: Sequence[Procedure[T]]) -> Procedure[list[T]]:
+    """The results of procedures that may run at the same time."""
+    if not procedures:
+        return []
+    if len(procedures) == 1:
+        return [(yield from procedures[0])]
+    result = yield Together(procedures=tuple(procedures))
+    return list(_typed(result, list))
 
 
 def _typed(result: object, kind: type[T]) -> T:

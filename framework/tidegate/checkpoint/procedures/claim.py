@@ -6,17 +6,18 @@ or a restart only, never by an attempt that was deposed: two processes would dep
 ever.
 
 Everything that is refused is refused before the claim is created, so that a refused submit changes
-nothing: a closed journal, an unaccepted loss, an unknown checkpoint, a name whose transactional ids
-in Kafka stem from another journal.
+nothing: a closed journal, an unaccepted loss, an unknown or deleted checkpoint, a name whose
+transactional ids in Kafka stem from another journal.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tidegate.checkpoint.effects import Procedure, list_transactions, nonce
+from tidegate.checkpoint.effects import Procedure, list_objects, list_transactions, nonce
 from tidegate.checkpoint.journal import Accepted, AnyEntry, Claim, entry_path
 from tidegate.checkpoint.journal_state import JournalState
+from tidegate.checkpoint.manifest import manifest_folder
 from tidegate.checkpoint.procedures.own_journal import (
     OwnJournal,
     header_after,
@@ -69,6 +70,7 @@ def claim(
                 "exits and claims nothing any more"
             )
         _refuse(job, state, submission, restore, accept_loss=accept_loss)
+        yield from _refuse_deleted(job, state, submission, restore)
         if not state.number and not take_over:
             yield from _refuse_used_name(job)
         entry: AnyEntry
@@ -110,6 +112,24 @@ def _refuse(
     if state.lost is not None and not state.accepted and not (fresh and accept_loss):
         raise DataLossError(state.lost.statement)
     restore_point(state, submission, restore)
+
+
+def _refuse_deleted(
+    job: JobName, state: JournalState, submission: str, restore: str
+) -> Procedure[None]:
+    """A checkpoint that was asked for by its id, and that the journal names but nobody keeps."""
+    point = restore_point(state, submission, restore)
+    if point is None or str(point.checkpoint) != restore:
+        return
+    there = set((yield from list_objects(manifest_folder(job))))
+    if point.manifest in there:
+        return
+    kept = [str(ref.checkpoint) for ref in state.recent if ref.manifest in there]
+    raise RefusedError(
+        f"the files of checkpoint {restore!r} are not in the checkpoint storage any more; those of "
+        f"{', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
+        "checkpoint.retained if more are to be kept"
+    )
 
 
 def _refuse_used_name(job: JobName) -> Procedure[None]:

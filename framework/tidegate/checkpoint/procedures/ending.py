@@ -3,7 +3,8 @@
 One code path for the normal case and for recovery. An EndTxn(commit) of a *named* transaction is
 always right, may be repeated, and its answer proves nothing: a transaction counts as ended only
 when it was seen CompleteCommit. It is never sent for anything that no publication names (invariant
-2). EndTxn(abort) is sent by `retract.py` alone.
+2). EndTxn(abort) is sent by `retract.py` alone. Those of one round go side by side: the model
+lets them arrive in any order, and each is decided by itself.
 
 `commit` writes nothing into the journal, so it may run beside the next checkpoint; `settle` takes
 its result there.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tidegate.checkpoint.effects import Procedure, describe, end_transaction
+from tidegate.checkpoint.effects import Procedure, describe, end_transaction, together
 from tidegate.checkpoint.procedures.own_journal import OwnJournal
 from tidegate.checkpoint.procedures.patience import ENDING, Patience, Waiting, kafka_retried
 from tidegate.checkpoint.recovery import decide, is_complete
@@ -48,10 +49,10 @@ def commit(journal: OwnJournal, *, patience: Patience = ENDING) -> Procedure[End
 
 def examine(transactions: Sequence[PreparedTransaction], patience: Patience) -> Procedure[Facts]:
     """What the broker says of each, all of them, trying again while it can not be asked."""
-    facts: Facts = {}
-    for transaction in transactions:
-        facts[transaction] = yield from kafka_retried(partial(describe, transaction), patience)
-    return facts
+    said = yield from together(
+        [kafka_retried(partial(describe, transaction), patience) for transaction in transactions]
+    )
+    return dict(zip(transactions, said, strict=True))
 
 
 def end_transactions(
@@ -64,12 +65,13 @@ def end_transactions(
     waiting = Waiting(patience)
     while remaining:
         trouble = yield from send_ends(to_end)
+        said = yield from together([_looked_at(transaction) for transaction in remaining])
         facts: Facts = {}
-        for transaction in remaining:
-            try:
-                facts[transaction] = yield from describe(transaction)
-            except KafkaError as error:  # decided when its coordinator answers, not before
-                trouble = error
+        for transaction, seen in zip(remaining, said, strict=True):
+            if isinstance(seen, KafkaError):  # decided when its coordinator answers, not before
+                trouble = seen
+            else:
+                facts[transaction] = seen
         asked = [transaction for transaction in remaining if transaction in facts]
         decision = decide(asked, settled=settled, facts=facts)
         complete = [txn for txn in decision.done if settled or is_complete(txn, facts[txn])]
@@ -88,20 +90,33 @@ def send_ends(
     to_end: Sequence[PreparedTransaction], *, commit: bool = True
 ) -> Procedure[KafkaError | None]:
     """One EndTxn each; what stood in the way of the last that failed."""
-    trouble: KafkaError | None = None
-    for transaction in to_end:
-        try:
-            outcome = yield from end_transaction(transaction, commit=commit)
-        except KafkaError as error:
-            trouble = error
-            continue
-        if outcome is EndOutcome.NOT_AUTHORISED:
-            trouble = KafkaError(
-                f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
-                "the job's principal the rights Describe and Write on its transactional ids, "
-                "within the transaction timeout"
-            )
-    return trouble
+    troubles = yield from together(
+        [_sent_end(transaction, commit=commit) for transaction in to_end]
+    )
+    return next((trouble for trouble in reversed(troubles) if trouble is not None), None)
+
+
+def _sent_end(transaction: PreparedTransaction, *, commit: bool) -> Procedure[KafkaError | None]:
+    try:
+        outcome = yield from end_transaction(transaction, commit=commit)
+    except KafkaError as error:
+        return error
+    if outcome is EndOutcome.NOT_AUTHORISED:
+        return KafkaError(
+            f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
+            "the job's principal the rights Describe and Write on its transactional ids, within "
+            "the transaction timeout"
+        )
+    return None
+
+
+def _looked_at(
+    transaction: PreparedTransaction,
+) -> Procedure[TransactionFacts | KafkaError | None]:
+    try:
+        return (yield from describe(transaction))
+    except KafkaError as error:
+        return error
 
 
 def _stuck(remaining: Sequence[PreparedTransaction], patience: Patience) -> str:

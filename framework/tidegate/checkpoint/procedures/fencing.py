@@ -9,9 +9,10 @@ a newer attempt (`recovery.may_fence`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
-from tidegate.checkpoint.effects import Procedure, fence, list_transactions
+from tidegate.checkpoint.effects import Procedure, fence, list_transactions, together
 from tidegate.checkpoint.procedures.own_journal import OwnJournal
 from tidegate.checkpoint.procedures.patience import FENCING, Patience, kafka_retried
 from tidegate.checkpoint.recovery import may_fence
@@ -33,8 +34,7 @@ def fence_older(
     allowed = _allowed(journal, listed, swept=journal.swept(), own_too=own_too)
     if journal.state.took_over and journal.state.publication is None:
         allowed += _of_other_journals(journal, listed)
-    for transactional_id in allowed:
-        yield from kafka_retried(partial(fence, transactional_id), patience)
+    yield from _fence_all(allowed, patience)
     return tuple(allowed)
 
 
@@ -48,13 +48,16 @@ def sweep(
     """
     listed = yield from _listed(journal, patience)
     fenced = _allowed(journal, listed, swept=journal.attempt, own_too=False)
-    for transactional_id in fenced:
-        yield from kafka_retried(partial(fence, transactional_id), patience)
+    yield from _fence_all(fenced, patience)
     return tuple(fenced)
 
 
 def _listed(journal: OwnJournal, patience: Patience) -> Procedure[Listed]:
     return (yield from kafka_retried(lambda: list_transactions(job_prefix(journal.job)), patience))
+
+
+def _fence_all(ids: Sequence[TransactionalId], patience: Patience) -> Procedure[None]:
+    yield from together([kafka_retried(partial(fence, each), patience) for each in ids])
 
 
 def _allowed(

@@ -8,10 +8,9 @@ runs in its journal thread. All methods run in the JobMaster's loop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-import structlog
 
 from tidegate.checkpoint.coordination import (
     Abort,
@@ -51,7 +50,7 @@ from tidegate.protocol.messages import (
 )
 from tidegate.protocol.snapshots import PreparedTransaction
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +108,9 @@ class LiveAttempt:
         if known is not None and known.registered == registered:
             return False
         if known is not None and (self.deployed or registered.serial < known.registered.serial):
-            _log.warning("a second slot for a place that is taken", slot=str(registered.slot))
+            _log.warning(
+                "a second slot for a place that is taken", extra={"slot": str(registered.slot)}
+            )
             self._dismiss(self._shell.open_line(registered))
             return False
         if known is not None:
@@ -243,12 +244,17 @@ class LiveAttempt:
                 case Complete():
                     self._shell.publish(instruction)
                 case Abort(checkpoint=checkpoint, reason=reason):
-                    _log.warning("checkpoint aborted", checkpoint=str(checkpoint), reason=reason)
+                    _log.warning(
+                        "checkpoint aborted",
+                        extra={"checkpoint": str(checkpoint), "reason": reason},
+                    )
                     self.send_all(
                         CheckpointAborted(job=self.job, attempt=self.attempt, checkpoint=checkpoint)
                     )
                 case Ignored(checkpoint=checkpoint, result=result):
-                    _log.info("late part", checkpoint=str(checkpoint), result=result.value)
+                    _log.info(
+                        "late part", extra={"checkpoint": str(checkpoint), "result": result.value}
+                    )
                 case WakeAt(time_s=time_s):
                     self._shell.wake_at(time_s)
                 case FailAttempt(error=error):

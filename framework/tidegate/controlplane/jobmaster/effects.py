@@ -8,7 +8,9 @@ once, as far as `OwnJournal` allows. It knows nothing of what a procedure means.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 from tidegate.checkpoint.effects import (
     CreateEntry,
@@ -24,6 +26,7 @@ from tidegate.checkpoint.effects import (
     Pause,
     Procedure,
     ReadObject,
+    Together,
     WallClock,
     WriteObject,
 )
@@ -31,8 +34,12 @@ from tidegate.errors import ExternalError, InternalError, RefusedError, Retry, T
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionLog
+from tidegate.ports.threads import Threads
 
 T = TypeVar("T")
+
+TOGETHER_MAX: Final = 4
+"""Procedures at a time, of all that call: what the connection to the coordinators carries."""
 
 
 class ProcedureStopped(ExternalError):
@@ -56,6 +63,7 @@ class EffectRunner:
         store: BlobStore,
         transactions: TransactionLog,
         clock: Clock,
+        threads: Threads,
         *,
         nonce: Callable[[], str],
         trouble: Callable[[TidegateError], None] = untold,
@@ -66,6 +74,8 @@ class EffectRunner:
         self._trouble = trouble
         self._transactions = transactions
         self._cluster_id: str | None = None
+        self._threads = threads
+        self._side_by_side = threads.pool(TOGETHER_MAX, name="together")
         self._actions: dict[type, Callable[[Any], Any]] = {
             CreateEntry: lambda effect: store.create(effect.path, effect.data),
             ReadObject: lambda effect: store.get(effect.path),
@@ -80,6 +90,7 @@ class EffectRunner:
             Now: lambda _: float(clock.monotonic()),
             WallClock: lambda _: clock.now_ms(),
             Nonce: lambda _: nonce(),
+            Together: self._together,
         }
 
     def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = never) -> T:
@@ -110,6 +121,24 @@ class EffectRunner:
     def perform(self, effect: Effect) -> Any:
         """Carry one effect out; its result is as the effect's docstring says."""
         return self._actions[type(effect)](effect)
+
+    def _together(self, effect: Together) -> list[Any]:
+        """Run procedures side by side; the first of their errors, in their order."""
+        ends = self._threads.queue()
+
+        def run(place: int, procedure: Procedure[Any]) -> None:
+            try:
+                ends.put((place, self.run(procedure), None))
+            except BaseException as error:  # noqa: BLE001 - raised below, by who waits
+                ends.put((place, None, error))
+
+        for place, procedure in enumerate(effect.procedures):
+            self._side_by_side.submit(partial(run, place, procedure))
+        ended = sorted((ends.get() for _ in effect.procedures), key=itemgetter(0))
+        for _, _, error in ended:
+            if error is not None:
+                raise error
+        return [result for _, result, _ in ended]
 
     def _describe(self, effect: Describe) -> TransactionFacts | None:
         self._check_cluster(effect.cluster_id)

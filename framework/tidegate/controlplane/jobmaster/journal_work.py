@@ -9,13 +9,12 @@ of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.manifest import Manifest
@@ -61,7 +60,7 @@ CLOSE_PATIENCE_S: Final = 60.0
 """How long the close is tried again when storage or Kafka fail in the middle of it."""
 CLOSE_PAUSE_S: Final = 0.5
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +188,10 @@ class JournalWork:
             try:
                 fenced = self._runner().run(sweep(journal))
             except TidegateError as error:
-                _log.warning("the sweep failed and is repeated", error=str(error))
+                _log.warning("the sweep failed and is repeated", extra={"error": str(error)})
                 return
             if fenced:
-                _log.warning("fenced transactions of older attempts", ids=list(fenced))
+                _log.warning("fenced transactions of older attempts", extra={"ids": list(fenced)})
 
         self._sweeper.submit(work)
 
@@ -209,7 +208,7 @@ class JournalWork:
             try:
                 self._close(outcome)
             except TidegateError as error:
-                _log.warning("the journal could not be closed", error=str(error))
+                _log.warning("the journal could not be closed", extra={"error": str(error)})
                 failure = error
             self._post(lambda: done(failure))
 
@@ -224,12 +223,16 @@ class JournalWork:
         run = self._runner().run
         recovered = run(recover(journal))
         for retracted in recovered.retracted:
-            _log.warning("took a checkpoint back that Kafka did not keep", id=str(retracted))
+            _log.warning(
+                "took a checkpoint back that Kafka did not keep", extra={"id": str(retracted)}
+            )
         _log.info(
             "recovered",
-            attempt=journal.attempt,
-            ended=len(recovered.ended),
-            fenced=len(recovered.fenced),
+            extra={
+                "attempt": journal.attempt,
+                "ended": len(recovered.ended),
+                "fenced": len(recovered.fenced),
+            },
         )
         self._journal, self._cleaning = journal, Cleaning()
         point = journal.restore_point(self._submission.restore)
@@ -265,7 +268,7 @@ class JournalWork:
             except (StorageError, KafkaError) as error:
                 if clock.monotonic() >= give_up_s:
                     raise
-                _log.warning("the journal is not closed yet", error=str(error))
+                _log.warning("the journal is not closed yet", extra={"error": str(error)})
                 clock.sleep(CLOSE_PAUSE_S)
             else:
                 return
@@ -328,7 +331,7 @@ class JournalWork:
             schema_conflict=state_conflict,
         )
         for added in restoration.new_partitions:
-            _log.info("new partition", topic=added.topic, partition=added.partition)
+            _log.info("new partition", extra={"topic": added.topic, "partition": added.partition})
         return restoration
 
     def _publish(self, complete: Complete, outcome: PublicationOutcome) -> None:
@@ -366,7 +369,7 @@ class JournalWork:
             self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
             self._runner().run(trim(journal))
         except StorageError as error:
-            _log.warning("old files stay until the next checkpoint", error=str(error))
+            _log.warning("old files stay until the next checkpoint", extra={"error": str(error)})
 
     def _manifest(self, complete: Complete) -> Manifest:
         return Manifest(
@@ -394,6 +397,7 @@ class JournalWork:
                 self._drivers.blob_store(storage),
                 transactions,
                 self._drivers.clock,
+                self._drivers.threads,
                 nonce=lambda: self._drivers.entropy.token_hex(8),
                 trouble=lambda error: self._post(lambda: self._trouble(error)),
             )
