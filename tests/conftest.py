@@ -1,6 +1,7 @@
 """Settings of all unit tests, and the list of modules that grow too long, after every run.
 
-Hypothesis has no deadlines, because the machine may be busy.
+Hypothesis has no deadlines, because the machine may be busy. `make check` gives each property a
+quarter of its examples (`--hypothesis-profile check`), `make test` all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from hypothesis import settings
 
 MODULE_LINES_WANTED = 400  # more is a warning here; more than 600 fails in test_tidy.py
 
-settings.register_profile("tidegate", deadline=None)
+settings.register_profile("check", deadline=None, max_examples=25)
+settings.register_profile("tidegate", deadline=None, max_examples=100)
 settings.load_profile("tidegate")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tidegate.config_load as loading
-from tidegate.config import Config
+from tidegate.config import ClusterSettings, Config
 from tidegate.config_load import MASK, flattened, known_keys, load, masked
 from tidegate.errors import ConfigError
 
@@ -135,6 +135,17 @@ class TestMistakes:
 
     def test_variables_of_tests_are_no_settings(self) -> None:
         assert load(environment={"TIDEGATE_TEST_KILL": "x", "PATH": "x"}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "quiet"),
+    [(1_000, 15_000, 3_000), (300, 4_000, 800), (1_000, 60_000, 3_000), (5_000, 60_000, 5_000)],
+)
+def test_a_heartbeat_without_news_is_rare_and_far_from_the_timeout(
+    interval: int, timeout: int, quiet: int
+) -> None:
+    settings = ClusterSettings(heartbeat_interval=interval, heartbeat_timeout=timeout)
+    assert settings.quiet_interval == quiet
 
 
 def test_secrets_are_not_shown() -> None:

@@ -31,7 +31,7 @@ from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.clock import SystemClock
-from tidegate.drivers.logs import set_up_logging, set_up_structlog
+from tidegate.drivers.logs import set_up_logging
 from tidegate.drivers.network import THIS_HOST, Network, own_address_towards
 from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
 from tidegate.drivers.process.spawn import OsProcesses
@@ -59,7 +59,6 @@ _PRELOADED = (
     "msgspec",
     "obstore",
     "rocksdict",
-    "structlog",
 )
 """What slots use of others' libraries. Imported by the zygote; a library that starts a thread or
 opens a file when it is imported must not stand here."""
@@ -264,7 +263,7 @@ def _jobmanager(common: Common, _arguments: dict[str, Any]) -> int:
 
 
 def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
-    set_up_structlog(
+    set_up_logging(
         common.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
     )
     sys.path.insert(0, arguments["working_folder"])
@@ -310,7 +309,6 @@ def _zygote(common: Common, arguments: dict[str, Any]) -> int:
         level = common.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
-        set_up_structlog(level, role="slot", **names, pid=os.getpid())
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
         sys.path.insert(0, start.working_folder)
         # What was imported lives as long as the process; batches are short-lived and acyclic.

@@ -92,8 +92,7 @@ class StateSettings(Section):
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
     directory: str = ".tidegate/state"
-    cache_entries: int = Field(default=200_000, ge=1)
-    """Any number is correct; below some thousands it is slow."""
+    cache_entries: int = Field(default=200_000, ge=1_000)
 
 
 class JobManagerSettings(Section):
@@ -125,6 +124,14 @@ class ClusterSettings(Section):
     slot_request_timeout: DurationMs = 300_000
     heartbeat_interval: DurationMs = 1_000
     heartbeat_timeout: DurationMs = 15_000
+
+    @property
+    def quiet_interval(self) -> int:
+        """Milliseconds after which a heartbeat or a report that says nothing new is sent all the
+        same: three seconds, or a fifth of the timeout where that is less, and never less than one
+        interval. Each costs both ends 2 to 3 ms of CPU, which is most of what an idle cluster does.
+        """
+        return max(self.heartbeat_interval, min(3_000, self.heartbeat_timeout // 5))
 
 
 class RestartSettings(Section):

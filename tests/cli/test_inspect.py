@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from tidegate.checkpoint.journal import Claim, Closed, encode_entry, entry_path
+from tidegate.checkpoint.manifest import manifest_path
 from tidegate.cli.main import app
+from tidegate.controlplane.jobmaster import effects
 from tidegate.drivers.storage import open_store
 from tidegate.errors import RefusedError
-from tidegate.ids import Attempt, JobName, JournalNumber
+from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
 
 JOB = JobName("orders")
 
@@ -61,6 +64,23 @@ def test_checkpoints_tells_how_the_journal_stands(folder: Path) -> None:
     text = CliRunner().invoke(app, ["checkpoints", "orders"]).stdout
     assert "no checkpoint was published yet" in text
     assert "journal: finished" in text
+
+
+def test_checkpoints_names_those_that_are_still_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(counter: int) -> SimpleNamespace:
+        checkpoint = CheckpointId(Attempt(1), counter)
+        return SimpleNamespace(checkpoint=checkpoint, manifest=manifest_path(JOB, checkpoint))
+
+    state = SimpleNamespace(
+        number=3, recent=[named(1), named(2)], closed=None, publication=None, lost=None
+    )
+    monkeypatch.setattr(effects, "run_reading", lambda *_: state)
+    store = open_store(str(folder / ".tidegate/checkpoints"))
+    store.put(manifest_path(JOB, CheckpointId(Attempt(1), 2)), b"{}")
+    result = CliRunner().invoke(app, ["checkpoints", "orders", "--json"])
+    assert [row["id"] for row in json.loads(result.stdout)["checkpoints"]] == ["1-2"]
 
 
 def test_config_masks_secrets(folder: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from tidegate.cli import main as module
 from tidegate.errors import ConfigError, InternalError, KafkaError
 
-HEAVY = {"rich", "confluent_kafka", "kafka", "grpc", "pydantic", "msgspec", "asyncio", "structlog"}
+HEAVY = {"rich", "confluent_kafka", "kafka", "grpc", "pydantic", "msgspec", "asyncio"}
 
 
 def commands(app: typer.Typer, path: str = "tidegate") -> Iterator[tuple[str, str]]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from tidegate.drivers import logs
 from tidegate.drivers.process import frames, lifeline
@@ -77,29 +76,26 @@ class TestLogs:
         yield
         root.handlers[:] = handlers
         root.setLevel(level)
-        structlog.reset_defaults()
 
-    def test_of_both_libraries_look_alike(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_say_who_what_and_what_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         logs.set_up_logging("info", role="slot", job="a")
-        logs.set_up_structlog("info", role="slot", job="a")
-        logging.getLogger("x").info("two words")
-        structlog.get_logger().info("two words", epoch=3)
-        structlog.get_logger().debug("not shown")
-        first, second = capsys.readouterr().err.splitlines()
-        assert first.split(" ", 1)[1] == 'level=info role=slot job=a from=x message="two words"'
-        assert second.split(" ", 1)[1] == 'level=info role=slot job=a epoch=3 message="two words"'
+        log = logging.getLogger("x")
+        log.info("two words", extra={"epoch": 3, "why": "a b"})
+        log.debug("not shown")
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.split(" ", 1)[1] == (
+            'level=info role=slot job=a from=x epoch=3 why="a b" message="two words"'
+        )
 
     def test_say_where_an_error_came_from(self, capsys: pytest.CaptureFixture[str]) -> None:
         logs.set_up_logging("warning", role="slot")
-        logs.set_up_structlog("warning", role="slot")
-        for log in (logging.getLogger("x").exception, structlog.get_logger().exception):
-            try:
-                raise ValueError('a "quoted" reason')  # noqa: TRY301  # it is the traceback's
-            except ValueError:
-                log("failed\nbadly")
+        try:
+            raise ValueError('a "quoted" reason')  # noqa: TRY301  # it is the traceback's
+        except ValueError:
+            logging.getLogger("x").exception("failed\nbadly")
         text = capsys.readouterr().err
-        assert text.count('message="failed\\nbadly"') == 2
-        assert text.count('ValueError: a "quoted" reason') == 2
+        assert text.count('message="failed\\nbadly"') == 1
+        assert text.count('ValueError: a "quoted" reason') == 1
 
     def test_on_a_full_disk_nothing_is_raised_and_what_is_lost_is_counted(
         self, tmp_path: Path
@@ -124,13 +120,11 @@ class TestLogs:
         assert others == ["three", "four"]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-    def test_of_both_libraries_go_on_without_a_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_go_on_without_a_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with open("/dev/full", "w", buffering=1, encoding="utf-8") as full:  # noqa: PTH123
             monkeypatch.setattr(sys, "stderr", full)
             logs.set_up_logging("info")
-            logs.set_up_structlog("info")
-            for log in (logging.getLogger("x").info, structlog.get_logger().info):
-                log("into the void")
+            logging.getLogger("x").info("into the void")
             monkeypatch.undo()
             with contextlib.suppress(OSError):  # what is buffered still has nowhere to go
                 full.close()

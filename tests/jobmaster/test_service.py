@@ -100,6 +100,24 @@ def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
     assert shell.slots_missing() == 1
 
 
+def test_a_report_without_news_is_sent_seldom() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=3)
+    shell.master.keep_watch()
+    shell.reports.clear()
+    shell.run_until(2.9)
+    assert shell.reports == []
+    shell.run_until(3.0)
+    assert len(shell.reports) == 1
+    shell.loses(1, 0, serial=3)
+    shell.run_until(3.5)
+    assert shell.reports[-1].slots_missing == 1
+    before = len(shell.reports)
+    shell.run_until(6.0)
+    assert len(shell.reports) == before
+
+
 def test_a_silent_slot_is_given_up() -> None:
     shell = Shell()
     shell.claims(1)

@@ -15,6 +15,7 @@ from tidegate.ids import Attempt, CheckpointId, JobName, SlotId, TaskManagerId
 from tidegate.protocol.messages import (
     CloseTasks,
     Done,
+    SlotMetrics,
     SlotOrder,
     StartSlot,
     TriggerCheckpoint,
@@ -49,6 +50,52 @@ def test_a_slot_whose_jobmaster_fails_on_its_message_leaves() -> None:
     )
     line.send(MESSAGE)
     assert said.get(timeout=10) == "the JobMaster cannot take CloseTasks: the event loop is stuck"
+
+
+class Beats:
+    """A clock and the threads of a line: `start` runs the heartbeat here, whose event is awaited so
+    many times.
+    """
+
+    def __init__(self, beats: int) -> None:
+        self.now_s, self._left = 0.0, beats
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def start(self, run: Any, name: str) -> None:
+        if name == "heartbeat":
+            run()
+
+    def queue(self) -> None:
+        pass
+
+    def event(self) -> Beats:
+        return self
+
+    def wait(self, timeout_s: float) -> bool:
+        self.now_s += timeout_s
+        self._left -= 1
+        return self._left < 0
+
+
+def test_a_heartbeat_tells_news_at_once_and_the_rest_seldom() -> None:
+    beats = Beats(10)
+    told: list[tuple[float, int]] = []
+    client = SimpleNamespace(
+        call=lambda message, timeout_s: told.append((beats.now_s, message.metrics.records_in))
+    )
+    line = ControlLine(
+        client=cast("Any", client),
+        clock=cast("Any", beats),
+        threads=cast("Any", beats),
+        config=Config(),
+        abandon=lambda _: None,
+    )
+    line.start_heartbeat(
+        JobName("job"), Attempt(1), 0, lambda: SlotMetrics(records_in=int(beats.now_s >= 6) * 7)
+    )
+    assert told == [(1, 0), (4, 0), (6, 7), (9, 7)]
 
 
 def test_a_slot_that_fails_on_its_message_is_lost() -> None:

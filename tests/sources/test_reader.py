@@ -321,20 +321,6 @@ def test_lag_counts_up_to_the_known_ends() -> None:
     assert bench.reader.lag() == 4
 
 
-def test_lag_is_told_to_another_thread_while_a_split_ends_and_while_the_reader_closes() -> None:
-    bench = Bench()
-
-    class EndsMeanwhile(dict[Origin, int]):
-        def __getitem__(self, origin: Origin) -> int:
-            bench.reader._unfinished.discard(P1)
-            return super().__getitem__(origin)
-
-    bench.double.ends = EndsMeanwhile({P0: 10, P1: 10})
-    assert bench.reader.lag() is not None
-    bench.reader.close()
-    assert bench.reader.lag() is None
-
-
 def test_a_source_is_opened_once_and_before_it_is_used() -> None:
     bench = Bench()
     with pytest.raises(InternalError):

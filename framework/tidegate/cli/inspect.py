@@ -26,6 +26,7 @@ def checkpoints(
 
     Example: tidegate checkpoints order-totals
     """
+    from tidegate.checkpoint.manifest import manifest_folder
     from tidegate.checkpoint.procedures import read_journal
     from tidegate.config_load import load
     from tidegate.controlplane.jobmaster.effects import run_reading
@@ -36,13 +37,19 @@ def checkpoints(
     config = load(environment=dict(os.environ))
     storage = config.checkpoint.storage
     url = storage if "://" in storage else str(Path.cwd() / storage)
-    state = run_reading(RealDrivers().blob_store(url), read_journal(JobName(job)))
+    store = RealDrivers().blob_store(url)
+    state = run_reading(store, read_journal(JobName(job)))
     if not state.number:
         raise RefusedError(
             f"There is no job {job!r} in the checkpoint storage {storage!r}. Run the command in "
             "the folder of the project, or set checkpoint.storage."
         )
-    rows = [{"id": str(ref.checkpoint), "manifest": ref.manifest} for ref in state.recent]
+    kept = set(store.list(manifest_folder(JobName(job))))
+    rows = [
+        {"id": str(ref.checkpoint), "manifest": ref.manifest}
+        for ref in state.recent
+        if ref.manifest in kept
+    ]
     closed = None if state.closed is None else state.closed.outcome
     body = {"job": job, "entries": state.number, "closed": closed, "checkpoints": rows}
     if state.publication is not None:

@@ -1,10 +1,8 @@
 """Where the log lines of a process go: standard error, one line each, as logfmt.
 
 A process's standard error is its log file (`drivers/process` opens it), so that what native
-libraries and a dying interpreter print stands in the same place and order. Lines come from
-structlog, in the processes that run jobs, and from the standard library's logging, in those that
-only need a sentence now and then and must start fast (importing structlog takes 80 ms); both look
-the same.
+libraries and a dying interpreter print stands in the same place and order. Lines come from the
+standard library's logging; what a call gives as `extra` stands in its line as `name=value`.
 
 A log is no reason to fail: lines that its disk does not take are counted and given up, and before
 the next that it takes stands how many.
@@ -16,13 +14,17 @@ import logging
 import sys
 import time
 from collections.abc import MutableMapping
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 Level = Literal["debug", "info", "warning", "error"]
 
+_OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({})))
+
 
 def set_up_logging(level: Level, **names: object) -> None:
-    """Log to standard error from `level` up; `names` (role, job) stand on every line."""
+    """Log to standard error from `level` up; `names` (role, job) stand on every line. May be called
+    again, in a fork.
+    """
     handler = logging.StreamHandler(Patient(sys.stderr))
     handler.setFormatter(LogFormat(**names))
     root = logging.getLogger()
@@ -30,30 +32,6 @@ def set_up_logging(level: Level, **names: object) -> None:
     root.setLevel(level.upper())
     for foreign in ("kafka", "asyncio", "grpc"):  # what they report at "info" is their daily life
         logging.getLogger(foreign).setLevel(max(logging.WARNING, root.level))
-
-
-def set_up_structlog(level: Level, **names: object) -> None:
-    """The same for structlog's loggers; may be called again, in a fork."""
-    import structlog
-
-    def render(_logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
-        message = str(event.pop("event", ""))
-        trace = event.pop("exception", None)
-        line = _line(time.time(), method, {**names, **event, "message": message})
-        return f"{line}\n{trace}" if trace else line
-
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.format_exc_info,
-            render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[level.upper()]
-        ),
-        logger_factory=structlog.WriteLoggerFactory(Patient(sys.stderr)),  # type: ignore[arg-type]
-        cache_logger_on_first_use=False,  # a fork has other names than its zygote
-    )
 
 
 class Patient:
@@ -92,11 +70,17 @@ class LogFormat(logging.Formatter):
         self._names = names
 
     def format(self, record: logging.LogRecord) -> str:
-        values = {**self._names, "from": record.name, "message": record.getMessage()}
+        own = {"from": record.name, **extra_of(record), "message": record.getMessage()}
+        values = {**self._names, **own}
         line = _line(record.created, record.levelname.lower(), values)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def extra_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What the call that logged gave as `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
 
 
 def _line(at: float, level: str, values: MutableMapping[str, Any]) -> str:

@@ -43,7 +43,11 @@ class Run(NamedTuple):
 
 
 class PartitionReader(Protocol):
-    """Reads assigned partitions from given offsets; never joins a group."""
+    """Reads assigned partitions from given offsets; never joins a group.
+
+    One thread calls it: librdkafka's consumer is given to one caller at a time, and whoever comes
+    while it waits for records may wait for ever.
+    """
 
     def assign(self, positions: Mapping[Origin, int]) -> None:
         """Read exactly these partitions from these offsets on."""

@@ -8,9 +8,8 @@ done again by another attempt, and it must not go on as a zombie longer than it 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-
-import structlog
 
 from tidegate.config import Config
 from tidegate.errors import RpcError, TidegateError
@@ -23,7 +22,7 @@ from tidegate.protocol.messages import Message, Refused, SlotHeartbeat, SlotMetr
 _RETRY_PAUSE_S = 0.05
 """Between two tries of an undelivered message: a JobMaster's restart takes some 0.2 s."""
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class ControlLine:
@@ -43,6 +42,7 @@ class ControlLine:
         self._client, self._clock, self._threads = client, clock, threads
         self._abandon = abandon
         self._interval_s = config.cluster.heartbeat_interval / 1000
+        self._quiet_s = config.cluster.quiet_interval / 1000
         self._timeout_s = config.cluster.heartbeat_timeout / 1000
         self._outgoing: Queue[tuple[Message, Callable[[], None] | None]] = threads.queue()
         threads.start(self._send_all, name="control")
@@ -54,15 +54,19 @@ class ControlLine:
     def start_heartbeat(
         self, job: JobName, attempt: Attempt, ordinal: int, metrics: Callable[[], SlotMetrics]
     ) -> None:
-        """Report metrics every heartbeat interval, from a thread of its own."""
+        """Report metrics every heartbeat interval where they have changed, and seldom where not,
+        from a thread of its own.
+        """
 
         def beat() -> None:
             pause = self._threads.event()
+            told, told_s = None, 0.0
             while not pause.wait(self._interval_s):
-                message = SlotHeartbeat(
-                    job=job, attempt=attempt, ordinal=ordinal, metrics=metrics()
-                )
-                self._deliver(message)
+                now, now_s = metrics(), self._clock.monotonic()
+                if now == told and now_s - told_s < self._quiet_s:
+                    continue
+                told, told_s = now, now_s
+                self._deliver(SlotHeartbeat(job=job, attempt=attempt, ordinal=ordinal, metrics=now))
 
         self._threads.start(beat, name="heartbeat")
 

@@ -12,11 +12,10 @@ leaves.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from tidegate.config import Config
 from tidegate.dataplane.runtime import Counters
@@ -58,8 +57,19 @@ IDLE_WAIT_MAX_S: Final = 0.02
 """How long an idle slot waits for records or posts: doubled from the first to the second, so that a
 slot with some work reacts within milliseconds and one without wakes 50 times a second."""
 
+IDLE_SHARE: Final = 0.05
+IDLE_WAIT_LONGEST_S: Final = 0.2
+"""Records end a wait for records, control messages do not: a barrier may come later by this share
+of the checkpoint interval. So where checkpoints are rare, idle slots wake less often."""
+
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
+
+LAG_INTERVAL_S: Final = 0.5
+"""How old the lag in a heartbeat may be. The mailbox thread asks the consumers for it: they serve
+one thread at a time, so a heartbeat that asked would wait for as long as the slot waits for
+records.
+"""
 
 LOST_PEER_GRACE_S: Final = 2.0
 """A peer that is gone was most likely killed, or failed first: its own story reaches the JobMaster
@@ -69,7 +79,7 @@ attempt."""
 IO_THREADS: Final = 8
 """Flushes, describes and uploads of one slot at once: a few sinks and states, each with one."""
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 def run_slot(
@@ -153,8 +163,10 @@ class Slot:
 
     def _loop(self) -> None:
         wait_s = IDLE_WAIT_MIN_S
+        interval_s = self._config.checkpoint.interval / 1000
+        longest_s = max(IDLE_WAIT_MAX_S, min(IDLE_SHARE * interval_s, IDLE_WAIT_LONGEST_S))
         clock = self._drivers.clock
-        flush_at = clock.monotonic() + FLUSH_INTERVAL_S
+        flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while self._exit_code is None:
             self._guarded(self._mailbox.run_posted, None)
             worked = False
@@ -165,11 +177,14 @@ class Slot:
                 for task in self._tasks:
                     self._guarded(task.flush, task.subtask)
                 flush_at = now + FLUSH_INTERVAL_S
+            if now >= look_at:
+                self._guarded(self._look_at_lag, None)
+                look_at = now + LAG_INTERVAL_S
             if worked:
                 wait_s = IDLE_WAIT_MIN_S
             else:
                 self._wait(wait_s)
-                wait_s = min(wait_s * 2, IDLE_WAIT_MAX_S)
+                wait_s = min(wait_s * 2, longest_s)
 
     def _step(self, task: Task, timeout_s: float) -> bool:
         if self._failed:
@@ -235,7 +250,10 @@ class Slot:
             case CloseTasks():
                 self._leave(0)
             case _:
-                _log.warning("a slot got a message that is not for it", kind=type(message).__name__)
+                _log.warning(
+                    "a slot got a message that is not for it",
+                    extra={"kind": type(message).__name__},
+                )
 
     def _deploy(self, deploy: Deploy) -> None:
         if self._tasks:
@@ -278,6 +296,7 @@ class Slot:
             )
         )
         # Counts are at least as new as the last checkpoint, also those of a job that has ended.
+        self._look_at_lag()
         self._send(
             SlotHeartbeat(
                 job=self._start.job,
@@ -323,7 +342,9 @@ class Slot:
             return
         self._failed = True
         report = ErrorReport.of(error)
-        _log.error("the attempt failed in this slot", subtask=str(subtask), **_story(report))
+        _log.error(
+            "the attempt failed in this slot", extra={"subtask": str(subtask), **_story(report)}
+        )
         self._control.send(
             TaskFailed(
                 job=self._start.job, attempt=self._start.attempt, subtask=subtask, error=report
@@ -337,13 +358,14 @@ class Slot:
                 task.close()
             except Exception as error:  # noqa: BLE001 - the others are closed all the same
                 _log.warning(
-                    "closing a subtask failed", subtask=str(task.subtask), error=str(error)
+                    "closing a subtask failed",
+                    extra={"subtask": str(task.subtask), "error": str(error)},
                 )
         self._exit_code = code
 
     def _abandon(self, reason: str) -> None:
         """Called by the control threads: nobody listens to us any more. Nothing is worth saving."""
-        _log.warning("the slot leaves", reason=reason)
+        _log.warning("the slot leaves", extra={"reason": reason})
         shutil.rmtree(self._local, ignore_errors=True)
         self._drivers.process.leave(1)
 
@@ -362,15 +384,19 @@ class Slot:
         self._io.submit(guarded)
 
     def _metrics(self) -> SlotMetrics:
-        lags = [lag for source in self._sources if (lag := source.lag()) is not None]
+        """In any thread."""
         counters = self._counters
         return SlotMetrics(
             records_in=counters.records_in,
             records_out=counters.records_out,
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
-            lag=sum(lags) if lags else None,
+            lag=self._lag,
         )
+
+    def _look_at_lag(self) -> None:
+        lags = [lag for source in self._sources if (lag := source.lag()) is not None]
+        self._lag = sum(lags) if lags else None
 
     def _required_exchange(self) -> Exchange:
         if self._exchange is None:

@@ -1,17 +1,17 @@
 """The JobMaster's line to its JobManager: registration, requests in order, and the newest report.
 
-Requests are few and repeated by those who make them; reports come twice a second and only the
-newest counts. A JobManager that is gone takes this process with it (the lifeline), so nothing here
-gives up; one that refuses a report has another JobMaster for the job.
+Requests are few and repeated by those who make them; reports come twice a second while there is
+news and seldom while there is none, and only the newest counts. A JobManager that is gone takes
+this process with it (the lifeline), so nothing here gives up; one that refuses a report has another
+JobMaster for the job.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final
-
-import structlog
 
 from tidegate.errors import RpcError
 from tidegate.ids import JobName, LeaderEpoch
@@ -32,7 +32,7 @@ RETRY_PAUSE_S: Final = 0.1
 DRAIN_S: Final = 5.0
 """What is still to be sent at the end of the process may take so long."""
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 class ManagerLine:
@@ -48,8 +48,8 @@ class ManagerLine:
         *,
         unwanted: Callable[[], None],
     ) -> None:
-        """`unwanted` is called, in the sending thread, when another has taken this process's
-        place.
+        """`unwanted` is called when another has taken this process's place: in the sending thread,
+        or in that which asks whether it is `wanted`.
         """
         self.epoch = epoch
         self._unwanted = unwanted
@@ -79,7 +79,7 @@ class ManagerLine:
             try:
                 wanted = self._ask() is not None
             except RpcError as error:
-                _log.debug("the JobManager does not answer", error=str(error))
+                _log.debug("the JobManager does not answer", extra={"error": str(error)})
                 self._clock.sleep(RETRY_PAUSE_S)
                 continue
             if not wanted:
@@ -91,7 +91,7 @@ class ManagerLine:
         if isinstance(reply, JobMasterAccepted):
             return reply.submission
         reason = reply.reason if isinstance(reply, Refused) else str(reply)
-        _log.warning("this JobMaster is not wanted", reason=reason)
+        _log.warning("this JobMaster is not wanted", extra={"reason": reason})
         return None
 
     def send(self, message: Message) -> None:
@@ -137,14 +137,15 @@ class ManagerLine:
             try:
                 reply = self._client.call(message)
             except RpcError as error:
-                _log.debug("the JobManager does not answer", error=str(error))
+                _log.debug("the JobManager does not answer", extra={"error": str(error)})
                 if isinstance(message, ReportJob) and self._report is not None:
                     return  # a newer report waits
                 self._clock.sleep(RETRY_PAUSE_S)
                 continue
             if isinstance(reply, Refused):
                 _log.warning(
-                    "the JobManager refused", kind=type(message).__name__, reason=reply.reason
+                    "the JobManager refused",
+                    extra={"kind": type(message).__name__, "reason": reply.reason},
                 )
                 if isinstance(message, ReportJob):
                     self._unwanted()

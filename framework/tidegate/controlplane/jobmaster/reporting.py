@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from tidegate.checkpoint.pending import CompletedCheckpoint
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.events import JobState
@@ -32,6 +34,8 @@ class Reporting:
         self._last_checkpoint: CheckpointReport | None = None
         self._before = SlotMetrics()
         self._completed = self._failed = 0
+        self._told: JobReport | None = None
+        self._told_s = 0.0
 
     @staticmethod
     def of_refused(job: JobName, pid: int, error: TidegateError) -> JobReport:
@@ -67,6 +71,19 @@ class Reporting:
             duration_ms=checkpoint.duration_ms,
             size=checkpoint.size,
             transactions=checkpoint.transactions,
+        )
+
+    def told(self, report: JobReport) -> None:
+        """A report was sent."""
+        self._told, self._told_s = report, self._clock.monotonic()
+
+    def is_due(self, report: JobReport, quiet_ms: int) -> bool:
+        """Whether a report says anything new, or the last one was sent so long ago."""
+        told = self._told
+        return (
+            told is None
+            or self._clock.monotonic() - self._told_s >= quiet_ms / 1000
+            or msgspec.structs.replace(report, reported_ms=told.reported_ms) != told
         )
 
     def report(self, machine: JobMachine, live: LiveAttempt | None) -> JobReport:

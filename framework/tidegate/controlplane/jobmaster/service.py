@@ -11,10 +11,9 @@ when its JobManager is gone (its lifeline). Another JobMaster then claims the jo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
-
-import structlog
 
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
@@ -42,6 +41,7 @@ from tidegate.protocol.messages import (
     DeclineCheckpoint,
     Done,
     InputEnded,
+    JobReport,
     Message,
     Refused,
     RegisterSlot,
@@ -75,7 +75,7 @@ GOODBYE_POLL_S: Final = 0.02
 RELEASE_S: Final = 10.0
 """How long to wait for the word that no slot is left, before their ids are fenced all the same."""
 
-_log = structlog.get_logger()
+_log = logging.getLogger(__name__)
 
 
 def run_jobmaster(
@@ -189,7 +189,7 @@ class JobMaster:
                     self._reporting.error_was(message.error)
                     self.decide(e.AttemptFailed(attempt=live.attempt, error=error))
                 case _:
-                    _log.warning("not for a JobMaster", kind=type(message).__name__)
+                    _log.warning("not for a JobMaster", extra={"kind": type(message).__name__})
 
     # --- deciding and carrying out ----------------------------------------------------------------
 
@@ -200,7 +200,9 @@ class JobMaster:
             self._carry_out(instruction)
         self._machine.validate()
         if self._machine.state is not before:
-            _log.info("job", state=self._machine.state.value, attempt=self._machine.attempt)
+            _log.info(
+                "job", extra={"state": self._machine.state.value, "attempt": self._machine.attempt}
+            )
             self._report()
 
     def _carry_out(self, instruction: e.Instruction) -> None:
@@ -392,19 +394,25 @@ class JobMaster:
     # ---------------------------------------------------------------------
 
     def keep_watch(self) -> None:
-        """Twice a second: ask for missing slots, give up silent ones, report."""
+        """Twice a second: ask for missing slots, give up silent ones, report what is new."""
         self._ask_again()
         live = self._live
         if live is not None:
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
                 self._slot_gone(live.attempt, registered.slot, registered.serial, reason)
-        self._report()
+        report = self._reporting.report(self._machine, self._live)
+        if self._reporting.is_due(report, self._config.cluster.quiet_interval):
+            self._send(report)
         self._loop.call_later(REPORT_INTERVAL_S, self.keep_watch)
 
     def _report(self) -> None:
+        self._send(self._reporting.report(self._machine, self._live))
+
+    def _send(self, report: JobReport) -> None:
         if not self._leaving:
-            self._manager.report(self._reporting.report(self._machine, self._live))
+            self._reporting.told(report)
+            self._manager.report(report)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -432,7 +440,9 @@ class JobMaster:
             )
             return
         if self._releasing is not None:
-            _log.warning("slots may be left; their ids are fenced", attempt=self._releasing)
+            _log.warning(
+                "slots may be left; their ids are fenced", extra={"attempt": self._releasing}
+            )
 
         def done(error: TidegateError | None) -> None:
             if error is not None and outcome is not JobState.FAILED:
@@ -448,7 +458,7 @@ class JobMaster:
         self._leaving = True
         if self._live is not None:
             self._live.end()
-        _log.info("the job has ended", state=self._machine.state.value)
+        _log.info("the job has ended", extra={"state": self._machine.state.value})
 
         def release() -> None:
             self._release_slots()

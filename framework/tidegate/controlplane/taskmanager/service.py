@@ -95,7 +95,7 @@ def run_taskmanager(
             loop=loop,
             zygote=zygote,
             jobmanager=jobmanager,
-            heartbeat_s=config.cluster.heartbeat_interval / 1000,
+            heartbeat_s=_heartbeat_s(config, standing=epoch is None),
             machine=m.TaskManagerMachine(
                 id_=id_,
                 epoch=reply.epoch,
@@ -115,6 +115,14 @@ def run_taskmanager(
         jobmanager.close()
         if server is not None:
             server.close()
+
+
+def _heartbeat_s(config: Config, *, standing: bool) -> float:
+    """One that a JobManager has started dies with it, and has no news in its heartbeats; a standing
+    one learns from them that there is another JobManager to join.
+    """
+    cluster = config.cluster
+    return (cluster.heartbeat_interval if standing else cluster.quiet_interval) / 1000
 
 
 def _register(

@@ -117,14 +117,12 @@ class KafkaSourceReader:
     def lag(self) -> int | None:
         """Records up to the newest known ends (control records included); None while they are
         not.
-
-        The heartbeat's thread asks too, while the mailbox thread reads and closes.
         """
-        reader, unfinished = self._reader, tuple(self._unfinished)
+        reader, unfinished = self._reader, self._unfinished
         if reader is None:
             return None
         ends = reader.high_watermarks()
-        if not ends.keys() >= set(unfinished):
+        if not ends.keys() >= unfinished:
             return None
         return sum(
             max(0, self._end(origin, ends[origin]) - self._next[origin]) for origin in unfinished
