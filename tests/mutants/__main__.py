@@ -102,10 +102,11 @@ def _found_in_world(module: ModuleType, test: Callable[..., None]) -> tuple[int,
     """In how many of how many seeds; where a hundred are not enough, up to the first find."""
     found: list[tuple[int, int]] = []
 
-    def counted(run: Callable[[int], object]) -> Violation:
-        seeds, times = WORLD_SEEDS, sum(_is_caught(run, seed) for seed in range(WORLD_SEEDS))
+    def counted(run: Callable[[int], object], *, saying: str = "") -> Violation:
+        seeds = WORLD_SEEDS
+        times = sum(_is_caught(run, seed, saying) for seed in range(seeds))
         while not times and seeds < MUTANT_SEEDS:
-            times += _is_caught(run, seeds)
+            times += _is_caught(run, seeds, saying)
             seeds += 1
         found.append((times, seeds))
         return Violation("counted")
@@ -118,11 +119,11 @@ def _found_in_world(module: ModuleType, test: Callable[..., None]) -> tuple[int,
     return found[0]
 
 
-def _is_caught(run: Callable[[int], object], seed: int) -> bool:
+def _is_caught(run: Callable[[int], object], seed: int, saying: str) -> bool:
     try:
         run(seed)
-    except Violation:
-        return True
+    except Violation as found:
+        return saying in str(found)
     return False
 
 

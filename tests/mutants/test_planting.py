@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.mutants import __main__ as table
 from tests.mutants.planting import Edit, Mutant, found_in, planted
 from tidegate.graph.key_groups import subtask_of
 from tidegate.ids import KeyGroup
@@ -39,3 +40,14 @@ def test_a_mistake_in_a_mutant_is_no_find() -> None:
     with pytest.raises(NameError):
         found_in(mutant("group *", "nobody *"))
     detect(0)
+
+
+def test_the_table_has_a_row_for_each_mutant_of_the_protocols_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One run of each, which is not meant to find it: the command that measures must not rot."""
+    monkeypatch.setattr(table, "WORLD_SEEDS", 1)
+    monkeypatch.setattr(table, "MUTANT_SEEDS", 1)
+    rows = list(table.world_mutants())
+    assert len({row.name for row in rows}) == len(rows) > 20
+    assert all(row.seeds == 1 for row in rows)

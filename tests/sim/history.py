@@ -99,9 +99,9 @@ class History:
         watch(self.master, entry_path(JOB, number), encode_entry(entry))
         return number
 
-    def claim(self) -> None:
+    def claim(self, restore: str = "latest", submission: str = "s") -> None:
         """A new attempt, with a slot of its own."""
-        self.attempt = Attempt(self.create(Claim, submission="s", restore="latest"))
+        self.attempt = Attempt(self.create(Claim, submission=submission, restore=restore))
         self.slot = self.process(f"slot-{self.attempt}")
         self.watch.slot_is(self.slot, self.attempt)
 

@@ -33,10 +33,10 @@ class Calls:
         self.fates: dict[str, list[Copies]] = {"call": [], "reply": []}
         self.network = Network(scheduler, self._fate)
         self.here, self.there = scheduler.process("client"), scheduler.process("server")
-        calling = Calling(self.network)
+        self.calling = Calling(self.network)
         self.handled: list[str] = []
-        self.server = calling.of(self.there).serve(self._handle)
-        self.client = calling.of(self.here).connect(self.server.address)
+        self.server = self.calling.of(self.there).serve(self._handle)
+        self.client = self.calling.of(self.here).connect(self.server.address)
         self.outcomes: dict[str, str] = {}
 
     def call(self, name: str, timeout_s: float = 10.0) -> None:

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from tidegate.elements import Origin
+from tidegate.testing.sim.counting import Violation
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
-from tidegate.testing.sim.oracle import Oracle, Violation
+from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.pipelines import (
     IN_A,
     OUT_A,
@@ -236,3 +237,87 @@ def test_what_is_visible_is_not_lost() -> None:
     history.ended(producer, commit=True)
     with pytest.raises(Violation, match="was stated to be lost, and is visible"):
         history.oracle.forgive(history.logs.values(), {producer})
+
+
+class Anew:
+    """Four events of a key, three of them visible, and a job that is begun anew from the second.
+
+    The last checkpoint covers the third.
+    """
+
+    def __init__(self, *, visible: int = 3) -> None:
+        self.results = totals(given := events("a", "a", "a", "a"))
+        self.history = History(BY_PIPELINE[Totals], *given)
+        self.history.committed(*self.results[:visible])
+        self.history.oracle.rewind({SOURCE: 3}, {SOURCE: 1})
+
+
+SOURCE = Origin(IN_A, 0)
+
+
+@pytest.mark.parametrize("visible", [2, 3])
+def test_behind_an_older_checkpoint_all_comes_once_more(visible: int) -> None:
+    anew = Anew(visible=visible)
+    anew.history.committed(*anew.results[visible:3])
+    assert anew.history.oracle.missing == 3
+    anew.history.committed(*anew.results[1:])
+    anew.history.oracle.complete()
+
+
+def test_what_does_not_come_once_more_is_missing() -> None:
+    anew = Anew()
+    with pytest.raises(Violation, match=r"in-a-0:1 must come next: in-a-0:1 was skipped"):
+        anew.history.committed(anew.results[3])
+    with pytest.raises(Violation, match="3 results are missing at the end"):
+        anew.history.oracle.complete()
+
+
+def test_what_is_before_an_older_checkpoint_does_not_come_once_more() -> None:
+    anew = Anew()
+    with pytest.raises(Violation, match="in-a-0:0 stands there a second time"):
+        anew.history.committed(anew.results[0])
+
+
+def test_state_goes_back_with_the_positions() -> None:
+    anew = Anew()
+    going_on = msgspec.structs.replace(anew.results[1], count=4, total=8)
+    with pytest.raises(Violation, match="says count 4 and total 8 of group a, where 2 and 3"):
+        anew.history.committed(going_on)
+
+
+def test_what_the_last_checkpoint_holds_becomes_visible_first() -> None:
+    anew = Anew(visible=2)
+    with pytest.raises(Violation, match="in-a-0:2 must come next: in-a-0:2 was skipped"):
+        anew.history.committed(anew.results[1])
+
+
+def test_who_goes_on_after_all_repeats_nothing() -> None:
+    """From the last checkpoint, as the one that began anew has published nothing."""
+    anew = Anew()
+    anew.history.oracle.rewind({SOURCE: 3}, {SOURCE: 3})
+    anew.history.committed(anew.results[3])
+    anew.history.oracle.complete()
+
+
+def test_a_checkpoint_that_lacks_what_comes_once_more_is_named() -> None:
+    anew = Anew()
+    producer = anew.history.written(anew.results[1])
+    logs = list(anew.history.logs.values())
+    anew.history.oracle.cut(logs, {SOURCE: 2}, {producer})
+    with pytest.raises(Violation, match=r"a checkpoint is behind in-a-0:2 \(key a\), and lacks"):
+        anew.history.oracle.cut(logs, {SOURCE: 3}, {producer})
+
+
+def test_what_a_checkpoint_names_may_have_timed_out_before_it_was_published() -> None:
+    """Found by seed 1742: the reader had passed it by already."""
+    given = events("a", "b")
+    history = History(BY_PIPELINE[Stateless], *given)
+    history.committed(plain(given[0]))
+    producer = history.written(plain(given[1]))
+    history.ended(producer, commit=False)
+    logs = list(history.logs.values())
+    history.oracle.cut(logs, {SOURCE: 2}, {producer})
+    with pytest.raises(Violation, match="lacks it in out-a"):
+        history.oracle.cut(logs, {SOURCE: 2}, set())
+    with pytest.raises(Violation, match="missing at the end"):
+        history.oracle.complete()

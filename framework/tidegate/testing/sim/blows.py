@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.testing.sim.cluster import SimCluster
+from tidegate.testing.sim.cluster import SimCluster, host_of, kind_of
 from tidegate.testing.sim.faults import Blows, Weights
 from tidegate.testing.sim.network import calm
 from tidegate.testing.sim.scheduler import SimProcess
 
 TURNS_MAX: Final = 150
 STEP_TURNS_MAX: Final = 12
+BETWEEN_HOSTS: Final = 0.5
+"""Share of the partitions that part no two processes of one host; others part any."""
 
 
 class Striker:
@@ -140,8 +142,11 @@ class Striker:
         if len(alive) < 2:
             return
         one = self._chance.sample(alive, self._chance.randint(1, len(alive) - 1))
-        other = [process for process in alive if process not in one]
         both = self._chance.random() < 0.7
+        if self._chance.random() < BETWEEN_HOSTS:
+            hosts = {host_of(process) for process in one[: len(one) // 2 + 1]}
+            one = [process for process in alive if host_of(process) in hosts]
+        other = [process for process in alive if process not in one]
         self._tell("a partition around %s", ", ".join(process.name for process in one))
         self._world.network.partition(one, other, both_ways=both)
         self._scheduler.call_later(self._lasts(2.0), self._world.network.heal)
@@ -151,7 +156,7 @@ class Striker:
         kinds: dict[str, list[SimProcess]] = {}
         for process in self._scheduler.processes:
             if process.alive and not process.frozen and process.parent is not None:
-                kinds.setdefault(_kind(process), []).append(process)
+                kinds.setdefault(kind_of(process), []).append(process)
         if not kinds:
             return None
         return self._chance.choice(kinds[self._chance.choice(sorted(kinds))])
@@ -161,11 +166,3 @@ class Striker:
 
     def _tell(self, what: str, *details: object) -> None:
         self._scheduler.story.tell(self._scheduler.now, "world", what, *details)
-
-
-def _kind(process: SimProcess) -> str:
-    name = process.name
-    for kind in ("jobmanager", "jobmaster", "zygote", "slot"):
-        if kind in name:
-            return kind
-    return "taskmanager"

@@ -71,7 +71,7 @@ class SimCluster:
         self.scheduler, self.trouble = scheduler, trouble
         self._paces = paces
         self.blobs = MemoryBlobs()
-        self.network = Network(scheduler)
+        self.network = Network(scheduler, apart=lambda process: host_of(process) is process)
         self.calling = Calling(self.network)
         self.kafka = FakeKafka(WorldClock(scheduler), faults=self, marked=self._marked)
         self.watch = Watch(scheduler, self.blobs, self.kafka, oracle)
@@ -87,7 +87,8 @@ class SimCluster:
 
     def processes(self, owner: SimProcess, cluster: str, config: Config) -> SimProcesses:
         """`ports.processes` for a process of a cluster."""
-        return SimProcesses(owner, self.programs(cluster, config), self._paces)
+        programs = self.programs(cluster, config)
+        return SimProcesses(owner, programs, self._paces, self.trouble.of_start)
 
     # --- drivers --------------------------------------------------------------------------------
 
@@ -132,6 +133,22 @@ class SimCluster:
             self.scheduler.story.tell(self.scheduler.now, process.name, "goes on")
             process.thaw()
             self.kafka_of(process).thaw()
+
+
+def kind_of(process: SimProcess) -> str:
+    """What a process is, by its name."""
+    for kind in ("jobmanager", "jobmaster", "zygote", "slot"):
+        if kind in process.name:
+            return kind
+    return "taskmanager"
+
+
+def host_of(process: SimProcess) -> SimProcess:
+    """The process that stands for where this one runs: TaskManagers have hosts of their own, the
+    JobManager and the JobMasters are where the user is.
+    """
+    parent = process.parent
+    return process if parent is None or kind_of(process) == "taskmanager" else host_of(parent)
 
 
 class Programs:
@@ -239,7 +256,10 @@ class SimDrivers:
         transactional_id: TransactionalId | None,
         transaction_timeout_ms: int,
     ) -> Producer:
-        return self._kafka.producer(kafka, transactional_id, transaction_timeout_ms)
+        made = self._kafka.producer(kafka, transactional_id, transaction_timeout_ms)
+        if transactional_id is None:
+            self._world.watch.plain_producer(made.identity, self._process)
+        return made
 
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
         del backend  # RocksDB's own threads know nothing of virtual time

@@ -27,6 +27,7 @@ from tidegate.testing.sim.kafka.faults import (
     refused,
     unreachable,
 )
+from tidegate.testing.sim.processes import Birth
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 GIVEN_UP_S: Final = 1.0
@@ -37,6 +38,7 @@ BLACKOUTS: Final = 0.05
 """Share of the runs that have one."""
 BLACKOUT: Final = (0.8, 2.0)
 KILLS_OF_BUSY: Final = 1.0
+STARTS_FAIL_MAX: Final = 0.4
 RARE: Final = 0.25
 """Share of the runs that know one of the rare faults."""
 NOTICED_S_MAX: Final = 0.5
@@ -88,6 +90,8 @@ class Weights:
 
     blackout: float = 0.0
     """Of the transaction timeout, the share for which no broker answers, once; 0: never."""
+    starts_fail: float = 0.0
+    """Share of the processes that can not be started, or end at once."""
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Weights:
@@ -136,6 +140,12 @@ class Weights:
             blackout=chance.uniform(*BLACKOUT) if chance.random() < BLACKOUTS else 0.0,
         )
 
+    def with_failing_starts(self, chance: random.Random) -> Weights:
+        """And, in half of the runs in which anything goes wrong, processes that do not start."""
+        share = STARTS_FAIL_MAX * chance.random() ** 2
+        fails = chance.random() < 0.5 and self.any()
+        return replace(self, starts_fail=share if fails else 0.0)
+
     def any(self) -> bool:
         """Whether anything goes wrong at all."""
         return any(
@@ -159,6 +169,9 @@ class Trouble:
     def __init__(self, scheduler: Scheduler, weights: Weights) -> None:
         self._scheduler, self._weights = scheduler, weights
         self._chance = scheduler.random_for("trouble")
+        self._starts = scheduler.random_for("starts")
+        self._refused: set[str] = set()
+        """Roles whose last start has failed."""
         self._outage_until_s = -1.0
         self.over = False
 
@@ -172,6 +185,20 @@ class Trouble:
         if not self.over:
             # One of the blows must not make a blackout shorter.
             self._outage_until_s = max(self._outage_until_s, self._scheduler.now + seconds)
+
+    # --- processes ------------------------------------------------------------------------------
+
+    def of_start(self, role: str) -> Birth:
+        """`processes.Births`. Never twice in a row for one role: who can not be started five times
+        is given up by right.
+        """
+        draw = self._starts.random
+        fails = not self.over and draw() < self._weights.starts_fail and role not in self._refused
+        if not fails:
+            self._refused.discard(role)
+            return Birth.LIVES
+        self._refused.add(role)
+        return Birth.REFUSED if draw() < 0.5 else Birth.DIES
 
     # --- storage --------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ violation that is raised in the process under test would be handled as one of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
@@ -33,12 +33,13 @@ from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.sim.blobs import MemoryBlobs
-from tidegate.testing.sim.journal_view import JournalView, Standing
+from tidegate.testing.sim.counting import Violation
+from tidegate.testing.sim.journal_view import JournalView, Standing, short
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.coordinator import Decision
 from tidegate.testing.sim.kafka.faults import Api, Call
 from tidegate.testing.sim.kafka.log import PartitionLog
-from tidegate.testing.sim.oracle import Oracle, Violation
+from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 STALL_S: Final = 45.0
@@ -93,17 +94,27 @@ class Watch:
         entry = decode_entry(data, path)
         journal = self.journal
         self._scheduler.story.tell(
-            self._scheduler.now, process.name, "journal %d: %s", number, _short(entry)
+            self._scheduler.now, process.name, "journal %d: %s", number, short(entry)
         )
         if number != len(journal.entries) + 1:
             self.violated(f"journal entry {number} was created after {len(journal.entries)}")
         journal.entries[number] = entry
         if isinstance(entry, Claim):
-            journal.attempt = number
+            journal.attempt, journal.submission = number, entry.submission
             journal.claimed_ms = self._kafka.now_ms()
             self._attempts[process.pid] = number
+            self._begins(entry)
         else:
             self._decided(entry)
+
+    def _begins(self, claim: Claim) -> None:
+        """From other positions than those it would go on from, where somebody has said so."""
+        journal = self.journal
+        base = journal.restored(claim).offsets
+        if base != journal.base:
+            journal.base = base
+            self._oracle.rewind(_by_origin(journal.last.offsets), _by_origin(base))
+        self._oracle.plain.begins(journal.attempt, _by_origin(base))
 
     def _decided(self, entry: AnyEntry) -> None:
         match entry:
@@ -139,12 +150,14 @@ class Watch:
             journal.first_named.setdefault(each, entry.number)
         journal.earlier.append(journal.last)
         journal.last = Standing(entry, frozenset(entry.transactions), self._offsets(entry))
+        journal.base = journal.last.offsets
         self._cut()
 
     def _cut(self) -> None:
         """What the job stands on is all that it has written before, and nothing else."""
+        self.look_at_plain_sinks()
         last, coordinator = self.journal.last, self._kafka.coordinator
-        offsets = {Origin(topic, number): at for (_, topic, number), at in last.offsets.items()}
+        offsets = _by_origin(last.offsets)
         ended = {
             (producer_id, epoch)
             for (_, producer_id, epoch), became in coordinator.decided.items()
@@ -153,6 +166,7 @@ class Watch:
         named = {(each.producer_id, each.epoch) for each in last.named}
         try:
             self._oracle.cut(self._kafka.logs(), offsets, named | ended)
+            self._oracle.plain.cut(self.journal.attempt, offsets)
         except Violation as violation:
             self.violated(str(violation))
 
@@ -227,6 +241,8 @@ class Watch:
                 self.violated(f"retracted, and {each.transactional_id} is {_said(became)}")
         self._one_has_timed_out("retracted", tuple(carried))
         journal.last = replace(before, named=before.named & carried)
+        journal.base = before.offsets
+        self._oracle.plain.begins(journal.attempt, _by_origin(journal.base))
 
     def _became(self, each: PreparedTransaction) -> Decision | None:
         """What the coordinator has decided; None while it has not."""
@@ -246,10 +262,10 @@ class Watch:
             self.violated(f"attempt {attempt} {what} after attempt {self.journal.attempt} claimed")
 
     def _offsets(self, entry: Publication) -> dict[tuple[str, str, int], int]:
-        """Of its manifest; they never go back behind what the job stands on."""
+        """Of its manifest; they never go back behind what its attempt began with."""
         data = self._blobs.objects.get(entry.manifest)
         manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
-        known = self.journal.last.offsets
+        known = self.journal.base
         offsets: dict[tuple[str, str, int], int] = {
             (each.source, each.topic, each.partition): each.offset for each in manifest.splits
         }
@@ -306,6 +322,17 @@ class Watch:
         except Violation as violation:
             self.violated(str(violation))
 
+    def plain_producer(self, producer: tuple[int, int], process: SimProcess) -> None:
+        """A slot has made a producer without transactions."""
+        self._oracle.plain.writes(producer, self._attempts[process.pid])
+
+    def look_at_plain_sinks(self) -> None:
+        """Nobody is told when they are written to: to be called where it matters."""
+        try:
+            self._oracle.look_at_plain_sinks(self._kafka.logs())
+        except Violation as violation:
+            self.violated(str(violation))
+
     def source_starts(self, process: SimProcess) -> None:
         """A slot begins to read: what dead attempts left open must be gone by now."""
         own = self._attempts.get(process.pid, 0)
@@ -348,23 +375,13 @@ class Watch:
                 self.violated(f"{name} is open after the end of the job")
 
 
+def _by_origin(offsets: Mapping[tuple[str, str, int], int]) -> dict[Origin, int]:
+    return {Origin(topic, partition): at for (_, topic, partition), at in offsets.items()}
+
+
 def _identity(each: PreparedTransaction) -> tuple[TransactionalId, int, int]:
     return each.transactional_id, each.producer_id, each.epoch
 
 
 def _said(became: Decision | None) -> str:
     return "open" if became is None else became.value
-
-
-def _short(entry: AnyEntry) -> str:
-    match entry:
-        case Publication():
-            named = ", ".join(each.transactional_id.split(".", 3)[3] for each in entry.transactions)
-            final = ", final" if entry.final else ""
-            return f"checkpoint {entry.checkpoint}{final}, names [{named}]"
-        case Claim():
-            return f"claim of attempt {entry.number}"
-        case Settled() | Lost():
-            return f"{type(entry).__name__.lower()}, of entry {entry.publication}"
-        case _:
-            return type(entry).__name__.lower()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidegate.checkpoint.journal import AnyEntry, Lost, Publication
+from tidegate.checkpoint.journal import AnyEntry, Claim, Lost, Publication, Settled
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -29,9 +29,13 @@ class JournalView:
 
     entries: dict[int, AnyEntry] = field(default_factory=dict)
     attempt: int = 0
+    submission: str = ""
+    """Of the newest claim."""
     claimed_ms: int = 0
     """The brokers' time of the newest claim."""
     last: Standing = Standing()
+    base: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    """The positions of the last publication, or of that which the newest claim restores by hand."""
     earlier: list[Standing] = field(default_factory=list)
     """What the last publication could be taken back to, oldest first."""
     checkpoints: set[CheckpointId] = field(default_factory=set)
@@ -46,3 +50,37 @@ class JournalView:
     def unsettled(self) -> frozenset[TransactionalId]:
         """Ids that the last publication names, while it is not settled."""
         return frozenset(each.transactional_id for each in self.last.named)
+
+    def restored(self, claim: Claim) -> Standing:
+        """What an attempt begins from: what its user said, until its submission has published."""
+        last = self.last.publication
+        if claim.restore == "latest" or (last and last.submission == claim.submission):
+            return self.last
+        if claim.restore == "none":
+            return Standing()
+        return next(
+            each
+            for each in (self.last, *reversed(self.earlier))
+            if each.publication and str(each.publication.checkpoint) == claim.restore
+        )
+
+    def known(self, retained: int) -> list[str]:
+        """The ids of the publications that a user may go back to, newest first."""
+        standings = (self.last, *reversed(self.earlier))
+        ids = [str(each.publication.checkpoint) for each in standings if each.publication]
+        return ids[:retained]
+
+
+def short(entry: AnyEntry) -> str:
+    """What a story tells of it."""
+    match entry:
+        case Publication():
+            named = ", ".join(each.transactional_id.split(".", 3)[3] for each in entry.transactions)
+            final = ", final" if entry.final else ""
+            return f"checkpoint {entry.checkpoint}{final}, names [{named}]"
+        case Claim():
+            return f"claim of attempt {entry.number}"
+        case Settled() | Lost():
+            return f"{type(entry).__name__.lower()}, of entry {entry.publication}"
+        case _:
+            return type(entry).__name__.lower()

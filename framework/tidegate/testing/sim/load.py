@@ -102,8 +102,6 @@ class Load:
             settings["exchange"]["credits"] = CREDITS
         if self.hasty_ms is not None:
             checkpoint |= {"timeout": self.hasty_ms, "tolerable_failures": HASTY_FAILURES}
-        if self.cache_entries is not None:
-            settings["state"]["cache_entries"] = self.cache_entries
         return settings
 
     def __str__(self) -> str:

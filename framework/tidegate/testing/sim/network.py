@@ -9,8 +9,10 @@ exchange between slots is made of them. A `Fate` decides about each message and 
 along a connection, so that whoever simulates draws, or chooses, what happens.
 
 A *partition* is silence, not an error: whatever would arrive meanwhile arrives after it was healed,
-if anybody still waits. `cut` is the opposite: connections end at once and both sides know. A dead
-process refuses and resets, as its kernel would; a frozen one accepts and says nothing.
+if anybody still waits. It has two sides, and who starts while it lasts is on one of them, too: a
+process is where its parent is, and where that is known of nobody, or it is a host of its own
+(`apart`), its side is drawn. `cut` is the opposite: connections end at once and both sides know. A
+dead process refuses and resets, as its kernel would; a frozen one accepts and says nothing.
 
 All actions here run in no thread, between the turns of the scheduler; what they bring to a process
 must be left for one of its threads, so that a frozen process acts on nothing. Nothing here knows
@@ -33,6 +35,8 @@ Fate = Callable[[SimProcess, SimProcess, str], Copies]
 """Sender, receiver and what it is (`call`, `reply`, `frame`): what becomes of it. Of a frame the
 first copy counts, because a connection repeats nothing; without any, the connection breaks."""
 
+DRAWN: Final = 0.5
+"""Chance of a side for those of whom nothing else says on which they are."""
 CALM_S: Final = 0.0002
 """Of one way, where nothing is wrong: a loopback with two context switches."""
 
@@ -58,12 +62,18 @@ Accept = Callable[["End"], None]
 class Network:
     """The ways between the processes of one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, fate: Fate | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        fate: Fate | None = None,
+        apart: Callable[[SimProcess], bool] = lambda _: False,
+    ) -> None:
         self.scheduler = scheduler
         self.fate: Fate = fate or calm
         """May be replaced while the simulation runs."""
+        self._apart = apart
         self.chance = scheduler.random_for("network")
-        self._silent: set[tuple[int, int]] = set()
+        self._partitions: list[_Partition] = []
         self._held: list[tuple[SimProcess, SimProcess, Callable[[], None]]] = []
         self._listeners: dict[str, tuple[SimProcess, Accept | None]] = {}
         self._parties: dict[SimProcess, dict[Party, None]] = {}
@@ -84,9 +94,7 @@ class Network:
         self.scheduler.call_later(CALM_S, partial(self._arrive, sender, receiver, action))
 
     def _arrive(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> None:
-        if self._silent and (sender.pid, receiver.pid) in self._silent:
-            self._held.append((sender, receiver, action))
-        else:
+        if not self.silent(sender, receiver, action):
             action()
 
     # --- connections ----------------------------------------------------------------------------
@@ -131,17 +139,14 @@ class Network:
     def partition(
         self, one: Collection[SimProcess], other: Collection[SimProcess], *, both_ways: bool = True
     ) -> None:
-        """Silence from each process of `one` to each of `other`, until `heal`."""
-        for a in one:
-            for b in other:
-                if a is not b:
-                    self._silent.add((a.pid, b.pid))
-                    if both_ways:
-                        self._silent.add((b.pid, a.pid))
+        """Silence from each process of `one` to each of `other`, until `heal`; so for whoever is
+        started meanwhile.
+        """
+        self._partitions.append(_Partition(one, other, both_ways, self._apart, self.chance.random))
 
     def heal(self) -> None:
         """End all partitions; what waited arrives soon, in the order in which it would have."""
-        self._silent.clear()
+        self._partitions.clear()
         held, self._held = self._held, []
         for _, _, action in held:
             self.scheduler.call_later(CALM_S, action)
@@ -155,9 +160,10 @@ class Network:
 
     def silent(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> bool:
         """Whether there is a partition between them; if so, `action` follows when it is healed."""
-        if self._silent and (sender.pid, receiver.pid) in self._silent:
-            self._held.append((sender, receiver, action))
-            return True
+        for partition in self._partitions:
+            if partition.parts(sender, receiver):
+                self._held.append((sender, receiver, action))
+                return True
         return False
 
     # --- those who must hear of ends ------------------------------------------------------------
@@ -177,6 +183,38 @@ class Network:
     def _gone(self, process: SimProcess, _status: int) -> None:
         for party in self._parties.pop(process, {}):
             party.gone()
+
+
+class _Partition:
+    """Two sides, the first of which does not reach the other."""
+
+    def __init__(
+        self,
+        one: Collection[SimProcess],
+        other: Collection[SimProcess],
+        both_ways: bool,
+        apart: Callable[[SimProcess], bool],
+        draw: Callable[[], float],
+    ) -> None:
+        self._both_ways, self._apart, self._draw = both_ways, apart, draw
+        self._sides = {process.pid: 1 for process in other} | {process.pid: 0 for process in one}
+
+    def parts(self, sender: SimProcess, receiver: SimProcess) -> bool:
+        """Whether what one of them says does not get to the other."""
+        sides = self._side(sender), self._side(receiver)
+        return sides == (0, 1) or (self._both_ways and sides == (1, 0))
+
+    def _side(self, process: SimProcess) -> int:
+        """Decided when somebody first wants to know it."""
+        known = self._sides.get(process.pid)
+        if known is None:
+            parent = process.parent
+            if parent is None or self._apart(process):
+                known = int(self._draw() < DRAWN)
+            else:
+                known = self._side(parent)
+            self._sides[process.pid] = known
+        return known
 
 
 class End:

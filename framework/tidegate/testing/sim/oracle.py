@@ -8,36 +8,33 @@ wrote it held each event once, in whatever order partitions came together. At th
 be missing but what was stated to be lost.
 
 It looks at the partitions of the fake Kafka itself, each time a marker was written, and shares no
-code with what it judges. When a checkpoint is published it looks at what is not visible yet, too
+code with what it judges. A job that is begun anew from an older checkpoint, by hand, is a new
+*generation* (`rewind`): what stands behind that checkpoint's positions must come once more, all of
+it and nothing else. When a checkpoint is published it looks at what is not visible yet, too
 (`cut`): what a restore would lose or double is a bug also where nobody restores.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from tidegate.elements import Origin
+from tidegate.testing.sim.counting import Group, Violation
 from tidegate.testing.sim.kafka.log import Marker, PartitionLog, StoredRecord
 from tidegate.testing.sim.pipelines import OUT_A, Event, Result, Shape, Sided
+from tidegate.testing.sim.plain_sinks import PlainSinks
 
 
-class Violation(Exception):
-    """An invariant does not hold."""
+class _Due(NamedTuple):
+    """A result that is not visible yet."""
 
-
-@dataclass(slots=True)
-class _Group:
-    """What the last visible results of a group said."""
-
-    count: int = 0
-    total: int = 0
-    ahead: dict[int, Result] = field(default_factory=dict)
-    """Results that came before those they follow: of two sinks with one count, and lost ones."""
+    name: str
+    generation: int
 
 
 class Oracle:
@@ -45,25 +42,62 @@ class Oracle:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._lanes: dict[tuple[str, str, str], deque[str]] = {}
-        """By sink, source partition and key: the names of results that are not visible yet."""
-        self._groups: dict[tuple[str, str], _Group] = {}
+        self._exact = tuple(sink for sink in shape.sinks if sink not in shape.plain)
+        self._lanes: dict[tuple[str, str, str], deque[_Due]] = {}
+        """By sink, source partition and key: results that are not visible yet."""
+        self._groups: dict[tuple[int, str, str], Group] = {}
+        """By generation, sink and group."""
         self._seen: dict[Origin, int] = {}
         self._offsets: dict[str, tuple[Origin, int]] = {}
         """By event: where it stands."""
-        self.missing = 0
+        self._events: list[tuple[Origin, int, Event]] = []
+        self._bases: list[Mapping[Origin, int]] = [{}]
+        """By generation: the positions that it began with."""
+        self._published = 0
+        """The generation of the last checkpoint."""
+        self.plain = PlainSinks(shape, self._group_at)
+        self._missing = 0
         self.visible = 0
         self.forgiven = 0
         """Results whose loss was stated by right."""
 
+    @property
+    def missing(self) -> int:
+        """Results that are still to come."""
+        return self._missing + len(self.plain.due)
+
     def expect(self, origin: Origin, event: Event, offset: int) -> None:
         """An event was committed to a source's partition."""
         self._offsets[event.name] = origin, offset
-        for sink, names_of in self._shape.sinks.items():
-            names = names_of(event)
+        self._events.append((origin, offset, event))
+        self._is_due(origin, event)
+        self.plain.expect(origin, event, offset)
+
+    def _is_due(self, origin: Origin, event: Event) -> None:
+        generation = len(self._bases) - 1
+        for sink in self._exact:
+            names = self._shape.sinks[sink](event)
             lane = (sink, f"{origin.topic}-{origin.partition}", event.key)
-            self._lanes.setdefault(lane, deque()).extend(names)
-            self.missing += len(names)
+            due = self._lanes.setdefault(lane, deque())
+            due.extend(_Due(name, generation) for name in names)
+            self._missing += len(names)
+
+    def rewind(self, covered: Mapping[Origin, int], base: Mapping[Origin, int]) -> None:
+        """The job begins anew from `base`, where its last checkpoint covers all before `covered`:
+        what that one holds becomes visible yet, then all from `base` on, also a second time.
+        """
+        for lane, due in self._lanes.items():
+            self._lanes[lane] = deque(
+                each
+                for each in due
+                if each.generation <= self._published and self._is_before(covered, each.name)
+            )
+        self._missing = sum(map(len, self._lanes.values()))
+        self._bases.append(base)
+        for origin, offset, event in self._events:
+            if offset >= base.get(origin, 0):
+                self._is_due(origin, event)
+        self.plain.rewind(base)
 
     def look(self, log: PartitionLog) -> None:
         """Judge what has become visible in a partition; Violation."""
@@ -78,10 +112,20 @@ class Oracle:
             entry = entries[offset]
             if isinstance(entry, Marker) or entry.span.hidden:
                 continue
-            self._judge(
-                origin, _result(entry), f"{origin.topic}-{origin.partition} offset {offset}"
-            )
+            result, where = _result(entry), f"{origin.topic}-{origin.partition} offset {offset}"
+            if origin.topic in self._exact:
+                self._judge(origin, result, where)
+            else:
+                lane = _lane(origin, result)
+                self.visible += self.plain.judge(lane, result, entry.span.producer, where)
         self._seen[origin] = end
+
+    def look_at_plain_sinks(self, logs: Iterable[PartitionLog]) -> None:
+        """The same for all that is written at least once."""
+        if self._shape.plain:
+            for log in logs:
+                if log.origin.topic in self._shape.plain:
+                    self.look(log)
 
     def cut(
         self,
@@ -92,25 +136,52 @@ class Oracle:
         """A checkpoint becomes what the job stands on: Violation unless it cuts all results in two.
 
         Results of events before its `offsets` are visible, or written by `producers` (id and
-        epoch): those that it names, and those that are committed already. Others are not.
+        epoch): those that it names, and those that are committed already. Others are not. What it
+        names may have timed out meanwhile: its loss is judged when it is stated, or at the end.
         """
+        self._published = generation = len(self._bases) - 1
+        earlier = Counter(
+            (sink, each.name)
+            for (sink, _, _), due in self._lanes.items()
+            for each in due
+            if each.generation < generation
+        )
         inside: set[tuple[str, str]] = set()
         for log in logs:
             origin = log.origin
-            if origin.topic not in self._shape.sinks:
+            if origin.topic not in self._exact:
                 continue
-            for entry in log.everything()[self._seen.get(origin, 0) :]:
-                if not isinstance(entry, Marker) and entry.span.producer in producers:
-                    name = _result(entry).name
-                    inside.add((origin.topic, name))
-                    if not self._is_before(offsets, name):
-                        message = f"a checkpoint names a transaction with {name} from behind it"
-                        raise Violation(message)
-        for (sink, _, key), names in self._lanes.items():
-            for name in names:
-                if not self._is_before(offsets, name):
+            seen = self._seen.get(origin, 0)
+            for offset, entry in enumerate(log.everything()):
+                if isinstance(entry, Marker) or entry.span.producer not in producers:
+                    continue
+                if offset < seen and not entry.span.hidden:
+                    continue  # it is visible, and due no more
+                place = origin.topic, _result(entry).name
+                if earlier[place]:  # committed before the generation began
+                    earlier[place] -= 1
+                    continue
+                inside.add(place)
+                if not self._is_before(offsets, place[1]):
+                    message = f"a checkpoint names a transaction with {place[1]} from behind it"
+                    raise Violation(message)
+        self._nothing_lacks(offsets, inside, earlier)
+
+    def _nothing_lacks(
+        self,
+        offsets: Mapping[Origin, int],
+        inside: AbstractSet[tuple[str, str]],
+        earlier: Counter[tuple[str, str]],
+    ) -> None:
+        for (sink, _, key), due in self._lanes.items():
+            for name, generation in due:
+                if generation < self._published:
+                    lacks = earlier[sink, name] > 0
+                elif self._is_before(offsets, name):
+                    lacks = (sink, name) not in inside
+                else:
                     break  # as are all that follow
-                if (sink, name) not in inside:
+                if lacks:
                     message = f"a checkpoint is behind {name} (key {key}), and lacks it in {sink}"
                     raise Violation(message)
 
@@ -125,68 +196,80 @@ class Oracle:
         not appear, and whatever counts them goes on behind them.
         """
         for log in logs:
-            if log.origin.topic not in self._shape.sinks:
+            if log.origin.topic not in self._exact:
                 continue
             for entry in log.everything():
                 if not isinstance(entry, Marker) and entry.span.producer in producers:
                     self._forgive(log.origin, _result(entry))
 
     def _forgive(self, origin: Origin, result: Result) -> None:
-        lane = self._lanes.get(_lane(origin, result))
-        if lane is None or result.name not in lane:
+        lane = self._lanes.get(_lane(origin, result), deque())
+        lost = next((each for each in lane if each.name == result.name), None)
+        if lost is None:
             message = f"{result.name} was stated to be lost, and is visible or belongs nowhere"
             raise Violation(message)
-        lane.remove(result.name)
-        self.missing -= 1
+        lane.remove(lost)
+        self._missing -= 1
         self.forgiven += 1
-        group = self._group(origin, result)
+        group = self._group(origin, result, lost.generation)
         if group is not None:
-            group.ahead[result.count] = result
-            _catch_up(group, "lost")
+            group.pass_over(result)
 
     def complete(self) -> None:
         """At the end: Violation if anything is missing."""
-        for (sink, partition, key), names in self._lanes.items():
-            if names:
+        for (sink, partition, key), due in self._lanes.items():
+            if due:
                 message = (
-                    f"{self.missing} results are missing at the end, the first of them "
-                    f"{names[0]} (key {key} of {partition}) in {sink}"
+                    f"{self._missing} results are missing at the end, the first of them "
+                    f"{due[0].name} (key {key} of {partition}) in {sink}"
                 )
                 raise Violation(message)
+        self.plain.complete()
 
     def _judge(self, origin: Origin, result: Result, where: str) -> None:
         lane = self._lanes.get(_lane(origin, result))
-        if not lane or lane[0] != result.name:
-            expected = lane[0] if lane else "nothing more"
-            what = "was skipped" if lane and result.name in lane else "stands there a second time"
+        if not lane or lane[0].name != result.name:
+            expected = lane[0].name if lane else "nothing more"
+            skipped = any(each.name == result.name for each in lane or ())
+            what = "was skipped" if skipped else "stands there a second time"
             message = (
                 f"{where}: {result.name} of key {result.key}, where {expected} must come next: "
                 f"{expected if what == 'was skipped' else result.name} {what}"
             )
             raise Violation(message)
-        lane.popleft()
-        self.missing -= 1
+        generation = lane.popleft().generation
+        self._missing -= 1
         self.visible += 1
-        group = self._group(origin, result)
+        group = self._group(origin, result, generation)
         if group is None:
             return
-        if result.count <= group.count or result.count in group.ahead:
-            message = f"{where}: count {result.count} of group {result.group} for a second time"
-            raise Violation(message)
         if self._shape.pipeline is Sided:
             # Two sinks become visible one shortly after the other.
-            group.ahead[result.count] = result
+            group.take_in_any_order(result, where)
         else:
-            _go_on(group, result, where)
-        _catch_up(group, where)
+            group.take(result, where)
 
-    def _group(self, origin: Origin, result: Result) -> _Group | None:
+    def _group(self, origin: Origin, result: Result, generation: int) -> Group | None:
         """Where results are counted: those of both sinks in one row, where two share the state."""
         if self._shape.pipeline is Sided:
-            return self._groups.setdefault((OUT_A, result.group), _Group())
-        if origin.topic in self._shape.stateful:
-            return self._groups.setdefault((origin.topic, result.group), _Group())
-        return None
+            sink = OUT_A
+        elif origin.topic in self._shape.stateful:
+            sink = origin.topic
+        else:
+            return None
+        place = generation, sink, result.group
+        if place not in self._groups:
+            self._groups[place] = self._group_at(self._bases[generation], result.group)
+        return self._groups[place]
+
+    def _group_at(self, base: Mapping[Origin, int], group: str) -> Group:
+        """As a checkpoint at these positions holds it."""
+        amounts = [
+            event.amount
+            for origin, offset, event in self._events
+            if offset < base.get(origin, 0) and self._shape.group(event) == group
+        ]
+        return Group(len(amounts), sum(amounts))
 
 
 def _result(entry: StoredRecord) -> Result:
@@ -195,20 +278,3 @@ def _result(entry: StoredRecord) -> Result:
 
 def _lane(origin: Origin, result: Result) -> tuple[str, str, str]:
     return origin.topic, result.name.rsplit(":", 1)[0], result.key
-
-
-def _catch_up(group: _Group, where: str) -> None:
-    """With what was there, or known to be lost, before those it follows."""
-    while (following := group.ahead.pop(group.count + 1, None)) is not None:
-        _go_on(group, following, where)
-
-
-def _go_on(group: _Group, result: Result, where: str) -> None:
-    count, total = group.count + 1, group.total + result.amount
-    if (result.count, result.total) != (count, total):
-        message = (
-            f"{where}: {result.name} says count {result.count} and total {result.total} of group "
-            f"{result.group}, where {count} and {total} follow"
-        )
-        raise Violation(message)
-    group.count, group.total = count, total

@@ -199,6 +199,17 @@ class Shape:
     """By topic: the names of the results that an event must cause there."""
     stateful: frozenset[str]
     """Topics whose results count without a gap within their group."""
+    group: Callable[[Event], str] = lambda event: event.key
+    """Of an event, where there is state."""
+    plain: frozenset[str] = frozenset()
+    """Topics that are written at least once; others exactly once."""
+
+    def plain_sinks(self) -> list[KafkaSink[Result]]:
+        """Those whose guarantee is another while a run lasts."""
+        declared = vars(self.pipeline).values()
+        return [
+            each for each in declared if isinstance(each, KafkaSink) and each.topic in self.plain
+        ]
 
     @property
     def reference(self) -> str:
@@ -232,5 +243,11 @@ SHAPES: Final[tuple[Shape, ...]] = (
         frozenset(),  # the two sinks share one count: the oracle sees to both together
     ),
     Shape(United, (IN_A, IN_B), {OUT_A: _one}, frozenset({OUT_A})),
-    Shape(Shuffled, (IN_A,), {OUT_A: _one}, frozenset({OUT_A})),
+    Shape(
+        Shuffled,
+        (IN_A,),
+        {OUT_A: _one},
+        frozenset({OUT_A}),
+        group=lambda event: event.key[:1],
+    ),
 )

@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from tidegate.checkpoint.retention import RETAINED_MIN
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import CheckpointSettings
 from tidegate.testing.sim.faults import Weights
 from tidegate.testing.sim.load import Load
-from tidegate.testing.sim.pipelines import SHAPES, Event, Shape
+from tidegate.testing.sim.pipelines import SHAPES, Event, Shape, Sided
 from tidegate.testing.sim.weather import Weather
 
 KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
 TOLERATED_OUTAGE_MS: Final = 400_000
 """Faults of a run last less than this in all, so none of them is a loss by right."""
+BY_HAND: Final = 0.3
+"""Share of the runs with several lives in which the later ones begin from an older checkpoint."""
+RETAINED_MAX: Final = 4
+PLAIN: Final = 0.2
+"""Share of the runs with sinks that are written at least once."""
 IMPATIENT_OUTAGE_MS: Final = 5_000
 """The same in runs with a blackout."""
 
@@ -39,6 +45,8 @@ class Life:
     """`finished`, `stop`, `cancel`, `crash`, or `bounded`."""
     after: float
     """Of all results, the share that is visible when it is ended; or of the time, for a crash."""
+    back: int | None = None
+    """Begun by hand from the checkpoint so many before the last; None: it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,10 @@ class Plan:
         weights = weights.with_rare_ones(
             chance, busy=bool(load.work_s), hasty=load.hasty_ms is not None
         )
+        weights = weights.with_failing_starts(chance)
+        lives, retained = _by_hand(chance, lives, losing=bool(weights.blackout))
+        settings["checkpoint"]["retained"] = retained
+        shape = _promising_less(chance, shape)
         return cls(
             shape=shape,
             weights=weights,
@@ -119,6 +131,30 @@ def _lives(chance: random.Random, *, bounded: bool) -> tuple[Life, ...]:
         slots = -(-parallelism // managers) + chance.choice((0, 0, 1))
         lives.append(Life(parallelism, managers, slots, end, chance.random()))
     return tuple(lives)
+
+
+def _promising_less(chance: random.Random, shape: Shape) -> Shape:
+    """Some sinks of some runs are written at least once; those that share a count, both."""
+    sinks = sorted(shape.sinks)
+    plain = (
+        sinks if shape.pipeline is Sided else chance.sample(sinks, chance.randint(1, len(sinks)))
+    )
+    return replace(shape, plain=frozenset(plain)) if chance.random() < PLAIN else shape
+
+
+def _by_hand(
+    chance: random.Random, lives: tuple[Life, ...], *, losing: bool
+) -> tuple[tuple[Life, ...], int]:
+    """Some lives begin from an older checkpoint. How many are retained for that, too.
+
+    Not where a checkpoint may be taken back: what is left to go on from is another story.
+    """
+    retained, some = chance.randint(RETAINED_MIN, RETAINED_MAX), chance.random() < BY_HAND
+    backs = [chance.randrange(retained) for _ in lives]
+    if losing or not some or len(lives) == 1:
+        return lives, RETAINED_MIN
+    later = zip(lives[1:], backs, strict=False)
+    return (lives[0], *(replace(life, back=back) for life, back in later)), retained
 
 
 class _Draft(NamedTuple):

@@ -3,18 +3,20 @@
 A role is a function of the simulator's (`Programs`): it gets the new process, its arguments and a
 way to announce itself, and returns the exit status. Starting takes time, as imports do; news of a
 child comes by a thread of its parent, so a frozen parent hears of it when it wakes up, and a dead
-one never. Children end soon after their parent. Slots are children of the TaskManager although its
-zygote forks them, because that is whose lifeline they hold.
+one never. A start may be refused, as an operating system without room does, or the child ends at
+once (`Births`). Children end soon after their parent. Slots are children of the TaskManager
+although its zygote forks them, because that is whose lifeline they hold.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tidegate.errors import InternalError, TidegateError
+from tidegate.errors import ExternalError, InternalError, TidegateError
 from tidegate.ports.processes import (
     ExitStatus,
     Processes,
@@ -34,6 +36,20 @@ CRASHED: Final = 70
 """Exit status of a slot that raised, as the real zygote's."""
 NEWS_S: Final = 0.0005
 """From an event in a child to its parent's thread, of all kinds: so their order holds."""
+
+
+class Birth(enum.Enum):
+    """What becomes of a process that is started."""
+
+    LIVES = "lives"
+    REFUSED = "refused"
+    """There is no such process: ExternalError; a zygote that may not fork ends, with its slots."""
+    DIES = "dies"
+    """It ends before it does anything."""
+
+
+Births = Callable[[str], Birth]
+"""Of a process by its role; of forks `slot`."""
 
 Announce = Callable[[Mapping[str, Any]], None]
 Role = Callable[[SimProcess, Mapping[str, Any], Announce], ExitStatus]
@@ -66,8 +82,14 @@ class Paces:
 class SimProcesses:
     """`ports.processes.Processes` of one process, which is the parent of what it starts."""
 
-    def __init__(self, owner: SimProcess, programs: Programs, paces: Paces | None = None) -> None:
-        self._owner, self._programs = owner, programs
+    def __init__(
+        self,
+        owner: SimProcess,
+        programs: Programs,
+        paces: Paces | None = None,
+        births: Births = lambda _: Birth.LIVES,
+    ) -> None:
+        self._owner, self._programs, self._births = owner, programs, births
         self._paces = paces or Paces()
         self._scheduler = owner.scheduler
 
@@ -80,7 +102,7 @@ class SimProcesses:
         on_exit: Callable[[ExitStatus], None],
         on_ready: Callable[[dict[str, Any]], None] | None = None,
     ) -> SimChild:
-        self._scheduler.point()
+        birth = self._birth(role)
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
         news = _News(self._owner, process, f"wait-{process.pid}")
 
@@ -93,17 +115,35 @@ class SimProcesses:
             return False
 
         news.tell_to(hear)
-        main = partial(self._programs.roles[role], process, dict(arguments), news.later)
+        main: Callable[[], ExitStatus] = _stillborn
+        if birth is not Birth.DIES:
+            main = partial(self._programs.roles[role], process, dict(arguments), news.later)
         _start_later(process, _drawn(self._scheduler, self._paces.start_s), main, FAILED)
         return SimChild(process)
 
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
     ) -> SimZygote:
-        self._scheduler.point()
+        birth = self._birth("zygote")
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
         slot = partial(_slot, self._programs.slot, dict(arguments))
-        return SimZygote(self._owner, process, slot, self._paces, listener)
+        return SimZygote(
+            self._owner,
+            process,
+            slot,
+            self._paces,
+            listener,
+            self._births,
+            stillborn=birth is Birth.DIES,
+        )
+
+    def _birth(self, role: str) -> Birth:
+        self._scheduler.point()
+        birth = self._births(role)
+        if birth is Birth.REFUSED:
+            self._scheduler.tell("may not start a %s", role)
+            raise ExternalError(f"Cannot start the {role} process: there is no room.")
+        return birth
 
 
 class SimChild:
@@ -132,8 +172,12 @@ class SimZygote:
         slot: Callable[[SimProcess, StartSlot], ExitStatus],
         paces: Paces,
         listener: Callable[[ZygoteEvent], None],
+        births: Births,
+        *,
+        stillborn: bool,
     ) -> None:
         self.pid = process.pid
+        self._births = births
         self._owner, self._process, self._slot, self._paces = owner, process, slot, paces
         self._scheduler = owner.scheduler
         self._commands = SimQueue(self._scheduler)
@@ -149,7 +193,12 @@ class SimZygote:
             return True
 
         self._news.tell_to(hear)
-        _start_later(process, _drawn(self._scheduler, paces.zygote_s), self._serve, CRASHED)
+        _start_later(
+            process,
+            _drawn(self._scheduler, paces.zygote_s),
+            _stillborn if stillborn else self._serve,
+            CRASHED,
+        )
 
     def fork(self, start: Any) -> None:
         self._commands.put(start)
@@ -161,11 +210,14 @@ class SimZygote:
         self._commands.put(None)
 
     def _serve(self) -> ExitStatus:
+        status = 0
         self._news.now(ZygoteReady(pid=self.pid))
         while (command := self._commands.get()) is not None:
             match command:
                 case StartSlot():
-                    self._fork(command)
+                    if not self._fork(command):
+                        status = FAILED
+                        break
                 case _Kill(pid=pid) if pid in self._children:
                     self._children[pid][1].kill()
                 case _Reap(pid=pid, status=status):
@@ -175,17 +227,24 @@ class SimZygote:
                     pass
         for _, slot in self._children.values():
             slot.kill()
-        return 0
+        return status
 
-    def _fork(self, start: StartSlot) -> None:
+    def _fork(self, start: StartSlot) -> bool:
+        """Whether there was room."""
+        birth = self._births("slot")
+        if birth is Birth.REFUSED:
+            self._scheduler.tell("may not fork")
+            return False
         self._scheduler.wait(_drawn(self._scheduler, self._paces.fork_s))
         slot = self._scheduler.process(
             f"{start.job} {start.attempt} slot {start.ordinal}", self._owner
         )
         self._children[slot.pid] = start.index, slot
         slot.on_exit.append(partial(self._ended, slot.pid))
-        slot.run_main(_guarded(slot, partial(self._slot, slot, start), CRASHED))
+        main = _stillborn if birth is Birth.DIES else partial(self._slot, slot, start)
+        slot.run_main(_guarded(slot, main, CRASHED))
         self._news.now(SlotForked(index=start.index, pid=slot.pid))
+        return True
 
     def _ended(self, pid: int, status: ExitStatus) -> None:
         reap = partial(self._commands.put, _Reap(pid, status))
@@ -261,6 +320,11 @@ def _guarded(
             return failed
 
     return run
+
+
+def _stillborn() -> ExitStatus:
+    """The main of what ends at once: a library is missing, or there is no memory."""
+    return FAILED
 
 
 def _slot(

@@ -31,13 +31,14 @@ from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.testing.sim.blows import Striker
 from tidegate.testing.sim.cluster import SimCluster
+from tidegate.testing.sim.counting import Violation
 from tidegate.testing.sim.faults import Trouble
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
-from tidegate.testing.sim.oracle import Oracle, Violation
+from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.plan import Input, Life, Plan
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.story import Story, Told
-from tidegate.testing.sim.surroundings import CODE_DIGEST, loaded, surroundings
+from tidegate.testing.sim.surroundings import CODE_DIGEST, declared, loaded, surroundings
 from tidegate.testing.sim.weather import Fates
 
 QUIET_S: Final = 400.0
@@ -83,7 +84,7 @@ def run_seed(
     scheduler = Scheduler(seed, story=story)
     with surroundings(scheduler) as folder:
         run = Run(seed, scheduler, folder)
-        with loaded(scheduler, run.plan.load):
+        with loaded(scheduler, run.plan.load), declared(run.plan.shape):
             try:
                 run.to_the_end()
             finally:
@@ -105,7 +106,9 @@ class Run:
         self._watch = self.world.watch
         self._watch.may_lose = bool(plan.weights.blackout)
         self._lives = list(plan.lives)
-        self._tries = 0
+        self._tries = self._life_tries = 0
+        self._by_hand: str | None = None
+        """The submission that begins from an older checkpoint."""
         self._losses_told = 0
         self._written = 0
         self._done = False
@@ -178,6 +181,7 @@ class Run:
 
     def _judge_the_end(self) -> None:
         self.world.kafka.run_due()
+        self._watch.look_at_plain_sinks()
         try:
             self._oracle.complete()
         except Violation as violation:
@@ -201,9 +205,14 @@ class Run:
 
     def _described(self) -> str:
         plan = self.plan
-        lives = ", ".join(f"{each.ends} at p={each.parallelism}" for each in plan.lives)
+        lives = ", ".join(
+            f"{each.ends} at p={each.parallelism}"
+            + f" from {each.back} back" * (each.back is not None)
+            for each in plan.lives
+        )
         return (
-            f"{plan.shape.pipeline.__name__}; {lives}; {len(plan.inputs)} records; "
+            f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; {lives}; "
+            f"{len(plan.inputs)} records; "
             f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
             f"{plan.settings}"
         )
@@ -233,6 +242,7 @@ class Run:
         """`tidegate run`, once more."""
         life = self._lives[0]
         self._tries += 1
+        self._life_tries += 1
         self._watch.accepting = self._losses_told >= LOSS_TOLD
         process = self._scheduler.process(f"run-{self._tries}")
         user = _User(self, life, process, f"c{self._tries}")
@@ -252,6 +262,7 @@ class Run:
         over = user.crashed or (report is not None and report.state in {"FINISHED", "CANCELED"})
         if over:
             del self._lives[0]
+            self._life_tries = 0
         if not self._lives:
             self._done = True
             return
@@ -272,12 +283,15 @@ class Run:
 
     def may_end(self, life: Life) -> bool:
         """Whether a life's time to stop has come."""
+        self._watch.look_at_plain_sinks()
         if self._written < len(self.plan.inputs):
             share = self._scheduler.now / self.plan.weights.wild_s
         else:
             share = self._oracle.visible / max(1, self._oracle.visible + self._oracle.missing)
         match life.ends:
             case "finished":
+                if self._by_hand not in {None, self._watch.journal.submission}:
+                    return False  # what is to come once more is not counted before the claim
                 return self._written == len(self.plan.inputs) and not self._oracle.missing
             case "stop" | "cancel":
                 return share >= life.after
@@ -286,7 +300,9 @@ class Run:
 
     def submission(self, life: Life, config: Config, number: str) -> Submission:
         """What the user submits."""
-        graph = build(self.plan.shape.pipeline, {})
+        graph, id_ = build(self.plan.shape.pipeline, {}), f"submission-{number}"
+        restore = self._restore(life)
+        self._by_hand = None if restore == "latest" else id_
         return Submission(
             job=JobName(graph.name),
             reference=self.plan.shape.reference,
@@ -300,11 +316,18 @@ class Run:
             python_version=platform.python_version(),
             tidegate_version="simulated",
             bounded=life.ends == "bounded",
-            restore="latest",
+            restore=restore,
             accept_loss=self._watch.accepting,
             take_over=False,
-            id=f"submission-{number}",
+            id=id_,
         )
+
+    def _restore(self, life: Life) -> str:
+        """What the user says; whoever has to run it again goes on from the last checkpoint."""
+        known = self._watch.journal.known(self.plan.settings["checkpoint"]["retained"])
+        if life.back is None or not known or self._life_tries > 1:
+            return "latest"
+        return known[min(life.back, len(known) - 1)]
 
     def config(self, life: Life) -> Config:
         """The configuration of a life."""

@@ -3,7 +3,7 @@
 Logs become part of the story; the state folder lies in memory; the digest of the pipelines' code is
 not read from disk anew by every process; idle slots look less often for work that nobody can have
 given them. None of it decides anything. A run under load has smaller limits and slower user code
-besides (`load.py`).
+besides (`load.py`), and a sink may promise less than its declaration says.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-import structlog
-
+from tidegate.dataplane.state.backend import KeyedState
+from tidegate.drivers.logs import extra_of
 from tidegate.testing.sim.load import Load
+from tidegate.testing.sim.pipelines import Shape
 from tidegate.testing.sim.scheduler import Scheduler
 
 IDLE_WAIT_MAX_S: Final = 0.08
 CODE_DIGEST: Final = "simulated"
+KEYED_STATE: Final = "tidegate.dataplane.state.step.KeyedState"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 
@@ -40,29 +43,26 @@ class _Line:
         return f"{self._event} {shown}".rstrip()
 
 
-class _Logger:
-    """What structlog writes to."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def msg(self, **said: Any) -> None:
-        event = str(said.pop("event", ""))
-        said.pop("traceback", None)
-        self._scheduler.tell("| %s", _Line(event, said))
-
-    debug = info = warning = error = critical = msg
-
-
 class _Handler(logging.Handler):
-    """The same for the standard library's loggers."""
+    """What is logged, into the story."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(logging.INFO)
         self._scheduler = scheduler
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._scheduler.tell("| %s", record.getMessage())
+        said = extra_of(record)
+        said.pop("traceback", None)
+        self._scheduler.tell("| %s", _Line(record.getMessage(), said))
+
+
+@contextlib.contextmanager
+def declared(shape: Shape) -> Iterator[None]:
+    """Its pipeline, with the guarantees of the run."""
+    with contextlib.ExitStack() as stack:
+        for sink in shape.plain_sinks():
+            stack.enter_context(patch.object(sink, "guarantee", "at_least_once"))
+        yield
 
 
 @contextlib.contextmanager
@@ -77,14 +77,21 @@ def loaded(scheduler: Scheduler, load: Load) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, size in load.limits.items():
             stack.enter_context(patch(name, size))
+        if load.cache_entries is not None:
+            stack.enter_context(patch(KEYED_STATE, partial(_with_cache, load.cache_entries)))
         stack.enter_context(patch("tidegate.testing.sim.pipelines.work", work))
         yield
+
+
+def _with_cache(entries: int, *given: Any, **more: Any) -> KeyedState:
+    """A keyed state with a cache that is smaller than users may set."""
+    return KeyedState(*given, **{**more, "cache_entries": entries})
 
 
 @contextlib.contextmanager
 def surroundings(scheduler: Scheduler) -> Iterator[Path]:
     """The working folder of the run."""
-    before, path = structlog.get_config(), list(sys.path)
+    path = list(sys.path)
     root = logging.getLogger("tidegate")
     level, handlers, propagate = root.level, root.handlers[:], root.propagate
     with (
@@ -94,19 +101,12 @@ def surroundings(scheduler: Scheduler) -> Iterator[Path]:
         patch("tidegate.api.rebuild.code_digest", lambda _: CODE_DIGEST),
         patch("tidegate.slot.main.IDLE_WAIT_MAX_S", IDLE_WAIT_MAX_S),
     ):
-        structlog.configure(
-            processors=[],
-            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=lambda *_: _Logger(scheduler),
-            cache_logger_on_first_use=False,
-        )
         root.handlers[:] = [_Handler(scheduler)]
         root.setLevel(logging.INFO)
         root.propagate = False
         try:
             yield Path(folder)
         finally:
-            structlog.configure(**before)
             root.handlers[:], root.propagate = handlers, propagate
             root.setLevel(level)
             sys.path[:] = path

@@ -29,7 +29,9 @@ class Record(NamedTuple):
 
 
 class Span:
-    """A producer's records of one transaction in one partition, from offset `first` on."""
+    """A producer's records of one transaction in one partition, from offset `first` on; outside of
+    transactions, of one batch.
+    """
 
     __slots__ = ("first", "hidden", "producer")
 
@@ -38,12 +40,11 @@ class Span:
     ) -> None:
         self.first = first
         self.producer = producer
-        """Producer id and epoch; None outside of transactions."""
+        """Producer id and epoch."""
         self.hidden = hidden
         """Whether `read_committed` readers pass over it (they do not get to an open one)."""
 
 
-_PLAIN: Final = Span(0)
 _CONTROL: Final = Span(0, hidden=True)
 
 
@@ -148,9 +149,11 @@ class PartitionLog:
             return
         if sequence > expected:
             raise BrokerError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        span = _PLAIN if is_open is None else self._open.get(producer_id)
-        if span is None:
-            if is_open is not None and not is_open():
+        span = self._open.get(producer_id)
+        if is_open is None:
+            span = Span(self.end, producer=(producer_id, epoch))
+        elif span is None:
+            if not is_open():
                 raise BrokerError(Code.INVALID_TXN_STATE)
             span = self._open[producer_id] = Span(self.end, producer=(producer_id, epoch))
         if writer is None or writer.epoch != epoch:

@@ -112,6 +112,11 @@ class FakeProducer:
         else:
             self._identity = self._initialised(transactional_id, transaction_timeout_ms)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Producer id and epoch."""
+        return self._identity
+
     def begin(self) -> None:
         """Begin the transaction; there is one to a producer."""
         self._check()

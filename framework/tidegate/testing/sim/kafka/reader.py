@@ -1,7 +1,9 @@
 """`PartitionReader` on the fake brokers, with what librdkafka shows to its caller.
 
 It fetches when it is polled; nothing is read ahead. A fetch that the hook of faults delays or loses
-holds back its own partition only, because librdkafka fetches behind its caller's back. Ends of
+holds back its own partition only, because librdkafka fetches behind its caller's back. A call
+while another thread waits for records is an error here; the real client lets it wait for as long as
+anybody waits for records, again and again. Ends of
 partitions are told as librdkafka tells them: once for each position at which the reader meets the
 end, and only where asked for; so a position behind trailing markers is seen there and nowhere else.
 """
@@ -12,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tidegate.elements import Origin
-from tidegate.errors import KafkaError, KafkaNotAuthorisedError, TidegateError
+from tidegate.errors import InternalError, KafkaError, KafkaNotAuthorisedError, TidegateError
 from tidegate.ports.kafka import Run
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
@@ -59,6 +61,7 @@ class FakeReader:
         self._assigned: dict[Origin, _Assigned] = {}
         self._heard_s = connection.timeline.now_s()
         self._turn = 0
+        self._waits = False
         self.commit_failures = 0
 
     def assign(self, positions: Mapping[Origin, int]) -> None:
@@ -79,21 +82,26 @@ class FakeReader:
             if now_s >= end_s - ROUNDING_S:
                 self._when_idle(now_s)
                 return []
+            self._waits = True
             self._connection.sleep_until(min(end_s, now_s + POLL_SLICE_S))
+            self._waits = False
 
     def pause(self, origins: Sequence[Origin]) -> None:
         """Stop fetching these partitions."""
+        self._check_alone()
         for origin in origins:
             self._assigned[origin].paused = True
 
     def high_watermarks(self) -> dict[Origin, int]:
         """The newest known end offsets; without partitions that nothing was fetched from yet."""
+        self._check_alone()
         return {
             origin: each.high for origin, each in self._assigned.items() if each.high is not None
         }
 
     def commit(self, positions: Mapping[Origin, int]) -> None:
         """Commit offsets to the consumer group, without waiting; failures are counted."""
+        self._check_alone()
         if not positions:
             return
         kept = dict(positions)
@@ -106,7 +114,13 @@ class FakeReader:
 
     def close(self) -> None:
         """Leave."""
+        self._check_alone()
         self._assigned = {}
+
+    def _check_alone(self) -> None:
+        if self._waits:
+            message = "a consumer is called while another thread waits for its records"
+            raise InternalError(message)
 
     def _committed(self, exchange: object) -> None:
         try:

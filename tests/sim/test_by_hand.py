@@ -1,0 +1,86 @@
+"""Jobs that are begun from an older checkpoint by hand: how the watch judges them, and that
+simulated runs do it and find what goes wrong then. The oracle's part is in `test_oracle.py`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.mutants.planting import Edit, Mutant, planted
+from tests.sim.history import History
+from tidegate.checkpoint.procedures.own_journal import restore_point
+from tidegate.testing.sim.plan import RETAINED_MAX, Plan
+from tidegate.testing.sim.run import run_seed
+
+SEEDS = range(400)
+RUNS = 12
+
+
+@pytest.fixture
+def history() -> History:
+    """Two checkpoints, of one event and of two."""
+    made = History()
+    made.claim()
+    for counter in (1, 2):
+        txn = made.prepare(slot=counter)
+        number = made.publish(txn, counter=counter, offsets=(counter,))
+        made.end(txn)
+        made.settle(number)
+    return made
+
+
+def test_offsets_may_go_back_to_what_was_said_and_no_further(history: History) -> None:
+    history.claim("1-1", "t")
+    history.publish(counter=3, offsets=(1,))
+    assert history.found == ""
+    history.publish(counter=4, offsets=(0,))
+    assert history.found == "checkpoint 6-4 goes back in in-a-0: from offset 1 to 0"
+
+
+def test_who_begins_from_an_older_checkpoint_must_write_again(history: History) -> None:
+    assert history.oracle.missing == 0
+    history.claim("1-1", "t")
+    assert history.oracle.missing == 1
+    history.publish(counter=3, offsets=(2,))
+    assert history.found == "a checkpoint is behind in-a-0:1 (key a), and lacks it in out-a"
+
+
+def test_an_attempt_that_follows_begins_there_too_until_there_is_a_checkpoint(
+    history: History,
+) -> None:
+    history.claim("1-1", "t")
+    history.claim("1-1", "t")
+    assert history.oracle.missing == 1
+    history.claim("latest", "u")
+    assert history.oracle.missing == 0
+    history.publish(counter=3, offsets=(1,))
+    assert history.found == "checkpoint 8-3 goes back in in-a-0: from offset 2 to 1"
+
+
+def plan(seed: int) -> Plan:
+    return Plan.drawn(random.Random(f"{seed}/plan"))
+
+
+def begun_by_hand() -> list[int]:
+    return [seed for seed in SEEDS if any(life.back for life in plan(seed).lives)]
+
+
+def test_some_runs_begin_from_an_older_checkpoint_and_none_that_may_lose_one() -> None:
+    plans = [plan(seed) for seed in SEEDS]
+    seeds = begun_by_hand()
+    assert 0.05 < len(seeds) / len(SEEDS) < 0.25
+    for each in plans:
+        backs = [life.back for life in each.lives if life.back is not None]
+        assert not (backs and each.weights.blackout)
+        assert each.lives[0].back is None
+        assert all(back < RETAINED_MAX for back in backs)
+
+
+def test_a_job_that_goes_on_from_the_last_checkpoint_instead_is_found() -> None:
+    goes_on = Edit(restore_point, 'if restore == "latest" or', "if restore or")
+    seeds = begun_by_hand()[:RUNS]
+    with planted(Mutant("restore is not heard", (goes_on,), run_seed, RUNS, 1)):
+        violations = [run_seed(seed).violation or "" for seed in seeds]
+    assert any("was skipped" in each or "lacks it" in each for each in violations)

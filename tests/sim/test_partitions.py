@@ -1,0 +1,58 @@
+"""Partitions of the simulated network, for processes that start while one lasts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim.test_network import Calls
+from tidegate.testing.sim.network import Network
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler(1)
+    yield scheduler
+    scheduler.close()
+
+
+def test_who_is_started_behind_a_partition_is_behind_it_too(scheduler: Scheduler) -> None:
+    calls = Calls(scheduler)
+    calls.network.partition([calls.here], [calls.there])
+    child = calls.scheduler.process("child", calls.here)
+    calls.here = calls.scheduler.process("grandchild", child)
+    calls.client = calls.calling.of(calls.here).connect(calls.server.address)
+    calls.call("from below")
+    calls.run(11)
+    assert calls.outcomes == {"from below": "no reply w after 10.0 s"}
+    assert calls.handled == []
+    calls.network.heal()
+    calls.run(1)
+    calls.call("healed")
+    calls.run(1)
+    assert calls.handled == ["from below", "healed"]
+
+
+def test_the_side_of_a_host_that_appears_is_drawn_and_stays(scheduler: Scheduler) -> None:
+    hosts: set[SimProcess] = set()
+    network = Network(scheduler, apart=hosts.__contains__)
+    manager, other = scheduler.process("manager"), scheduler.process("other")
+    network.partition([manager], [other])
+    reached = Counter[bool]()
+    for number in range(50):
+        host = scheduler.process(f"host {number}", manager)
+        hosts.add(host)
+        slot = scheduler.process(f"slot {number}", host)
+        cut_off = network.silent(manager, host, _nothing)
+        assert network.silent(slot, manager, _nothing) is cut_off
+        assert network.silent(other, slot, _nothing) is not cut_off
+        assert not network.silent(host, slot, _nothing)
+        reached[cut_off] += 1
+    assert min(reached[True], reached[False]) > 10
+
+
+def _nothing() -> None:
+    """What would arrive."""

@@ -1,0 +1,184 @@
+"""The judge of sinks that are written at least once, given histories that are wrong: it must name
+each of them, and no right one; and what simulated runs find with it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.mutants.planting import Edit, Mutant, planted
+from tests.sim.test_oracle import BY_PIPELINE, SOURCE, events, sided, totals
+from tidegate.dataplane.sinks.lanes import PlainLane
+from tidegate.elements import Origin
+from tidegate.testing.sim.counting import Violation
+from tidegate.testing.sim.kafka.log import PartitionLog, Record
+from tidegate.testing.sim.oracle import Oracle
+from tidegate.testing.sim.pipelines import OUT_A, OUT_B, Result, Sided, Totals
+from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.run import run_seed
+
+SEEDS = range(400)
+RUNS = 24
+
+
+class Job:
+    """Four events of a key, and attempts that write what a test says."""
+
+    def __init__(self) -> None:
+        given = events("a", "a", "a", "a")
+        self.results = totals(given)
+        self.oracle = Oracle(replace(BY_PIPELINE[Totals], plain=frozenset({OUT_A})))
+        self.log = PartitionLog(Origin(OUT_A, 0), 1 << 20)
+        for offset, event in enumerate(given):
+            self.oracle.expect(SOURCE, event, offset)
+        self.begins(1, 0)
+
+    def begins(self, attempt: int, offset: int) -> None:
+        self.oracle.plain.begins(attempt, {SOURCE: offset})
+        self.oracle.plain.writes((attempt, 0), attempt)
+
+    def write(self, attempt: int, *results: Result) -> None:
+        for result in results:
+            record = Record(msgspec.json.encode(result), b"a", (), 0)
+            sequence = sum(each.span.producer == (attempt, 0) for each in self.log.everything())
+            self.log.append(attempt, 0, sequence, [record], is_open=None)
+        self.oracle.look(self.log)
+
+    def publish(self, attempt: int, offset: int) -> None:
+        self.oracle.plain.cut(attempt, {SOURCE: offset})
+
+
+def test_what_follows_a_checkpoint_may_come_again_with_each_recovery() -> None:
+    job = Job()
+    first, second, third, fourth = job.results
+    job.write(1, first, second)
+    job.publish(1, 1)
+    job.begins(2, 1)
+    job.write(2, second, third)
+    job.write(1, third)  # a zombie, whom nobody can stop
+    job.begins(3, 1)
+    job.write(3, second, third, fourth)
+    job.publish(3, 4)
+    job.oracle.complete()
+    assert (job.oracle.visible, job.oracle.missing) == (4, 0)
+
+
+def test_a_double_without_a_recovery_is_named() -> None:
+    job = Job()
+    with pytest.raises(Violation, match="attempt 1 has written in-a-0:0 of key a after in-a-0:0"):
+        job.write(1, job.results[0], job.results[0])
+
+
+def test_records_of_a_key_in_the_wrong_order_are_named() -> None:
+    job = Job()
+    with pytest.raises(Violation, match="has written in-a-0:1 of key a after in-a-0:2"):
+        job.write(1, job.results[0], job.results[2], job.results[1])
+
+
+def test_what_a_checkpoint_covers_does_not_come_again() -> None:
+    job = Job()
+    job.write(1, *job.results[:2])
+    job.publish(1, 2)
+    job.begins(2, 2)
+    with pytest.raises(Violation, match="in-a-0:1 of key a, from before what it has restored"):
+        job.write(2, job.results[1])
+
+
+def test_what_a_checkpoint_covers_was_written_by_its_attempt() -> None:
+    """What an earlier one has written there belongs to a state that is gone."""
+    job = Job()
+    job.write(1, *job.results[:2])
+    job.begins(2, 0)
+    job.write(2, job.results[0])
+    job.publish(2, 1)
+    with pytest.raises(Violation, match=r"a checkpoint is behind in-a-0:1 \(key a\), and lacks it"):
+        job.publish(2, 2)
+
+
+def test_a_gap_is_named_when_a_checkpoint_covers_it_and_not_before() -> None:
+    job = Job()
+    job.write(1, job.results[0], job.results[2])
+    job.publish(1, 1)
+    with pytest.raises(Violation, match="a checkpoint is behind in-a-0:1"):
+        job.publish(1, 3)
+
+
+def test_a_state_that_is_not_that_of_the_positions_is_named() -> None:
+    job = Job()
+    job.begins(2, 1)
+    wrong = msgspec.structs.replace(job.results[1], count=3)
+    job.write(2, wrong)
+    with pytest.raises(Violation, match="covers 2 of group a, and out-a has counted 1"):
+        job.publish(2, 2)
+    job.begins(3, 1)
+    with pytest.raises(Violation, match="count 1 of group a for a second time"):
+        job.write(3, msgspec.structs.replace(job.results[1], count=1))
+
+
+def test_a_total_that_does_not_add_up_is_named() -> None:
+    job = Job()
+    with pytest.raises(Violation, match="says count 1 and total 7 of group a, where 1 and 1"):
+        job.write(1, msgspec.structs.replace(job.results[0], total=7))
+
+
+def test_what_nobody_has_written_is_missing_at_the_end() -> None:
+    job = Job()
+    job.write(1, *job.results[:3])
+    with pytest.raises(Violation, match="1 results are missing at the end, the first of them in-a"):
+        job.oracle.complete()
+
+
+def test_after_a_restore_by_hand_all_behind_it_is_due_again() -> None:
+    job = Job()
+    job.write(1, *job.results)
+    job.oracle.rewind({SOURCE: 4}, {SOURCE: 2})
+    job.begins(2, 2)
+    assert job.oracle.missing == 2
+    job.write(2, *job.results[2:])
+    job.oracle.complete()
+
+
+def test_what_nobody_can_have_written_is_named() -> None:
+    job = Job()
+    with pytest.raises(Violation, match="of a producer that no slot has made"):
+        job.write(7, job.results[0])
+    job = Job()
+    with pytest.raises(Violation, match="in-a-0:9 of key a, which no event has caused"):
+        job.write(1, msgspec.structs.replace(job.results[0], name="in-a-0:9"))
+
+
+def test_two_sinks_that_share_a_count_may_be_written_in_either_order() -> None:
+    given = events("a", "a")
+    (even,), (odd,) = sided(given)
+    oracle = Oracle(replace(BY_PIPELINE[Sided], plain=frozenset({OUT_A, OUT_B})))
+    for offset, event in enumerate(given):
+        oracle.expect(SOURCE, event, offset)
+    oracle.plain.begins(1, {})
+    oracle.plain.writes((1, 0), 1)
+    for sink, result in ((OUT_A, even), (OUT_B, odd)):
+        log = PartitionLog(Origin(sink, 0), 1 << 20)
+        record = Record(msgspec.json.encode(result), b"a", (), 0)
+        log.append(1, 0, 0, [record], is_open=None)
+        oracle.look_at_plain_sinks([log])
+    oracle.plain.cut(1, {SOURCE: 2})
+    oracle.complete()
+
+
+def plain_runs() -> list[int]:
+    plans = {seed: Plan.drawn(random.Random(f"{seed}/plan")) for seed in SEEDS}
+    return [seed for seed, plan in plans.items() if plan.shape.plain]
+
+
+def test_some_runs_have_sinks_that_are_written_at_least_once() -> None:
+    assert 0.1 < len(plain_runs()) / len(SEEDS) < 0.3
+
+
+def test_a_barrier_that_flushes_nothing_is_found() -> None:
+    edit = Edit(PlainLane.flush, "if self._flushes:", "if not self._flushes:")
+    with planted(Mutant("a plain producer is not flushed", (edit,), run_seed, RUNS, 1)):
+        violations = [run_seed(seed).violation or "" for seed in plain_runs()[:RUNS]]
+    assert sum("and lacks it in" in each for each in violations) > 1

@@ -1,0 +1,117 @@
+"""Processes that can not be started, or end at once: what the fault is, that runs meet it, and that
+a cluster which does not try again is found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.contracts.behaviour import start_slot
+from tests.mutants.planting import Edit, Mutant, planted
+from tests.sim.test_processes import Behaving
+from tidegate.controlplane.dispatcher.service import JobManager
+from tidegate.errors import ExternalError
+from tidegate.ports.processes import SlotEnded, SlotForked, ZygoteEnded, ZygoteEvent, ZygoteReady
+from tidegate.testing.sim.faults import Trouble, Weights
+from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.processes import FAILED, Birth, SimProcesses
+from tidegate.testing.sim.run import run_seed
+from tidegate.testing.sim.scheduler import Scheduler
+
+STARTS = 2_000
+SEEDS = range(400)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler(1)
+    yield scheduler
+    scheduler.close()
+
+
+class Starting:
+    """A parent whose children are born as a test says."""
+
+    def __init__(self, scheduler: Scheduler, **births: Birth) -> None:
+        self.scheduler = scheduler
+        self.told: list[ZygoteEvent | int] = []
+        self.processes = SimProcesses(
+            scheduler.process("parent"),
+            Behaving(),
+            births=lambda role: births.get(role, Birth.LIVES),
+        )
+
+    def zygote(self) -> None:
+        zygote = self.processes.start_zygote({}, log="zygote.log", listener=self.told.append)
+        zygote.fork(start_slot(0, "wait"))
+        self.scheduler.run(5.0)
+
+    def alive(self) -> list[str]:
+        return [process.name for process in self.scheduler.processes if process.alive]
+
+
+def test_who_is_refused_was_never_there(scheduler: Scheduler) -> None:
+    starting = Starting(scheduler, child=Birth.REFUSED, zygote=Birth.REFUSED)
+    with pytest.raises(ExternalError, match="Cannot start the child process"):
+        starting.processes.spawn("child", {}, log="a.log", on_exit=starting.told.append)
+    with pytest.raises(ExternalError, match="Cannot start the zygote process"):
+        starting.zygote()
+    assert (starting.alive(), starting.told) == (["parent"], [])
+
+
+def test_who_dies_at_once_is_told_of_and_did_nothing(scheduler: Scheduler) -> None:
+    starting = Starting(scheduler, child=Birth.DIES, zygote=Birth.DIES)
+    starting.processes.spawn("child", {"does": "wait"}, log="a.log", on_exit=starting.told.append)
+    scheduler.run(4.0)
+    assert starting.told == [FAILED]
+    starting.zygote()
+    assert starting.told[1:] == [ZygoteEnded(status=FAILED)]
+    assert starting.alive() == ["parent"]
+
+
+def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
+    starting = Starting(scheduler, slot=Birth.DIES)
+    starting.zygote()
+    ready, forked, ended = starting.told
+    assert isinstance(ready, ZygoteReady)
+    assert isinstance(forked, SlotForked)
+    assert ended == SlotEnded(index=0, pid=forked.pid, status=FAILED)
+
+
+def test_a_zygote_that_may_not_fork_ends(scheduler: Scheduler) -> None:
+    starting = Starting(scheduler, slot=Birth.REFUSED)
+    starting.zygote()
+    assert starting.told[1:] == [ZygoteEnded(status=FAILED)]
+    assert starting.alive() == ["parent"]
+
+
+def plan(seed: int) -> Plan:
+    return Plan.drawn(random.Random(f"{seed}/plan"))
+
+
+def test_starts_fail_in_some_runs_never_twice_in_a_row_and_not_after_the_faults(
+    scheduler: Scheduler,
+) -> None:
+    shares = [plan(seed).weights.starts_fail for seed in SEEDS]
+    assert 0.35 < sum(share > 0 for share in shares) / len(shares) < 0.5
+    weights = replace(Weights.drawn(random.Random(1)), starts_fail=0.3)
+    trouble = Trouble(scheduler, weights)
+    births = [trouble.of_start("slot") for _ in range(STARTS)]
+    assert min(Counter(births)[birth] for birth in Birth) > STARTS / 100
+    assert all(Birth.LIVES in pair for pair in pairwise(births))
+    trouble.stop()
+    assert {trouble.of_start("slot") for _ in range(STARTS)} == {Birth.LIVES}
+
+
+def test_a_jobmanager_that_forgets_what_it_could_not_start_is_found() -> None:
+    forgets = Edit(JobManager._start_jobmaster, "        self.loop.post(failed)\n", "")
+    failing = [seed for seed in SEEDS if plan(seed).weights.starts_fail > 0.1]
+    with planted(Mutant("a refusal is forgotten", (forgets,), run_seed, len(failing), 1)):
+        violations = (run_seed(seed).violation or "" for seed in failing)
+        assert any("has not come to its end" in each for each in violations)
