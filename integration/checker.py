@@ -20,7 +20,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -76,6 +76,7 @@ def check(
     source: str,
     sink: str,
     *,
+    others: Sequence[str] = (),
     field: str = TOTAL,
     minimum: Decimal = Decimal(0),
     until: int | None = None,
@@ -83,13 +84,14 @@ def check(
 ) -> Verdict:
     """Read both topics up to their ends as they are now, and judge.
 
-    `until` waits first, for `timeout_s` at most, until the sink holds so many committed records.
+    `others` are more topics with orders, of customers who have none in `source`. `until` waits
+    first, for `timeout_s` at most, until the sink holds so many committed records.
     TimeoutError when a topic's end is not reached, ValueError for an input that defines no order.
     """
     if until is not None:
         _await_records(bootstrap, sink, until, timeout_s)
     verdict = judge(
-        read_committed(bootstrap, source, timeout_s),
+        joined([read_committed(bootstrap, each, timeout_s) for each in (source, *others)]),
         read_committed(bootstrap, sink, timeout_s),
         minimum,
         field=field,
@@ -125,6 +127,15 @@ def judge(
         verdict.never_due += len(got)
         verdict.problem(f"{customer}: {len(got)} values, first {got[0]}, and no order leads to any")
     return verdict
+
+
+def joined(topics: Sequence[Iterable[Record]]) -> Iterator[Record]:
+    """The records of all topics. Each topic's partitions get numbers of their own: a customer with
+    orders in two topics is one in two partitions, and refused.
+    """
+    for number, records in enumerate(topics):
+        for record in records:
+            yield record._replace(partition=record.partition * len(topics) + number)
 
 
 def taken_back(seen: Iterable[Record], final: Iterable[Record]) -> int:

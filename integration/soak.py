@@ -52,9 +52,8 @@ SAMPLE_S_MIN = 2.0
 QUIET_S_MAX = 120.0
 """Without a kill the job must run again within this time."""
 HEARTBEAT_TIMEOUT_S = 5.0
-LOGS_OF_A_TASKMANAGER = 2
-TASKMANAGERS = 2
-"""Of the cluster: all are new when the JobManager was killed."""
+LOGS_OF_A_TASKMANAGER = 4
+"""Its own, its zygote's, and one for each of its two slots, whatever follows in them."""
 # Kills come faster than the default back-off forgets: it would soon wait a minute after each.
 OPTIONS = (
     "-c",
@@ -72,6 +71,8 @@ class Tally:
 
     killed: Counter[str] = field(default_factory=Counter)
     frozen: Counter[str] = field(default_factory=Counter)
+    taskmanagers: set[int] = field(default_factory=set)
+    """Process ids of all that have had a slot of the job."""
     attempt: int = 0
     recoveries: int = 0
     """Attempts, after the first, that have completed a checkpoint."""
@@ -82,6 +83,7 @@ class Tally:
 
     def see(self, report: Report) -> None:
         """Take in what a report says."""
+        self.taskmanagers |= {slot["task_manager_pid"] for slot in report["slots"]}
         last = report["last_checkpoint"]
         if last is None or last["id"] == self._last:
             return
@@ -154,10 +156,10 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
 def _tell_levels(holdings: Holdings, tally: Tally) -> bool:
     """Print what became of each figure; whether all stayed level.
 
-    Log files may grow with the attacks: each new TaskManager has two of its own.
+    Log files may grow with the TaskManagers, for each has files of its own.
     """
-    attacks = tally.killed.total() + tally.frozen.total()
-    more = {"logs files": SLACK["logs files"] + LOGS_OF_A_TASKMANAGER * TASKMANAGERS * attacks}
+    files = LOGS_OF_A_TASKMANAGER * len(tally.taskmanagers)
+    more = {"logs files": SLACK["logs files"] + files}
     levels = judge(holdings.samples, SLACK | more)
     width = max(len(level.name) for level in levels)
     say(f"{'':{width}}  {'first':>9} {'last':>9} {'highest':>9} {'trend':>9} {'allowed':>9}")

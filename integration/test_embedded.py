@@ -178,7 +178,7 @@ def test_three_nodes_elect_another_leader_and_come_back_together(tmp_path: Path)
         pids = kafka.pids
         kafka.restart(0, 1, 2)
         assert not set(pids) & set(kafka.pids)
-        # A leader that has just come back knows the end only when its followers have told it.
+        # Right after all three came back a reader was seen to find no end yet, and so nothing.
         deadline = time.monotonic() + 30
         while not (records := read_all(kafka.bootstrap, "t")) and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A sample of the faults that `make chaos` makes: of the network and of the storage.
+"""A sample of the faults that `make chaos` makes: of brokers, of the network, of the storage.
 
 The scenarios are those of `integration.chaos`, with the same checker at their end; which of them
 run here was chosen by how much each has to tell for its time.
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.chaos.__main__ import results_of
+from integration.chaos.broker_faults import Loss
 from integration.chaos.network_faults import BetweenProcesses
 from integration.chaos.scenarios import Scenario, Stage
 from integration.chaos.storage_faults import Storing
@@ -34,7 +35,7 @@ def assert_right(scenario: Scenario, stage: Stage, *names: str) -> None:
     cells = [each for each in scenario.cells if not names or each.rpartition("/")[2] in names]
     assert len(cells) == len(names) or not names, cells
     for result in results_of(scenario, cells, stage):
-        assert result.right, result
+        assert result.right, result.verdict
 
 
 def test_a_network_that_hangs_and_forgets_between_slots_and_their_jobmaster(stage: Stage) -> None:
@@ -45,3 +46,7 @@ def test_a_network_that_hangs_and_forgets_between_slots_and_their_jobmaster(stag
 def test_a_storage_that_fails_and_does_not_say_what_became_of_a_publication(stage: Stage) -> None:
     scenario = Storing(VERSION, "two sinks")
     assert_right(scenario, stage, "failing-manifest", "unheard", "failing-claim")
+
+
+def test_output_that_is_lost_is_said_until_it_is_accepted(stage: Stage) -> None:
+    assert_right(Loss(VERSION, "stateless"), stage)

@@ -105,8 +105,8 @@ def test_a_reused_producer_is_found_out_as_duplication(
     traps = [Trap("jobmaster.publishing", 2)]
     job.run(traps=traps, pace=PACE, run_mains=breaking.REUSED_PRODUCER)
     verdict = job.compare()
-    # What one incarnation had prepared the next one may also abort: then records are missing too.
     assert verdict.twice, verdict
+    assert not verdict.missing, verdict
 
 
 # --- ends, restores and hands -------------------------------------------------------------------

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.protocol.producer import InitProducerIdRequest
 
 from integration.killing.runs import Job
 from integration.killing.traps import Trap
+from integration.taking import take
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionLog
 from tidegate.ids import TransactionalId
@@ -55,16 +55,8 @@ def die_after_a_publication(
 
 def half_a_fence(bootstrap: str, transactional_id: str) -> None:
     """One InitProducerId, as of a client that does not live to repeat it: the broker aborts."""
-    request = InitProducerIdRequest(
-        transactional_id=transactional_id,
-        transaction_timeout_ms=60_000,
-        producer_id=-1,
-        producer_epoch=-1,
-        min_version=4,
-        max_version=4,
-    )
     with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
-        log._control.ask(TransactionalId(transactional_id), request)
+        take(log, transactional_id)
         until_state(log, transactional_id, TransactionState.COMPLETE_ABORT)
 
 

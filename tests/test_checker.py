@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import pytest
 
-from integration.checker import Record, Verdict, judge, taken_back
+from integration.checker import Record, Verdict, joined, judge, taken_back
 
 ORDERS = [("ann", "1.50"), ("bob", "2"), ("ann", "0"), ("ann", "3.25"), ("bob", "0.01")]
 TOTALS = [("ann", "1.50"), ("bob", "2"), ("ann", "4.75"), ("bob", "2.01")]
@@ -87,6 +87,14 @@ def test_a_customer_in_two_partitions_has_no_order() -> None:
     orders = [*records(ORDERS, "amount"), *records([("ann", "1")], "amount", partition=1)]
     with pytest.raises(ValueError, match="not defined"):
         judge(orders, records(TOTALS, "total"), Decimal(0))
+
+
+def test_a_customer_in_two_topics_has_no_order() -> None:
+    both = [records(ORDERS, "amount"), records([("cleo", "1")], "amount")]
+    totals = records([*TOTALS, ("cleo", "1")], "total")
+    assert judge(joined(both), totals, Decimal(0)).exact
+    with pytest.raises(ValueError, match="not defined"):
+        judge(joined([*both, records([("ann", "1")], "amount")]), totals, Decimal(0))
 
 
 def test_what_a_reader_has_seen_may_not_change() -> None:

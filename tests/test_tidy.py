@@ -8,6 +8,7 @@ What ruff already says (asserts, long lines in part, unused names) is not said a
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,11 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+        return parsed(self.text)
+
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return walked(self.text)
 
     @property
     def room(self) -> str:
@@ -54,6 +59,16 @@ class Module:
     @property
     def in_framework(self) -> bool:
         return self.path.parts[0] == "framework"
+
+
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@functools.cache
+def walked(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(text)))
 
 
 def text_files() -> list[Path]:
@@ -69,6 +84,7 @@ def text_files() -> list[Path]:
     return sorted(found)
 
 
+@functools.cache
 def modules() -> list[Module]:
     return [
         Module(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
@@ -87,7 +103,7 @@ def module_is_short(module: Module) -> Iterator[str]:
 
 
 def functions_are_short(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -110,13 +126,13 @@ def names_say_what(module: Module) -> Iterator[str]:
     for part in module.path.with_suffix("").parts:
         if part in BANNED_NAMES:
             yield f"`{part}` says nothing about what is in it"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef) and re.search(r"Impl$|^_?Manager$", node.name):
             yield f"{node.lineno}: class {node.name} says not of what, or repeats its interface"
 
 
 def imports_nothing_banned(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -131,7 +147,7 @@ def imports_nothing_banned(module: Module) -> Iterator[str]:
 def rooms_are_imported_and_not_the_front(module: Module) -> Iterator[str]:
     if not module.in_framework or module.path.parts[-2:] == ("tidegate", "__init__.py"):
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import) and any(alias.name == "tidegate" for alias in node.names):
             yield f"{node.lineno}: imports the public package; import the room"
         if isinstance(node, ast.ImportFrom) and node.module == "tidegate":
@@ -142,14 +158,13 @@ def rooms_are_imported_and_not_the_front(module: Module) -> Iterator[str]:
 
 
 def calls_nothing_banned(module: Module) -> Iterator[str]:
-    tree = module.tree  # one parse: nodes are compared by identity
     own_hash = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef) and node.name == "__hash__"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
@@ -168,7 +183,7 @@ def calls_nothing_banned(module: Module) -> Iterator[str]:
 
 def swallows_nothing(module: Module) -> Iterator[str]:
     broad = {"Exception", "BaseException", "TidegateError", "InternalError"}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
                 yield f"{node.lineno}: a bare except"
@@ -279,3 +294,12 @@ def test_locks_name_packages_and_no_index() -> None:
         assert "://" not in text, path
         assert "--index" not in text, path
         assert "--find-links" not in text, path
+
+
+def test_every_test_that_the_list_of_bugs_names_is_there() -> None:
+    page = (ROOT / "docs" / "bugs-found.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)\.(test_\w+)`", page)
+    assert len(named) > 15
+    for module, name in named:
+        homes = [*ROOT.glob(f"tests/**/{module}.py"), *ROOT.glob(f"integration/{module}.py")]
+        assert any(f"def {name}(" in home.read_text(encoding="utf-8") for home in homes), name

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
+
+import psutil
 
 from integration.killing.traps import Plan, Trap, Traps
 
@@ -68,6 +73,34 @@ def test_threads_that_come_to_points_at_once_snap_each_trap_once(tmp_path: Path)
         thread.join()
     assert failed == []
     assert len(plan.snapped()) == count
+
+
+GOES_ON = """
+import os, sys, threading, time
+from pathlib import Path
+from integration.killing.traps import Plan, Traps
+
+def work():
+    Traps(Plan(Path(sys.argv[1]))).reached("slot.wrote")
+    os.write(1, b"went on")
+
+threading.Thread(target=work).start()
+time.sleep(60)
+"""
+
+
+def test_the_thread_that_comes_to_a_stop_goes_no_further(tmp_path: Path) -> None:
+    """Several times: a stop for the process as a whole lets it go on now and then."""
+    for number in range(10):
+        plan = Plan.of(tmp_path / str(number), [Trap("slot.wrote", stops=True)])
+        with subprocess.Popen(
+            [sys.executable, "-c", GOES_ON, str(plan.folder)], stdout=subprocess.PIPE
+        ) as process:
+            stopped = psutil.Process(process.pid)
+            while stopped.status() != psutil.STATUS_STOPPED:
+                time.sleep(0.002)
+            process.kill()
+            assert process.communicate()[0] == b""
 
 
 def test_without_a_plan_nothing_happens() -> None:

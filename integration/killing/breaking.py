@@ -8,7 +8,6 @@ gets into the output.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -60,8 +59,8 @@ REUSED_PRODUCER = {
     "slot": f"{HERE}:run_slot_with_one_producer",
     "jobmaster": f"{HERE}:run_believing",
 }
-"""One producer serves transaction after transaction; to begin the next it must end the one before,
-published or not: twice."""
+"""One producer serves transaction after transaction; to be free for the next it ends each as soon
+as it is flushed, published or not: twice."""
 
 
 def run_without_end_in_recovery(
@@ -178,10 +177,17 @@ class _Shared:
         self.open = False
 
     def begin(self) -> None:
-        if self.open:
-            self.producer._client.commit_transaction()
         self.producer.begin()
         self.open = True
+
+    def flush(self, timeout_s: float) -> None:
+        """Not only at the next `begin`: a sink that gets nothing more would never come to it, and
+        its last output would be missing instead.
+        """
+        self.producer.flush(timeout_s)
+        if self.open:
+            self.producer._client.commit_transaction()
+            self.open = False
 
 
 class _Alias:
@@ -203,7 +209,7 @@ class _Alias:
         raise NotImplementedError
 
     def flush(self, timeout_s: float) -> None:
-        self._shared.producer.flush(timeout_s)
+        self._shared.flush(timeout_s)
 
 
 class _SlotLies(DescribeTraps):
@@ -225,48 +231,18 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
     """The JobMaster of REUSED_PRODUCER: believes what slots say of their transactions."""
 
     class Broken(JobMasterDrivers):
-        finals: threading.Event
-
         def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
-            self.finals = threading.Event()
             real = RealDrivers.transaction_log(self, kafka)
-            return _Believing(real, self._traps, self._phase, self.finals)
-
-        def blob_store(self, url: str) -> BlobStore:
-            real = RealDrivers.blob_store(self, url)
-            return _Slowly(real, self._traps, self._phase, self.finals)
+            return _Believing(real, self._traps, self._phase)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
 
 
-class _Slowly(JournalTraps):
-    """Gives slots the time to go on before a checkpoint is published."""
-
-    def __init__(
-        self, real: BlobStore, traps: Traps, phase: Phase, finals: threading.Event
-    ) -> None:
-        super().__init__(real, traps, phase)
-        self._finals = finals
-
-    def create(self, path: str, data: bytes) -> Created:
-        entry = journal_entry(path, data)
-        if isinstance(entry, Publication):
-            time.sleep(0.3)
-            if entry.final:
-                self._finals.set()
-        return super().create(path, data)
-
-
 class _Believing(CommitTraps):
-    """Says of each alias what belongs to its place in the protocol; ends only the last ones, which
-    no next transaction of their producer ends.
-    """
+    """Says of each alias what belongs to its place in the protocol, and ends nothing."""
 
-    def __init__(
-        self, real: TransactionLog, traps: Traps, phase: Phase, finals: threading.Event
-    ) -> None:
+    def __init__(self, real: TransactionLog, traps: Traps, phase: Phase) -> None:
         super().__init__(real, traps, phase)
-        self._finals = finals
         self._ended: set[TransactionalId] = set()
 
     def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
@@ -281,8 +257,6 @@ class _Believing(CommitTraps):
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndOutcome:
-        if self._finals.is_set():
-            self._real.end(_shared_id(transactional_id), producer_id, epoch, commit=commit)
         self._ended.add(transactional_id)
         return EndOutcome.ACCEPTED
 

@@ -1,4 +1,5 @@
-"""The pipelines that are killed: without state, with keyed state, and with two sinks.
+"""The pipelines that are killed: without state, with keyed state, with two sinks, and with
+two sources.
 
 Bases without a name: each test runs a subclass with a name of its own, so that tests share a broker
 without sharing transactional ids.
@@ -45,5 +46,18 @@ class TwoSinks(Pipeline, name=None):
     def define(self) -> None:
         self.orders.filter(lambda order: order.amount > 100).map(large).to(self.large)
         self.orders.key_by(lambda order: order.customer_id).process(
+            RunningTotal(), uid="running-total"
+        ).to(self.totals)
+
+
+class TwoSources(Pipeline, name=None):
+    """Two sources into one step: a bounded run reaches the end of one before that of the other."""
+
+    orders = KafkaSource("orders", value=Json(Order))
+    later = KafkaSource("later", value=Json(Order))
+    totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
+
+    def define(self) -> None:
+        self.orders.union(self.later).key_by(lambda order: order.customer_id).process(
             RunningTotal(), uid="running-total"
         ).to(self.totals)

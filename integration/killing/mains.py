@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from tidegate.checkpoint.journal import (
     entry_number,
 )
 from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.config import Config
 from tidegate.controlplane.dispatcher import backoff
 from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
 from tidegate.controlplane.jobmaster import service
@@ -44,12 +46,16 @@ from tidegate.ports.kafka import (
     TransactionLog,
     TransactionState,
 )
+from tidegate.ports.processes import Processes
 from tidegate.ports.rpc import Rpc, RpcClient
 from tidegate.protocol.messages import StartSlot, TransactionsFreed
 from tidegate.slot.main import run_slot as run_real_slot
 
 PACE = "TIDEGATE_TEST_PACE"
 """Environment variable: records that a source subtask reads in a second; as it can without."""
+DELIVERY = "TIDEGATE_TEST_DELIVERY"
+"""Environment variable: milliseconds after which a producer gives a record up, and the broker its
+transaction. By the settings alone that is never before the attempt has failed for other reasons."""
 SURVIVE = "TIDEGATE_TEST_SURVIVE"
 """Environment variable: there if slots and JobMasters are to outlive who kills them."""
 POLL_S = 0.02
@@ -71,8 +77,9 @@ def run_slot(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
     """A slot that may end at a `slot.` point."""
-    drivers = SlotDrivers(_traps())
-    return run_real_slot(start, drivers, task_manager, task_manager_pid)
+    traps = _traps()
+    traps.reached("slot.starting")
+    return run_real_slot(start, SlotDrivers(traps), task_manager, task_manager_pid)
 
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
@@ -90,12 +97,15 @@ def run_taskmanager(*arguments: Any) -> int:
     return run_real_taskmanager(*arguments)
 
 
-def run_jobmanager(*arguments: Any, **keywords: Any) -> int:
+def run_jobmanager(
+    cluster: str, config: Config, _drivers: Drivers, processes: Processes, **keywords: Any
+) -> int:
     """A JobManager that always starts again at once: what is killed here dies again and again in
     short order, and each death would double the pause before the next start.
     """
     backoff.FIRST_MS = backoff.LONGEST_MS = 0
-    return run_real_jobmanager(*arguments, **keywords)
+    drivers = JobManagerDrivers(Traps(Plan.from_environment()))
+    return run_real_jobmanager(cluster, config, drivers, processes, **keywords)
 
 
 def _traps() -> Traps:
@@ -126,6 +136,17 @@ def _end_later(shell: int) -> None:
     os._exit(1)
 
 
+class JobManagerDrivers(RealDrivers):
+    """The real drivers of a JobManager, with traps."""
+
+    def __init__(self, traps: Traps) -> None:
+        super().__init__()
+        self._traps = traps
+
+    def blob_store(self, url: str) -> BlobStore:
+        return StoreTraps(super().blob_store(url), self._traps)
+
+
 class SlotDrivers(RealDrivers):
     """The real drivers of a slot, with traps."""
 
@@ -146,7 +167,8 @@ class SlotDrivers(RealDrivers):
         transactional_id: TransactionalId | None,
         transaction_timeout_ms: int,
     ) -> Producer:
-        real = super().producer(kafka, transactional_id, transaction_timeout_ms)
+        timeout_ms = int(os.environ.get(DELIVERY, transaction_timeout_ms))
+        real = super().producer(kafka, transactional_id, timeout_ms)
         if transactional_id is not None:
             if transactional_id in self._used:
                 self._traps.reached("slot.reused")
@@ -169,6 +191,15 @@ class Passing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
+
+
+class StoreTraps(Passing):
+    """A JobManager's checkpoint storage."""
+
+    def put(self, path: str, data: bytes) -> None:
+        points = {"submission.json": "jobmanager.storing", "result.json": "jobmanager.ending"}
+        self._traps.reached(points.get(path.rpartition("/")[2], ""))
+        self._real.put(path, data)
 
 
 class UploadTraps(Passing):
@@ -339,11 +370,16 @@ def journal_entry(path: str, data: bytes) -> AnyEntry | None:
 
 
 class CommitTraps(Passing):
-    """A JobMaster's transaction log."""
+    """A JobMaster's transaction log.
+
+    EndTxns of one publication go side by side; where a trap stands behind one they are sent one by
+    one, so that there is a place between two of them.
+    """
 
     def __init__(self, real: TransactionLog, traps: Traps, phase: Phase) -> None:
         super().__init__(real, traps)
         self._phase = phase
+        self._between_ends = threading.Lock()
 
     def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
         facts: TransactionFacts | None = self._real.describe(transactional_id)
@@ -356,9 +392,13 @@ class CommitTraps(Passing):
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndOutcome:
-        outcome: EndOutcome = self._real.end(transactional_id, producer_id, epoch, commit=commit)
-        self._traps.reached(self._phase("ended"))
-        return outcome
+        trapped = any(trap.point.endswith(".ended") for trap in self._traps.plan.traps)
+        with self._between_ends if trapped else nullcontext():
+            outcome: EndOutcome = self._real.end(
+                transactional_id, producer_id, epoch, commit=commit
+            )
+            self._traps.reached(self._phase("ended"))
+            return outcome
 
     def fence(self, transactional_id: TransactionalId) -> None:
         self._real.fence(transactional_id)

@@ -12,14 +12,15 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
@@ -27,16 +28,26 @@ from integration import checker
 from integration.brokers import create_topic, produce, unique
 from integration.killing import command, mains
 from integration.killing.traps import Plan, Trap
+from tidegate.checkpoint.manifest import Manifest, decode_manifest
 
 ROOT = Path(__file__).parents[2]
 CUSTOMERS = 40
 PARTITIONS = 4
 RUN_S_MAX = 90.0
+GONE_S_MAX: Final = 10.0
+"""Everything below a command that was killed ends within this time, or outlives it."""
 
 LARGE = 100
 """Above this amount an order is large; most are."""
 
-SINKS = {"Totals": ("totals",), "LargeOrders": ("large",), "TwoSinks": ("totals", "large")}
+SOURCES = {"TwoSources": ("orders", "later")}
+"""Where it is not `orders` alone."""
+SINKS = {
+    "Totals": ("totals",),
+    "LargeOrders": ("large",),
+    "TwoSinks": ("totals", "large"),
+    "TwoSources": ("totals",),
+}
 JUDGED: dict[str, dict[str, Any]] = {
     "totals": {"field": checker.TOTAL},
     "large": {"field": checker.ORDER_ID, "minimum": Decimal(LARGE)},
@@ -44,11 +55,11 @@ JUDGED: dict[str, dict[str, Any]] = {
 """What the checker is told of each sink."""
 
 
-def orders(seed: int) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of one order after the other, without end."""
+def orders(seed: int, prefix: str = "c") -> Iterator[tuple[bytes, bytes]]:
+    """Key and value of one order after the other, without end; keys begin with the prefix."""
     chance = random.Random(seed)
     for number in itertools.count():
-        customer = f"c{chance.randrange(CUSTOMERS)}"
+        customer = f"{prefix}{chance.randrange(CUSTOMERS)}"
         order = {
             "order_id": f"{seed}-{number}",
             "customer_id": customer,
@@ -71,12 +82,13 @@ class Job:
     topics: dict[str, str] = field(default_factory=dict)
     """Topic by the attribute name of the source or sink."""
     _entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def make(cls, bootstrap: str, folder: Path, pipeline: str) -> Job:
         """Its topics are made; nothing is in them."""
         job = cls(bootstrap, folder, pipeline, name=unique("killed"))
-        for connector in ("orders", *SINKS[pipeline]):
+        for connector in (*job.sources, *job.sinks):
             job.topics[connector] = unique(connector)
             create_topic(bootstrap, job.topics[connector], partitions=PARTITIONS)
         folder.joinpath("job.py").write_text(
@@ -87,14 +99,30 @@ class Job:
         return job
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Their attribute names."""
+        return SOURCES.get(self.pipeline, ("orders",))
+
+    @property
     def sinks(self) -> tuple[str, ...]:
         """Their attribute names."""
         return SINKS[self.pipeline]
 
-    def write(self, count: int, *, seed: int) -> None:
-        """Write orders; each has an id that no other has."""
-        made = list(itertools.islice(orders(seed), count))
-        produce(self.bootstrap, self.topics["orders"], made)
+    def write(
+        self,
+        count: int,
+        *,
+        seed: int,
+        to: str = "orders",
+        of: Collection[bytes] | None = None,
+    ) -> None:
+        """Write orders; each has an id that no other has. `of`: only these customers'.
+
+        Each source has customers of its own: what is due for one is then defined.
+        """
+        made = orders(seed, "c" if to == "orders" else f"{to}-")
+        chosen = (each for each in made if of is None or each[0] in of)
+        produce(self.bootstrap, self.topics[to], list(itertools.islice(chosen, count)))
 
     @contextmanager
     def started(
@@ -119,8 +147,8 @@ class Job:
             "checkpoint.interval": "250 ms",
             "cluster.heartbeat_interval": "300 ms",
             "cluster.heartbeat_timeout": "4 s",
-            **{f"sources.{key}.topic": t for key, t in self.topics.items() if key == "orders"},
-            **{f"sinks.{key}.topic": t for key, t in self.topics.items() if key != "orders"},
+            **{f"sources.{key}.topic": self.topics[key] for key in self.sources},
+            **{f"sinks.{key}.topic": self.topics[key] for key in self.sinks},
             **(config or {}),
         }
         arguments = ["run", "job:Job", "--json", "-p", str(parallelism), *options]
@@ -169,9 +197,12 @@ class Job:
     def compare(self) -> Verdict:
         """Output against input, by the independent checker."""
         verdict = Verdict()
+        first, *others = (self.topics[source] for source in self.sources)
         for sink in self.sinks:
-            orders, output = self.topics["orders"], self.topics[sink]
-            verdict.take(checker.check(self.bootstrap, orders, output, **JUDGED[sink]))
+            output = self.topics[sink]
+            verdict.take(
+                checker.check(self.bootstrap, first, output, others=others, **JUDGED[sink])
+            )
         return verdict
 
     def assert_exact(self) -> None:
@@ -179,6 +210,12 @@ class Job:
         verdict = self.compare()
         assert verdict.exact, verdict
         assert self.open_transactions() == []
+
+    def is_settled(self) -> bool:
+        """Whether all that is due is committed, and no commit is under way."""
+        last = (self.journal() or [{}])[-1]
+        done = last.get("kind") == "settled" or last.get("transactions") == []
+        return done and self.compare().exact
 
     def open_transactions(self) -> list[str]:
         """Ids of this job that are Ongoing."""
@@ -193,13 +230,27 @@ class Job:
         return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
 
     def journal(self) -> list[dict[str, Any]]:
-        """The entries of the job's journal, oldest first; each is read once."""
+        """The entries of the job's journal that were ever seen, oldest first; each is read once.
+
+        In any thread.
+        """
         folder = self.folder / ".tidegate" / "checkpoints" / self.name / "journal"
-        for path in folder.glob("*.json"):
-            if path.name not in self._entries:
-                with suppress(FileNotFoundError):  # it was just trimmed
-                    self._entries[path.name] = json.loads(path.read_bytes())["body"]
-        return [self._entries[name] for name in sorted(self._entries)]
+        with self._looking:
+            for path in folder.glob("*.json"):
+                if path.name not in self._entries:
+                    with suppress(FileNotFoundError):  # it was just trimmed
+                        self._entries[path.name] = json.loads(path.read_bytes())["body"]
+            return [self._entries[name] for name in sorted(self._entries)]
+
+    def manifest(self) -> Manifest | None:
+        """Of the newest publication; None if there is none, or it was just deleted."""
+        named = [e["checkpoint"] for e in self.journal() if e["kind"] == "publication"]
+        if not named:
+            return None
+        attempt, counter = named[-1]
+        folder = self.folder / ".tidegate" / "checkpoints" / self.name / "manifests"
+        path = folder / f"{attempt}-{counter}.json"
+        return decode_manifest(path.read_bytes(), str(path)) if path.exists() else None
 
     def claims(self) -> list[int]:
         """Attempts that were begun."""
@@ -245,6 +296,10 @@ class Run:
         before = self.publications()
         self.until(lambda: self.publications() >= before + count, f"{count} publications")
 
+    def until_snapped(self, number: int) -> None:
+        """Wait until this trap of the plan has caught a process."""
+        self.until(lambda: self.plan.pid(number), self.plan.traps[number].point)
+
     def processes(self) -> dict[str, list[psutil.Process]]:
         """What runs below the command, by role: jobmanager, taskmanager, jobmaster, slot."""
         found: dict[str, list[psutil.Process]] = defaultdict(list)
@@ -268,6 +323,21 @@ class Run:
         """What it has reported."""
         lines = self.output.read_text().splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def state(self) -> str:
+        """Of the job, as last reported; nothing before the first report."""
+        return next((said["state"] for said in reversed(self.reports()) if "state" in said), "")
+
+    def kill(self) -> None:
+        """SIGKILL the command, and wait until everything below it has ended, too."""
+        self.processes()
+        self.process.kill()
+        self.process.wait()
+        end = time.monotonic() + GONE_S_MAX
+        while self.orphans():
+            if time.monotonic() > end:
+                raise AssertionError("processes outlive the command that started them")
+            time.sleep(0.02)
 
     def story(self) -> str:
         """For a failed test: what the processes logged last."""

@@ -1,0 +1,113 @@
+"""A job that is left, or canceled, in the middle of a commit.
+
+One transaction of a publication has its EndTxn, the others wait for theirs, and somebody wants to
+go: by a second Ctrl-C, which ends everything at once, or by a cancel, which takes no checkpoint but
+must first finish what is published. Whoever comes next finds the commit done, or does it.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from integration.killing.runs import Job, Run
+from integration.killing.traps import Trap
+from integration.standing import TIDEGATE
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+RECORDS = 3_000
+PACE = 400
+CANCELED = 130
+
+
+@contextmanager
+def in_a_commit(job: Job) -> Iterator[Run]:
+    """A run whose JobMaster stands behind the first EndTxn of several, at its newest trap."""
+    with job.started(pace=PACE, traps=[Trap("jobmaster.published", holds=True)]) as run:
+        number = 0
+        run.until_snapped(number)
+        while not several(job):
+            run.plan.release(number)
+            number = run.plan.add(Trap("jobmaster.published", holds=True))
+            run.until_snapped(number)
+        run.plan.add(Trap("jobmaster.ended", holds=True))
+        run.plan.release(number)
+        run.until_snapped(number + 1)
+        assert half_done(job), run.story()
+        yield run
+
+
+def several(job: Job) -> bool:
+    """Whether the last publication names more than one; not so if the sources have read little."""
+    return len(job.journal()[-1]["transactions"]) > 1
+
+
+def half_done(job: Job) -> bool:
+    """Whether some of what the last publication names is committed, and some is not."""
+    named = {txn["transactional_id"] for txn in job.journal()[-1]["transactions"]}
+    open_ = set(job.open_transactions())
+    return bool(named & open_) and bool(named - open_)
+
+
+def assert_committed_by_the_next(job: Job, *options: str) -> None:
+    """The next run finishes it: nothing is taken back, nothing is lost."""
+    job.run(*options)
+    job.assert_exact()
+    assert not [entry for entry in job.journal() if entry["kind"] in {"retracted", "lost"}]
+
+
+def test_left_by_a_second_interrupt_in_the_middle_of_a_commit_the_next_run_finishes_it(
+    kafka_39: EmbeddedKafka, tmp_path: Path
+) -> None:
+    job = Job.make(kafka_39.bootstrap, tmp_path, "TwoSinks")
+    job.write(RECORDS, seed=1)
+    with in_a_commit(job) as run:
+        run.process.send_signal(signal.SIGINT)
+        run.until(lambda: run.state() == "STOPPING", "stopping")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(10) == CANCELED, run.story()
+    assert half_done(job)
+    assert_committed_by_the_next(job)
+
+
+@pytest.mark.parametrize(
+    "dies", [pytest.param(False, marks=pytest.mark.soak), True], ids=["lives", "dies"]
+)
+def test_a_cancel_in_the_middle_of_a_commit_finishes_it_first(
+    kafka: EmbeddedKafka, tmp_path: Path, *, dies: bool
+) -> None:
+    """`dies`: the JobMaster that was told is killed, and its successor has to."""
+    job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
+    job.write(RECORDS, seed=2)
+    with in_a_commit(job) as run:
+        words = [TIDEGATE, "cancel", job.name, "--jobmanager", address(run)]
+        with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as cancel:
+            run.until(lambda: run.state() == "CLOSING", "closing")
+            if dies:
+                run.processes()["jobmaster"][0].kill()
+            else:
+                run.plan.release(len(run.plan.traps) - 1)
+            assert run.wait() == CANCELED, run.story()
+            cancel.kill()  # it waits for the end, and who could tell has ended first
+    assert job.open_transactions() == []
+    assert job.journal()[-1]["kind"] == "closed"
+    assert_committed_by_the_next(job, "--restore", "latest")
+
+
+def address(run: Run) -> str:
+    """Of the JobManager, which has a free port and tells it to nobody but its own."""
+    (manager,) = run.processes()["jobmanager"]
+    (listening,) = [
+        connection.laddr
+        for connection in manager.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    return f"{listening.ip}:{listening.port}"

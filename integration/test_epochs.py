@@ -1,0 +1,73 @@
+"""A transactional id whose epochs are used up: the broker gives it another producer id.
+
+Epochs of a producer are 16 bits, and each transaction of ours takes one. A job of one subtask is
+given an id whose last epoch it uses in its first transactions; some checkpoints later, when the id
+is used again, its producer id is another one. What was recorded of its transactions must not be
+confused by that, also not by a recovery that finds both in the journal.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from integration.killing.runs import Job
+from integration.taking import take
+from tidegate.checkpoint.transactional_ids import format_transactional_id
+from tidegate.drivers.kafka.control import raise_for
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
+
+pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(900)]
+
+EPOCH_MAX: Final = 32_766
+"""The last that a broker gives."""
+RECORDS = 6_000
+PACE = 500
+
+
+def test_an_id_that_is_given_another_producer_id_stays_exact(
+    any_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    job = Job.make(any_kafka.bootstrap, tmp_path, "LargeOrders")
+    job.write(RECORDS // 10, seed=1)
+    job.run(parallelism=1)
+    last = job.journal()[-1]
+    id_ = format_transactional_id(
+        job=JobName(job.name),
+        journal=last["journal"],
+        sink=Uid("large"),
+        attempt=Attempt(last["number"] + 1),  # a claim's number is its attempt
+        subtask=SubtaskIndex(0),
+        slot=0,
+    )
+    producer_id = used_up(any_kafka.bootstrap, id_)
+    job.write(RECORDS, seed=2)
+    with job.started("--restore", "latest", pace=PACE, parallelism=1) as run:
+        run.until(lambda: len(named_producers(job, id_)) > 1, "published with both producer ids")
+        run.kill()
+    assert producer_id in named_producers(job, id_)
+    job.run(parallelism=1)
+    job.assert_exact()
+
+
+def named_producers(job: Job, id_: str) -> set[int]:
+    """Producer ids with which publications have named transactions of this id."""
+    named = [txn for entry in job.journal() for txn in entry.get("transactions", ())]
+    return {txn["producer_id"] for txn in named if txn["transactional_id"] == id_}
+
+
+def used_up(bootstrap: str, id_: TransactionalId) -> int:
+    """Take the id until the next one who takes it gets its last epoch; its producer id."""
+    with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
+        epoch = -1
+        while epoch < EPOCH_MAX - 1:
+            answer = take(log, id_)
+            raise_for(answer.error_code)
+            assert answer.producer_epoch == epoch + 1
+            epoch = answer.producer_epoch
+        return int(answer.producer_id)
