@@ -22,6 +22,7 @@ from integration.chaos.cells import (
 )
 from integration.chaos.matrix import lives
 from integration.chaos.scenarios import VERSIONS
+from integration.chaos.subject import wrong_in_journal
 from integration.killing import traps
 
 ROOT = Path(__file__).parents[1]
@@ -105,3 +106,24 @@ def test_lives_carry_out_every_cell_once(seed: int) -> None:
     for cells in sample(seed).values():
         dealt = [cell for life in lives(cells) for cell in life.cells]
         assert sorted(cell.key for cell in dealt) == sorted(cell.key for cell in cells)
+
+
+def entry(number: int, attempt: int | None = None) -> dict[str, object]:
+    """A claim, or an entry of an attempt."""
+    if attempt is None:
+        return {"number": number, "kind": "claim"}
+    return {"number": number, "kind": "publication", "attempt": attempt}
+
+
+def test_an_entry_of_a_deposed_attempt_is_found_in_a_journal() -> None:
+    assert wrong_in_journal([entry(1), entry(2, 1), entry(3), entry(4, 3)]) is None
+    for attempt in (1, 2, 4):
+        journal = [entry(1), entry(2, 1), entry(3), entry(4, attempt)]
+        assert str(entry(4, attempt)) in str(wrong_in_journal(journal))
+    assert str(entry(2, 2)) in str(wrong_in_journal([entry(1), entry(2, 2)]))
+
+
+def test_a_journal_that_was_not_seen_whole_is_no_proof() -> None:
+    journal = [entry(1), entry(2, 1), entry(4, 1)]
+    assert wrong_in_journal(journal) == "entry 3 of the journal was never seen"
+    assert wrong_in_journal([entry(2)]) == "entry 1 of the journal was never seen"

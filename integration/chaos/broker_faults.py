@@ -275,9 +275,11 @@ def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
     try:
         end_s = time.monotonic() + ABORTED_S_MAX
         while True:
-            facts = [log.describe(txn["transactional_id"]) for txn in named]
-            states = [fact.state for fact in facts if fact is not None]
-            if not {TransactionState.ONGOING, TransactionState.PREPARE_ABORT} & set(states):
+            ids = [txn["transactional_id"] for txn in named]
+            facts = {id_: log.describe(id_) for id_ in ids}
+            states = {id_: fact and fact.state for id_, fact in facts.items()}
+            under_way = {TransactionState.ONGOING, TransactionState.PREPARE_ABORT}
+            if not under_way & set(states.values()):
                 break
             if time.monotonic() > end_s:
                 return f"the brokers do not abort: {states}"
@@ -285,7 +287,7 @@ def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
     finally:
         log.close()
     ends = {TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT}
-    return "" if set(states) == ends else f"not one committed and others aborted: {states}"
+    return "" if set(states.values()) == ends else f"not one committed and others aborted: {states}"
 
 
 def _fails_loudly(live: LiveJob, which: str) -> str:

@@ -249,6 +249,7 @@ class Attack:
         if cell.step.when != "middle":
             claims = len(self._job.claims())
         shells = self._strike(run, cell, pid, number)
+        seen = 0
         if cell.new_attempt:
             run.until(lambda: len(self._job.claims()) > claims, "a new attempt", WAIT_S)
             since_ms = round(time.time() * 1000)
@@ -256,11 +257,14 @@ class Attack:
             if (cell.victim, cell.signal) == (JOBMANAGER, FREEZE):
                 time.sleep(FREEZE_S)
                 self._wake(gone=False)
-                time.sleep(1.0)  # if it has lost somebody by its own silence, it is noticed now
+                # Whoever was lost by its silence is known to be lost by now: what was published
+                # before may be of an attempt that is over.
+                time.sleep(1.0)
+                seen = self._newest()
             elif cell.signal == FREEZE:
                 run.until(lambda: not any(map(runs, shells)), "rid of what was frozen", WAIT_S)
             since_ms = at_ms
-        run.until(self._steady, "a checkpoint after it", WAIT_S)
+        run.until(lambda: self._steady(seen), "a checkpoint after it", WAIT_S)
         seen_ms = self._subject.first_output(since_ms, WAIT_S)
         if seen_ms is None:
             raise WrongError(f"no output within {WAIT_S:g} s: {run.story()}")
@@ -324,16 +328,21 @@ class Attack:
         its = [pid for pid, home in hosts.items() if home == host]
         return [host, *its] if cell.signal == FREEZE else [host]
 
-    def _steady(self) -> bool:
-        """The newest attempt has published."""
+    def _steady(self, after: int = 0) -> bool:
+        """The newest attempt has published, behind an entry."""
         attempt = 0
         published = False
         for entry in self._job.journal():
             if entry["kind"] == "claim":
                 attempt, published = entry["number"], False
             elif entry["kind"] == "publication" and entry["attempt"] == attempt:
-                published = True
+                published = entry["number"] > after
         return published
+
+    def _newest(self) -> int:
+        """The journal's newest entry."""
+        number: int = self._job.journal()[-1]["number"]
+        return number
 
     # --- zombies --------------------------------------------------------------------------------
 

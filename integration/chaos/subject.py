@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +23,8 @@ from integration.killing.runs import JUDGED, Job, Run, orders
 from integration.watching import CommittedOutput
 
 BURST_S = 0.05
+LOOK_S = 0.1
+"""Between two looks at the journal, of which an entry stays for some seconds."""
 FLUSH_S = 30.0
 
 
@@ -103,6 +105,7 @@ class Subject:
             }
             feed = Feed(bootstrap, job.topics["orders"], seed=seed, rate=rate)
             open_.callback(feed._over.set)
+            open_.enter_context(_seen_whole(job))
             yield cls(job, feed, outputs)
 
     @contextmanager
@@ -155,8 +158,38 @@ class Subject:
         self._check_journal()
 
     def _check_journal(self) -> None:
-        owner = 0
-        for entry in self.job.journal():
-            owner = entry["number"] if entry["kind"] == "claim" else owner
-            if entry.get("attempt", owner) != owner:
-                raise WrongError(f"a deposed attempt wrote into the journal: {entry}")
+        if (wrong := wrong_in_journal(self.job.journal())) is not None:
+            raise WrongError(wrong)
+
+
+@contextmanager
+def _seen_whole(job: Job) -> Iterator[None]:
+    """Look at the journal all the time, or what is trimmed would never have been seen."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            job.journal()
+
+    thread = threading.Thread(target=look, name="journal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def wrong_in_journal(entries: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with a journal, all of which was seen: an entry of another attempt than that
+    whose claim is the newest before it, or a number without an entry.
+    """
+    owner = 0
+    for number, entry in enumerate(entries, 1):
+        if entry["number"] != number:
+            return f"entry {number} of the journal was never seen"
+        if entry["kind"] == "claim":
+            owner = number
+        elif entry.get("attempt", owner) != owner:
+            return f"a deposed attempt wrote into the journal: {entry}"
+    return None
