@@ -14,9 +14,9 @@ demo: .venv/installed  ## the main job on a real broker, with kills, checked for
 	$(bin)/python -m integration.demo
 check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
-test: check     ## everything: check, 2,000 simulated clusters, then the tests on real brokers
-	$(bin)/pytest tests/sim -m seeds
-	$(bin)/pytest integration
+test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers
+	$(bin)/pytest --quiet -m "seeds or hypothesis"
+	$(bin)/pytest integration --numprocesses 2 --dist loadfile --no-loadscope-reorder
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
@@ -36,7 +36,7 @@ lint: .venv/installed  ## ruff: rules and format
 types: .venv/installed  ## mypy, strict
 	$(bin)/mypy --no-error-summary
 unit: .venv/installed  ## unit, property, wall and tidy tests
-	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal
+	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal --hypothesis-profile check
 lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
 	$(compile) --output-file bootstrap.lock bootstrap.in
 	$(compile) --all-extras --output-file requirements.lock pyproject.toml

@@ -5,6 +5,10 @@ good engineer writes in an afternoon: it does not recover its totals (a dict tha
 has one process, and no more.
 
     python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT
+    python -m integration.bench.loop for-ever BOOTSTRAP SOURCE SINK COMMIT_MS
+
+The second copies until it is killed, for latencies: in a transaction as long as that, or, with 0,
+by an idempotent producer, visible at once.
 """
 
 from __future__ import annotations
@@ -121,30 +125,38 @@ WORKLOADS = {
 }
 
 
+def for_ever(bootstrap: str, source: str, sink: str, commit_ms: int) -> None:
+    """Copy what comes, as soon as it comes."""
+    name = f"loop-{uuid.uuid4().hex[:8]}"
+    consumer = _consumer(bootstrap, name)
+    consumer.assign([TopicPartition(source, p, 0) for p in range(PARTITIONS)])
+    producer = _producer(bootstrap, name if commit_ms else None)
+    if commit_ms:
+        producer.init_transactions()
+        producer.begin_transaction()
+    positions = dict[int, int]()
+    commit_at = time.monotonic()
+    while True:
+        messages = consumer.consume(1, 0.005)
+        messages += consumer.consume(1000, 0) if messages else []
+        for message in messages:
+            producer.produce(sink, message.value(), message.key())
+            partition, offset = message.partition(), message.offset()
+            if partition is not None and offset is not None:
+                positions[partition] = offset + 1
+        producer.poll(0)
+        if commit_ms and positions and time.monotonic() >= commit_at:
+            commit_at = time.monotonic() + commit_ms / 1000
+            _commit(producer, consumer, source, positions)
+
+
 def run(workload: str, bootstrap: str, source: str, sink: str, count: int, every: int = 0) -> None:
     """Process `count` records; commit every second, or every so many records, and at the end."""
     step = WORKLOADS[workload]()
     name = f"loop-{uuid.uuid4().hex[:8]}"
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": name,
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "fetch.queue.backoff.ms": 5,
-            "queued.min.messages": 100_000,
-        }
-    )
+    consumer = _consumer(bootstrap, name)
     consumer.assign([TopicPartition(source, p, 0) for p in range(PARTITIONS)])
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "transactional.id": name,
-            "linger.ms": 5,
-            "queue.buffering.max.messages": 1_000_000,
-            "partitioner": "murmur2_random",
-        }
-    )
+    producer = _producer(bootstrap, name)
     producer.init_transactions()
     producer.begin_transaction()
     done, positions, commit_at = 0, dict[int, int](), time.monotonic() + COMMIT_S
@@ -172,6 +184,33 @@ def run(workload: str, bootstrap: str, source: str, sink: str, count: int, every
             commit_at = time.monotonic() + COMMIT_S
 
 
+def _consumer(bootstrap: str, name: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": 5,
+            "queued.min.messages": 100_000,
+        }
+    )
+
+
+def _producer(bootstrap: str, transactional_id: str | None) -> Producer:
+    kind = {"transactional.id": transactional_id} if transactional_id else {}
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+            "partitioner": "murmur2_random",
+            **kind,
+        }
+    )
+
+
 def _commit(producer: Producer, consumer: Consumer, source: str, positions: dict[int, int]) -> None:
     offsets = [TopicPartition(source, p, offset) for p, offset in positions.items()]
     producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
@@ -180,4 +219,7 @@ def _commit(producer: Producer, consumer: Consumer, source: str, positions: dict
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    if sys.argv[1] == "for-ever":
+        for_ever(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    else:
+        run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))

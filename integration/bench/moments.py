@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from integration.bench.cost import ROOT, Rig
 from integration.bench.data import PARTITIONS
-from integration.bench.latency import TAKE_OVER, Feed, produced_s
+from integration.bench.latency import SETTLE_S, TAKE_OVER, Feed, produced_s
 from integration.bench.page import Table
 from integration.holdings import kind_of
 from integration.running import TidegateRun, runs_with_checkpoint
@@ -50,9 +50,11 @@ def measure_moments(rig: Rig, rounds: int) -> Table:
             "1.7 s",
         ],
     ]
-    held_mb, share = idle(rig)
+    held_mb, share = idle(rig, "10 s")
     rows.append(["idle cluster, two slots: proportional set size", f"{held_mb:.0f} MB", "250 MB"])
     rows.append(["idle cluster, two slots: CPU, of one core", f"{share:.1%}", "1 %"])
+    _, share = idle(rig, "1 s")
+    rows.append(["the same with a checkpoint every second", f"{share:.1%}", ""])
     note = f"Medians of {rounds} (`--help`: of {HELPS}). The idle cluster is without its client."
     return Table("Start, recovery, idle", ("what", "measured", "goal"), rows, note)
 
@@ -96,15 +98,23 @@ def recovery_s(rig: Rig) -> float:
         return time.time() - killed_s
 
 
-def idle(rig: Rig) -> tuple[float, float]:
-    """Megabytes (proportional) and share of a core of a cluster whose input is silent."""
+def idle(rig: Rig, interval: str) -> tuple[float, float]:
+    """Megabytes (proportional) and share of a core of a cluster whose input is silent, with
+    checkpoints as often as `interval` says (10 s by default).
+    """
     source, _ = rig.fresh("silent")
     sink, folder = rig.fresh("idle")
-    config = {**_settings("totals", source, sink), "job.parallelism": "2", "taskmanager.slots": "2"}
+    config = {
+        **_settings("totals", source, sink),
+        "job.parallelism": "2",
+        "taskmanager.slots": "2",
+        "checkpoint.interval": interval,
+    }
     with TidegateRun(
         folder, rig.bootstrap, pipeline=TOTALS, options=TAKE_OVER, config=config
     ) as run:
         run.wait_for("a checkpoint", runs_with_checkpoint, GIVE_UP_S)
+        time.sleep(SETTLE_S)  # what follows the first checkpoint is not yet idle
         below = psutil.Process(run.pid).children(recursive=True)
         cluster = [process for process in below if kind_of(process) in CLUSTER]
         before = _cpu_s(cluster)

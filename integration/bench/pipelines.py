@@ -9,6 +9,9 @@ import msgspec
 from integration.bench.data import THRESHOLD, WINDOW_MS, Click
 from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Raw, ValueState
 
+KEY = 20
+"""Bytes by which records are shuffled that nobody decodes: the time in front of the feed's."""
+
 
 class ClickWithFee(Click, frozen=True, gc=False):
     """A click that paid."""
@@ -107,6 +110,28 @@ class CopiesAtLeastOnce(Pipeline, name="bench-at-least-once"):
 
     def define(self) -> None:
         self.clicks.to(self.copies)
+
+
+class Passing(KeyedProcess[bytes, bytes, bytes]):
+    """What comes, as it comes."""
+
+    def process(self, value: bytes, ctx: Context[bytes]) -> Iterable[bytes]:
+        del ctx
+        return (value,)
+
+
+class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
+    """The same, each record by way of the slot that has its first bytes."""
+
+    clicks = KafkaSource("bench-in", value=Raw())
+    copies = KafkaSink("bench-passthrough", value=Raw(), guarantee="at_least_once")
+
+    def define(self) -> None:
+        (
+            self.clicks.key_by(lambda value: value[:KEY])
+            .process(Passing(), uid="passing")
+            .to(self.copies)
+        )
 
 
 class Transform(Pipeline, name="bench-transform"):
