@@ -4,7 +4,7 @@ One transactional producer, offsets sent with the transaction, a commit every se
 good engineer writes in an afternoon: it does not recover its totals (a dict that a crash loses),
 has one process, and no more.
 
-    python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT
+    python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT COMMIT_MS
     python -m integration.bench.loop for-ever BOOTSTRAP SOURCE SINK COMMIT_MS
 
 The second copies until it is killed, for latencies: in a transaction as long as that, or, with 0,
@@ -150,8 +150,17 @@ def for_ever(bootstrap: str, source: str, sink: str, commit_ms: int) -> None:
             _commit(producer, consumer, source, positions)
 
 
-def run(workload: str, bootstrap: str, source: str, sink: str, count: int, every: int = 0) -> None:
-    """Process `count` records; commit every second, or every so many records, and at the end."""
+def run(
+    workload: str,
+    bootstrap: str,
+    source: str,
+    sink: str,
+    count: int,
+    *,
+    every: int = 0,
+    commit_s: float = COMMIT_S,
+) -> None:
+    """Process `count` records; commit as often, or every so many records, and at the end."""
     step = WORKLOADS[workload]()
     name = f"loop-{uuid.uuid4().hex[:8]}"
     consumer = _consumer(bootstrap, name)
@@ -159,7 +168,7 @@ def run(workload: str, bootstrap: str, source: str, sink: str, count: int, every
     producer = _producer(bootstrap, name)
     producer.init_transactions()
     producer.begin_transaction()
-    done, positions, commit_at = 0, dict[int, int](), time.monotonic() + COMMIT_S
+    done, positions, commit_at = 0, dict[int, int](), time.monotonic() + commit_s
     next_commit = every or count
     while done < count:
         messages = consumer.consume(1000, 0.05)
@@ -181,7 +190,7 @@ def run(workload: str, bootstrap: str, source: str, sink: str, count: int, every
         if due or done >= count:
             next_commit += every
             _commit(producer, consumer, source, positions)
-            commit_at = time.monotonic() + COMMIT_S
+            commit_at = time.monotonic() + commit_s
 
 
 def _consumer(bootstrap: str, name: str) -> Consumer:
@@ -222,4 +231,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "for-ever":
         for_ever(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
     else:
-        run(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+        workload, bootstrap, source, sink, count, commit_ms = sys.argv[1:]
+        run(workload, bootstrap, source, sink, int(count), commit_s=int(commit_ms) / 1000)

@@ -4,18 +4,39 @@ word of a slot's end it takes for which slot.
 
 from __future__ import annotations
 
-from tests.jobmaster.shell import Shell
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.jobmaster.shell import JOB, Shell
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.service import GOODBYE_S, RELEASE_S
-from tidegate.ids import Attempt
-from tidegate.protocol.messages import Done, ReleaseSlots
+from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
+from tidegate.protocol.messages import (
+    AcknowledgeCheckpoint,
+    Done,
+    ReleaseSlots,
+    SlotMetrics,
+    TasksReady,
+)
+from tidegate.protocol.snapshots import SubtaskSnapshot
 
 
 def fourth() -> Shell:
     """In attempt 4, of which nothing else is there."""
     shell = Shell()
     shell.master._machine.attempt = Attempt(4)
+    return shell
+
+
+def running() -> Shell:
+    """In attempt 1, on one slot."""
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=3)
+    shell.recovers(1)
+    shell.master.take(TasksReady(job=JOB, attempt=Attempt(1), ordinal=0))
+    assert shell.state() is JobState.RUNNING
     return shell
 
 
@@ -116,6 +137,36 @@ def test_a_report_without_news_is_sent_seldom() -> None:
     before = len(shell.reports)
     shell.run_until(6.0)
     assert len(shell.reports) == before
+
+
+def test_a_part_of_a_checkpoint_brings_what_its_slot_has_counted() -> None:
+    shell = running()
+    shell.master.take(
+        AcknowledgeCheckpoint(
+            job=JOB,
+            attempt=Attempt(1),
+            checkpoint=CheckpointId(Attempt(1), 1),
+            snapshot=SubtaskSnapshot(vertex=VertexId("orders"), index=SubtaskIndex(0)),
+            ordinal=0,
+            metrics=SlotMetrics(records_in=7),
+        )
+    )
+    shell.master._report()
+    assert shell.reports[-1].records_in == 7
+
+
+def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
+    shell = running()
+    live = shell.master._live
+    assert live is not None
+    shell.master.keep_watch()
+    shell.run_until(1.7)
+    shell.reports.clear()
+    for number in range(20):
+        shell.run_until(1.7 + number / 10)
+        complete = SimpleNamespace(checkpoint=CheckpointId(Attempt(1), number), final=False)
+        shell.master._committed(live, cast("Any", complete), ())
+    assert len(shell.reports) == 4
 
 
 def test_a_silent_slot_is_given_up() -> None:

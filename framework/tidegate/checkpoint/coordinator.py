@@ -235,18 +235,14 @@ class CheckpointCoordinator:
     def validate(self) -> None:
         """Check what must hold between any two events; for tests and the simulator."""
         under_way = self._phase in {Phase.PENDING, Phase.PUBLISHING}
-        check(
-            (self._pending is not None) == under_way, self._told("pending record and phase differ")
-        )
+        self._check((self._pending is not None) == under_way, "pending record and phase differ")
         if self._pending is not None:
             complete = not self._pending.missing
-            check(
-                complete == (self._phase is Phase.PUBLISHING), self._told("complete, yet waiting")
-            )
-            check(self._pending.id.counter == self._counter, self._told("not the newest counter"))
+            self._check(complete == (self._phase is Phase.PUBLISHING), "complete, yet waiting")
+            self._check(self._pending.id.counter == self._counter, "not the newest counter")
         if self._phase is not Phase.FAILED:
             tolerable = self._settings.tolerable_failures
-            check(self.counts.failed_in_a_row <= tolerable, self._told("too many failures"))
+            self._check(self.counts.failed_in_a_row <= tolerable, "too many failures")
 
     def __repr__(self) -> str:
         return (
@@ -393,7 +389,7 @@ class CheckpointCoordinator:
         return self._fail(pending.id, reason, event.now_s)
 
     def _end_task(self, event: TaskEnded) -> list[CoordinatorInstruction]:
-        check(self._running != {event.subtask}, self._told("the last subtask has ended"))
+        self._check(self._running != {event.subtask}, "the last subtask has ended")
         self._running -= {event.subtask}
         return []
 
@@ -456,13 +452,18 @@ class CheckpointCoordinator:
 
     def _ended(self, checkpoint: CheckpointId) -> PendingCheckpoint:
         pending = self._under_way()
-        check(pending.id == checkpoint, self._told(f"{checkpoint} is not under way"))
+        self._check(pending.id == checkpoint, f"{checkpoint} is not under way")
         self._pending = None
         return pending
 
     def _move(self, phase: Phase) -> None:
-        check(phase in MOVES[self._phase], self._told(f"no move to {phase.value}"))
+        self._check(phase in MOVES[self._phase], f"no move to {phase.value}")
         self._phase = phase
+
+    def _check(self, holds: object, what: str) -> None:
+        """As `errors.check`; the message, which is long, is written where it is needed."""
+        if not holds:
+            raise InternalError(self._told(what))
 
     def _told(self, what: str) -> str:
         return f"checkpoint coordinator: {what}; {self!r}; its story: {' | '.join(self._story)}"

@@ -355,6 +355,16 @@ class TasksReady(Message, frozen=True, kw_only=True):
     ordinal: int
 
 
+class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a slot since its start."""
+
+    records_in: int = 0
+    records_out: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+    lag: int | None = None
+
+
 class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
     """A subtask's part of a checkpoint is complete and durable."""
 
@@ -365,6 +375,10 @@ class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
     alignment_ms: int = 0
     sync_ms: int = 0
     """Time for which the subtask stood still for its snapshot."""
+    ordinal: int
+    metrics: SlotMetrics
+    """Of the slot, now: what is counted is at least as new as the last checkpoint, also in a job
+    that has ended."""
 
 
 class DeclineCheckpoint(Message, frozen=True, kw_only=True):
@@ -392,16 +406,6 @@ class TaskFailed(Message, frozen=True, kw_only=True):
     attempt: Attempt
     subtask: SubtaskId | None
     error: ErrorReport
-
-
-class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a slot since its start."""
-
-    records_in: int = 0
-    records_out: int = 0
-    skipped: int = 0
-    dead_letters: int = 0
-    lag: int | None = None
 
 
 class SlotHeartbeat(Message, frozen=True, kw_only=True):

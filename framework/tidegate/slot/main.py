@@ -38,7 +38,6 @@ from tidegate.protocol.messages import (
     Message,
     Refused,
     RegisterSlot,
-    SlotHeartbeat,
     SlotMetrics,
     StartSlot,
     StartSources,
@@ -286,6 +285,7 @@ class Slot:
         self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
     ) -> None:
         """A subtask's part of a checkpoint is durable."""
+        self._look_at_lag()
         self._send(
             AcknowledgeCheckpoint(
                 job=self._start.job,
@@ -293,14 +293,6 @@ class Slot:
                 checkpoint=checkpoint,
                 snapshot=snapshot,
                 sync_ms=sync_ms,
-            )
-        )
-        # Counts are at least as new as the last checkpoint, also those of a job that has ended.
-        self._look_at_lag()
-        self._send(
-            SlotHeartbeat(
-                job=self._start.job,
-                attempt=self._start.attempt,
                 ordinal=self._start.ordinal,
                 metrics=self._metrics(),
             )

@@ -77,6 +77,10 @@ class Reporting:
         """A report was sent."""
         self._told, self._told_s = report, self._clock.monotonic()
 
+    def is_recent(self, interval_s: float) -> bool:
+        """Whether a report was sent no longer ago than that."""
+        return self._told is not None and self._clock.monotonic() - self._told_s < interval_s
+
     def is_due(self, report: JobReport, quiet_ms: int) -> bool:
         """Whether a report says anything new, or the last one was sent so long ago."""
         told = self._told

@@ -179,6 +179,7 @@ class JobMaster:
                 case SlotHeartbeat():
                     live.heard(message.ordinal, message.metrics)
                 case AcknowledgeCheckpoint():
+                    live.heard(message.ordinal, message.metrics)
                     live.acknowledged(message)
                 case DeclineCheckpoint():
                     live.declined(message)
@@ -378,7 +379,8 @@ class JobMaster:
         last = live.coordinator.counts.last
         if last is not None:
             self._reporting.completed(last)
-        self._report()
+        if not self._reporting.is_recent(REPORT_INTERVAL_S):  # else `keep_watch` tells of it
+            self._report()
         if complete.final:
             self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))
 

@@ -187,8 +187,8 @@ class KeyedState:
         """The rows that were handed out since the last flush, and perhaps others: all are saved."""
         if self._touched > len(self._cache):
             return self._cache.values()
-        handed_out = chain.from_iterable(self._handed_out)
-        return list({id(row): row for row in handed_out}.values())
+        rows = list(chain.from_iterable(self._handed_out))
+        return dict(zip(map(id, rows), rows, strict=True)).values()  # each once, all of it in C
 
     def _load(self, keys: Iterable[Any]) -> None:
         places = self._places(keys)

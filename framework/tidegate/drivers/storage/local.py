@@ -124,12 +124,14 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         """See BlobStore."""
-        folder = self._target(prefix) if prefix else self._root
-        found = []
+        folder, root = self._target(prefix) if prefix else self._root, str(self._root)
+        found: list[str] = []
         for parent, folders, files in os.walk(folder, onerror=_walk_error):
-            if Path(parent) == self._root and _TEMPORARY in folders:
+            if parent == root and _TEMPORARY in folders:
                 folders.remove(_TEMPORARY)
-            found += [(Path(parent) / file).relative_to(self._root).as_posix() for file in files]
+            # Text and not Path objects: a journal is listed twice in each checkpoint.
+            path = "" if parent == root else parent[len(root) + 1 :].replace(os.sep, "/") + "/"
+            found += [path + file for file in files]
         return sorted(found)
 
     def delete(self, path: str) -> None:
