@@ -1,12 +1,12 @@
 """Brokers that are away for longer than a record may wait for its delivery, in mid-interval.
 
 Records that were handed to a producer are then lost with it; a flush that comes after that finds
-nothing left to send and would call it done. By the settings alone an attempt has always failed by
-then, for want of a checkpoint (the second test here, and *all away* of `chaos/broker_faults.py`,
-with three brokers). So that only the producer's own memory of the failure stands between it and a
-publication, the first test gives the producers a delivery timeout that is much shorter than a
-checkpoint may take, writes nothing more meanwhile, and keeps the broker from aborting the
-transaction: each of these would be noticed otherwise.
+nothing left to send and would call it done. By the settings alone an attempt fails about then for
+want of a checkpoint, too, so either of the two ends it (the second test here, and *all away* of
+`chaos/broker_faults.py`, with three brokers). So that only the producer's own memory of the failure
+stands between it and a publication, the first test gives the producers a delivery timeout that is
+much shorter than a checkpoint may take, writes nothing more meanwhile, and keeps the broker from
+aborting the transaction: each of these would be noticed otherwise.
 """
 
 from __future__ import annotations

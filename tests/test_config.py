@@ -113,6 +113,10 @@ class TestMistakes:
                 {"TIDEGATE_JOB__PARALLELISM": "many"},
                 ("job.parallelism", "TIDEGATE_JOB__PARALLELISM"),
             ),
+            (
+                {"TIDEGATE_CLUSTER__HEARTBEAT_TIMEOUT": "1999 ms"},
+                ("'1999 ms'", "1000 ms apart", "at least twice cluster.heartbeat_interval"),
+            ),
         ],
     )
     def test_name_the_variable_the_key_and_the_remedy(
@@ -132,6 +136,11 @@ class TestMistakes:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"tidegate[.]toml"):
             load(folder=tmp_path)
+
+    def test_of_two_that_do_not_fit_the_one_that_was_not_set_is_told_too(self) -> None:
+        with pytest.raises(ConfigError) as error:
+            load(environment={"TIDEGATE_CLUSTER__HEARTBEAT_INTERVAL": "10 s"})
+        assert "cluster.heartbeat_timeout = 15000 in the configuration" in str(error.value)
 
     def test_variables_of_tests_are_no_settings(self) -> None:
         assert load(environment={"TIDEGATE_TEST_KILL": "x", "PATH": "x"}) == Config()

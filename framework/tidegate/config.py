@@ -15,7 +15,14 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 _DURATION_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -123,7 +130,18 @@ class ClusterSettings(Section):
     task_managers: int = Field(default=1, ge=1, le=256)
     slot_request_timeout: DurationMs = 300_000
     heartbeat_interval: DurationMs = 1_000
-    heartbeat_timeout: DurationMs = 15_000
+    heartbeat_timeout: DurationMs = Field(default=15_000, validate_default=True)
+
+    @field_validator("heartbeat_timeout")
+    @classmethod
+    def _leaves_time_for_two(cls, timeout: int, others: ValidationInfo) -> int:
+        interval = others.data.get("heartbeat_interval", 0)  # not there where it is wrong itself
+        if timeout < 2 * interval:
+            raise ValueError(
+                f"between two heartbeats, which are {interval} ms apart, a process that is well "
+                "would be given up; make it at least twice cluster.heartbeat_interval"
+            )
+        return timeout
 
     @property
     def quiet_interval(self) -> int:
