@@ -4,7 +4,7 @@ The first source has ended, and a checkpoint says so; from then on slots are kil
 moments, or when the second one has ended, too, and the final checkpoint is still to come. The next
 attempt finds one source at its end from its beginning, must wait for the other, and must not take
 what had ended before for ended. Up to four random kills are in `make test`, and fifty times as many
-in `-m soak`; one that comes between two attempts finds nobody.
+in `-m soak`.
 """
 
 from __future__ import annotations
@@ -97,10 +97,12 @@ def one_has_ended(job: Job, before: Manifest | None) -> bool:
 
 
 def kill_a_slot(run: Run, chance: random.Random) -> bool:
-    """Whether there was one: between two attempts there is none, nor when the job has ended."""
-    slots = run.processes()["slot"]
-    with suppress(psutil.NoSuchProcess):
-        if slots:
-            chance.choice(slots).kill()
-            return True
+    """Kill one, as soon as there is one; False if the job ends before there is."""
+    while run.process.poll() is None:
+        slots = run.processes()["slot"]
+        with suppress(psutil.NoSuchProcess):
+            if slots:
+                chance.choice(slots).kill()
+                return True
+        time.sleep(0.02)
     return False

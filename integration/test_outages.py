@@ -59,12 +59,13 @@ def test_a_failed_delivery_is_never_published_whatever_a_later_flush_says(tmp_pa
         environment = {DELIVERY: str(round(DELIVERY_S * 1000))}
         with job.started(config=PATIENT, environment=environment, pace=PACE) as run:
             run.until(job.is_settled, "settled")
-            held = run.plan.add(Trap("slot.wrote", holds=True))
+            # The first batch has opened the transaction, the second is in the slot's hands.
+            held = run.plan.add(Trap("slot.writing", nth=2, holds=True))
             job.write(RECORDS // 10, seed=2)
             run.until_snapped(held)
             attempt, number = job.claims()[-1], job.journal()[-1]["number"]
             kafka.kill()
-            run.plan.release(held)  # it hands over what else it has, to nobody
+            run.plan.release(held)  # it hands over what it has, to nobody
             time.sleep(AWAY_S)
             kafka.restart()
             run.until(lambda: failure(run, attempt) or named_since(job, number), "failed")

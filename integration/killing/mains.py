@@ -232,6 +232,8 @@ class ProducerTraps(Passing):
     def send(
         self, topic: str, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None
     ) -> None:
+        if values:
+            self._traps.reached("slot.writing")
         self._real.send(topic, values, keys)
         if values:
             self._traps.reached("slot.wrote")

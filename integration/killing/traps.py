@@ -10,7 +10,7 @@ Points, as `<process>.<what it has just done or is about to do>`; of a JobMaster
 begin with `recovery`:
 
     slot.starting               it was forked, and has not registered yet
-    slot.wrote                  a batch was handed to a producer
+    slot.writing, .wrote        before and after a batch is handed to a producer
     slot.flushed                a transaction was flushed, and not described yet
     slot.described              the pre-commit check has passed, and nothing is acknowledged yet
     slot.uploading, .uploaded   before and after one file of a snapshot
