@@ -161,7 +161,8 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
     if not holds:
         note += "VOID: the loops do not stand to each other as they should; the machine was busy."
     titles = ("workload", "", "CPU s/M", "x loop", "goal", "records/s", "RSS MB", "to slot s")
-    return Table("Cost per record", titles, rows, note.strip()), holds
+    whole = set(names) == set(WORKLOADS)
+    return Table("Cost per record", titles, rows, note.strip(), whole), holds
 
 
 def measure_intervals(rig: Rig, rounds: int) -> Table:

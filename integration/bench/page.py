@@ -32,6 +32,8 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    whole: bool = True
+    """Whether it may take the place of what the page has; a few rows of many may not."""
 
     def markdown(self) -> str:
         """As a section of the page."""
@@ -52,11 +54,17 @@ class Table:
 
 
 def write(tables: Sequence[Table], broker: str, records: int) -> None:
-    """Put the tables into the page; sections of other titles stay as they are."""
+    """Put the tables that are whole into the page; sections of other titles stay as they are, of
+    whatever machine they were.
+    """
     sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
-    load = f"{records:,} records; load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores."
+    where = (
+        f"{records:,} records; {os.cpu_count()} cores of {_processor()}, load average "
+        f"{os.getloadavg()[1]:.1f}."
+    )
     for table in tables:
-        sections[table.title] = replace(table, note=f"{table.note} {load}".strip()).markdown()
+        if table.whole:
+            sections[table.title] = replace(table, note=f"{table.note} {where}".strip()).markdown()
     PAGE.write_text("\n".join([HEAD, surroundings(broker), *sections.values()]))
 
 
@@ -67,8 +75,8 @@ def surroundings(broker: str) -> str:
         "Records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker (Kafka "
         f"{broker}) on the same machine.\n"
         f"Python {platform.python_version()}, {packages}, librdkafka "
-        f"{confluent_kafka.libversion()[0]}; {platform.system()} on {os.cpu_count()} cores "
-        f"({_processor()}), {psutil.virtual_memory().total / 2**30:.0f} GiB.\n"
+        f"{confluent_kafka.libversion()[0]}; {platform.system()}, "
+        f"{psutil.virtual_memory().total / 2**30:.0f} GiB.\n"
     )
 
 
