@@ -124,14 +124,16 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         """See BlobStore."""
-        folder, root = self._target(prefix) if prefix else self._root, str(self._root)
+        folder = self._target(prefix) if prefix else self._root
         found: list[str] = []
         for parent, folders, files in os.walk(folder, onerror=_walk_error):
-            if parent == root and _TEMPORARY in folders:
+            within = Path(parent).relative_to(self._root)
+            at_root = within == Path()
+            if at_root and _TEMPORARY in folders:
                 folders.remove(_TEMPORARY)
-            # Text and not Path objects: a journal is listed twice in each checkpoint.
-            path = "" if parent == root else parent[len(root) + 1 :].replace(os.sep, "/") + "/"
-            found += [path + file for file in files]
+            # One Path for each folder, none for each file: a journal is listed twice a checkpoint.
+            head = "" if at_root else f"{within.as_posix()}/"
+            found += [head + file for file in files]
         return sorted(found)
 
     def delete(self, path: str) -> None:
