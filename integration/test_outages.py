@@ -43,6 +43,11 @@ HASTY = {
 }
 HASTY_DELIVERY_S = 6.0
 """What that comes to: the delivery timeout is the transaction timeout."""
+NEVER_WITHOUT_LEADERS = {"broker.session.timeout.ms": "60000"}
+"""A node that stood still for longer than its session takes its partitions' leadership from itself
+for a moment, and 4.3.0 forgets the abort markers of just then (KAFKA-20734): their readers wait for
+ever, whatever the job does. It is the broker's story and told in `docs/transactions.md`.
+"""
 
 
 @contextmanager
@@ -80,7 +85,7 @@ def test_a_failed_delivery_is_never_published_whatever_a_later_flush_says(tmp_pa
 def test_away_for_longer_than_the_delivery_timeout_the_job_restarts_and_is_exact(
     tmp_path: Path,
 ) -> None:
-    with own_kafka(tmp_path, {}) as kafka:
+    with own_kafka(tmp_path, NEVER_WITHOUT_LEADERS) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "Totals")
         job.write(3 * RECORDS, seed=3)
         with job.started("--bounded", config=HASTY, pace=PACE) as run:

@@ -227,11 +227,13 @@ class TransactionContract:
 
     def test_a_transaction_that_lasts_too_long_is_aborted(self, cluster: KafkaUnderTest) -> None:
         topic, other = cluster.make_topic(1), cluster.make_topic(1)
-        name, producer = opened(cluster, topic, timeout_ms=1_000)
         patient, _ = opened(cluster, other)
         idle = cluster.new_id()
-        warm = cluster.drivers.producer(cluster.settings, idle, 1_000)
-        before, of_idle = cluster.facts(name), cluster.facts(idle)
+        warm = cluster.drivers.producer(cluster.settings, idle, 2_000)
+        of_idle = cluster.facts(idle)
+        name, producer = opened(cluster, topic, timeout_ms=2_000)
+        before = cluster.facts(name)
+        assert before.state is ONGOING
         aborted = cluster.eventually(
             lambda: cluster.facts(name), lambda facts: facts.state is ABORTED
         )
