@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,37 @@ class KeyValueStoreContract:
         again.close()
         assert store.get_many([b"a", b"b"]) == [b"later", None]
 
+    def test_whatever_was_done_before_a_checkpoint_has_its_content(
+        self, open_store: Open, tmp_path: Path
+    ) -> None:
+        """Writes, reads, scans, checkpoints and openings in any order, against a dict."""
+        store = open_store(tmp_path / "store")
+        chance = random.Random(1)
+        expected: dict[bytes, bytes] = {}
+        for step in range(400):
+            puts = {b"k%d" % chance.randrange(60): b"%d" % step for _ in range(chance.randrange(9))}
+            deletes = [b"k%d" % chance.randrange(60) for _ in range(chance.randrange(3))]
+            store.write(puts.items(), deletes)
+            for key in deletes:
+                expected.pop(key, None)
+            expected.update(puts)
+            match chance.randrange(12):
+                case 0:
+                    assert list(store.scan(b"k", b"l")) == sorted(expected.items())
+                case 1 | 2:
+                    asked = [b"k%d" % n for n in range(60)]
+                    assert store.get_many(asked) == list(map(expected.get, asked))
+                case 3 | 4 | 5 | 6:
+                    store.checkpoint(tmp_path / str(step))
+                case 7:
+                    store.checkpoint(tmp_path / str(step)).files()
+                    store.close()
+                    store = open_store(tmp_path / str(step))
+                case _:
+                    pass
+        assert list(store.scan(b"", b"\xff")) == sorted(expected.items())
+        store.close()
+
     def test_checkpoints_that_nobody_has_asked_for_yet_keep_their_moments(
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
@@ -138,17 +170,26 @@ class KeyValueStoreContract:
         assert list(other.scan(b"", b"\xff")) == []
         other.close()
 
-    def test_a_file_of_the_same_name_is_the_same_unless_it_is_volatile(
-        self, store: KeyValueStore, tmp_path: Path
-    ) -> None:
+    def test_a_file_of_the_same_name_is_the_same(self, open_store: Open, tmp_path: Path) -> None:
+        """Also in a store that was opened with a checkpoint's files, as after a restart."""
+        store = open_store(tmp_path / "store")
         seen: dict[str, bytes] = {}
-        for round_number in range(12):  # enough for a compaction
+        for round_number in range(80):  # enough for compactions, and for several changelogs
             pairs = [(bytes([n]), b"%d" % round_number * 50) for n in range(200)]
             store.write(pairs, [])
-            for file in store.checkpoint(tmp_path / f"checkpoint-{round_number}").files():
-                if not is_volatile(file.name, store.volatile_names()):
-                    content = file.read_bytes()
-                    assert seen.setdefault(file.name, content) == content
+            files = store.checkpoint(tmp_path / f"checkpoint-{round_number}").files()
+            for file in files:
+                content = file.read_bytes()
+                assert seen.setdefault(file.name, content) == content
+            if round_number % 13 == 12:
+                laid_out = tmp_path / f"laid-out-{round_number}"
+                laid_out.mkdir()
+                for file in files:
+                    shutil.copy(file, laid_out / file.name)
+                store.close()
+                store = open_store(laid_out)
+                seen = {file.name: file.read_bytes() for file in files}
+        store.close()
 
     def test_a_checkpoint_into_a_folder_that_is_there_is_refused(
         self, store: KeyValueStore, tmp_path: Path
@@ -163,11 +204,3 @@ class KeyValueStoreContract:
         (tmp_path / "file").write_text("no folder")
         with pytest.raises(StorageError, match=r"file/store could not open"):
             open_store(tmp_path / "file" / "store")
-
-
-def is_volatile(name: str, patterns: frozenset[str]) -> bool:
-    """Whether a file may change between checkpoints, by `volatile_names`."""
-    return any(
-        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-        for pattern in patterns
-    )

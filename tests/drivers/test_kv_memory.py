@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.kv import KeyValueStoreContract, Open
 from tidegate.drivers.bundle import RealDrivers
-from tidegate.drivers.memory_kv import FILE_NAME, MemoryStore
+from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import ConfigError, CorruptCheckpointError
 
 
@@ -22,13 +22,20 @@ class TestMemoryStore(KeyValueStoreContract):
         store = MemoryStore(tmp_path / "store")
         store.write([(b"b", b"2"), (b"a", b"1")], [])
         (file,) = store.checkpoint(tmp_path / "checkpoint").files()
-        assert file.name == "memory.kv"
+        assert file.name == "memory-1.kv"
         assert file.read_bytes() == bytes.fromhex("93 01 92 c40161 c40162 92 c40131 c40132")
+
+    def test_a_file_without_a_number_is_one_of_an_older_checkpoint(self, tmp_path: Path) -> None:
+        (tmp_path / "memory.kv").write_bytes(bytes.fromhex("93 01 91 c40161 91 c40131"))
+        store = MemoryStore(tmp_path)
+        assert store.get_many([b"a"]) == [b"1"]
+        (file,) = store.checkpoint(tmp_path / "checkpoint").files()
+        assert file.name == "memory-1.kv"
 
     @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([2, [], []])])
     def test_a_file_that_is_no_store_is_refused(self, tmp_path: Path, data: bytes) -> None:
-        (tmp_path / FILE_NAME).write_bytes(data)
-        with pytest.raises(CorruptCheckpointError, match=r"memory\.kv holds"):
+        (tmp_path / "memory-7.kv").write_bytes(data)
+        with pytest.raises(CorruptCheckpointError, match=r"memory-7\.kv holds"):
             MemoryStore(tmp_path)
 
 

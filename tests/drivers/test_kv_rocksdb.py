@@ -33,7 +33,7 @@ class TestRocksDBStore(KeyValueStoreContract):
         files = rocks.checkpoint(tmp_path / "1").files()
         names = {file.name.split("-")[0] for file in files}
         assert {name for name in names if not name.endswith(".sst")} == {
-            "CURRENT",
+            "CURRENT.1",
             "MANIFEST",
             "rocksdict",
         }

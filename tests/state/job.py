@@ -95,7 +95,6 @@ class Step:
                     uid=UID,
                     backend=self.backend,
                     key_groups=groups,
-                    volatile_names=restored.store.volatile_names(),
                     shared=restored.shared,
                 )
             )
@@ -119,6 +118,6 @@ class Step:
         for index, (state, uploader) in enumerate(zip(self.subtasks, self.uploaders, strict=True)):
             directory = self._folder / f"checkpoint-{checkpoint}-{index}"
             frozen = state.snapshot_sync(directory)
-            snapshots.append(uploader.upload(checkpoint, directory, frozen, state.schemas))
+            snapshots.append(uploader.upload(directory, frozen, state.schemas))
             assert not directory.exists()
         return snapshots

@@ -15,9 +15,10 @@ from tests.state.job import JOB, MAX_PARALLELISM, UID, Step, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
+from tidegate.drivers.rocksdb import changelog
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.graph.key_groups import key_group
-from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
+from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
 
 KEYS = [f"customer-{n}" for n in range(40)]
@@ -70,16 +71,16 @@ def test_files_lie_under_attempt_vertex_subtask_and_uid(step: Step) -> None:
     assert set(step.blobs.puts) == set(step.blobs.objects)
 
 
-def test_files_that_change_carry_the_checkpoint_in_their_path(step: Step) -> None:
+def test_no_path_is_used_twice(step: Step) -> None:
     step.start(1)
-    first, second = step.snapshot(), step.snapshot()
-    volatile = "memory.kv" if step.backend == "memory" else "CURRENT"
-    assert only(paths(first), "1-1") >= {f"files/1/v/0/running-total/{volatile}.1-1"}
-    assert only(paths(second), "1-2") >= {f"files/1/v/0/running-total/{volatile}.1-2"}
-    assert not only(paths(second), "1-1")
+    for _ in range(5):
+        add(step)
+        step.snapshot()
+    assert len(step.blobs.puts) == len(set(step.blobs.puts))
 
 
-def test_a_table_is_sent_once(tmp_path: Path) -> None:
+def test_a_table_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "SEGMENTS_MAX", 0)
     step = rocksdb_step(tmp_path)
     step.start(1)
     add(step)
@@ -91,13 +92,30 @@ def test_a_table_is_sent_once(tmp_path: Path) -> None:
     step.stop()
 
 
+def test_between_full_checkpoints_only_what_changed_is_sent(tmp_path: Path) -> None:
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    first = paths(step.snapshot())
+    for number in (1, 2):
+        add(step)
+        snapshot = step.snapshot()
+        segments = {f"files/1/v/0/running-total/segment-{n:04}.1" for n in range(1, number + 1)}
+        assert paths(snapshot) == first | segments
+        assert len(set(step.blobs.puts)) == len(first) + number
+    step.start(2, snapshot)
+    assert totals(step) == [3] * len(KEYS)
+    step.stop()
+
+
 def test_what_was_sent_for_a_checkpoint_that_failed_is_not_sent_again(tmp_path: Path) -> None:
     step = rocksdb_step(tmp_path)
     step.start(1)
     add(step)
-    step.blobs.failing = "CURRENT.1-1"  # CURRENT is sent before the manifest, after the tables
+    step.blobs.failing = "CURRENT.1"  # CURRENT is sent before the manifest, after the tables
     with pytest.raises(StorageError):
         step.snapshot()
+    step.blobs.failing = ""
     assert not list(tmp_path.glob("checkpoint-*"))
     sent = only(set(step.blobs.puts), ".sst")
     assert sent
@@ -117,7 +135,6 @@ def uploader(blobs: MemoryBlobs) -> SnapshotUploader:
         uid=UID,
         backend="rocksdb",
         key_groups=range(8),
-        volatile_names=frozenset({"CURRENT", "MANIFEST-*"}),
         shared={},
     )
 
@@ -129,7 +146,7 @@ def upload(one: SnapshotUploader, folder: Path, counter: int, **files: str) -> K
         (directory / name).write_text(content)
     listed = sorted(directory.iterdir())
     frozen = SimpleNamespace(files=lambda: listed)
-    return one.upload(CheckpointId(Attempt(1), counter), directory, frozen, {})
+    return one.upload(directory, frozen, {})
 
 
 def test_a_name_with_other_content_is_refused_and_overwrites_nothing(tmp_path: Path) -> None:
@@ -152,8 +169,8 @@ def test_a_copy_of_what_was_sent_is_as_good_as_a_link(tmp_path: Path) -> None:
 def test_only_files_of_the_last_checkpoint_are_remembered(tmp_path: Path) -> None:
     one = uploader(MemoryBlobs())
     for counter in range(1, 20):
-        upload(one, tmp_path, counter, **{f"table-{counter}": "x", "CURRENT": "c"})
-    assert list(one._shared) == ["table-19"]
+        upload(one, tmp_path, counter, **{f"table-{counter}": "x", "always": "c"})
+    assert set(one._shared) == {"always", "table-19"}
 
 
 # --- restore ------------------------------------------------------------------------------------
@@ -182,7 +199,8 @@ def test_a_restore_takes_nothing_outside_its_key_groups(step: Step) -> None:
             assert int.from_bytes(store_key[:2], "big") in state._key_groups
 
 
-def test_tables_are_shared_across_attempts(tmp_path: Path) -> None:
+def test_tables_are_shared_across_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "SEGMENTS_MAX", 0)
     step = rocksdb_step(tmp_path)
     step.start(2)
     add(step)

@@ -1,8 +1,9 @@
 """`MemoryStore`: the key-value store of one keyed step, in memory, with the semantics of RocksDB's.
 
 For small state and for tests. A checkpoint is one file with everything in it, so nothing is shared
-between checkpoints; opening a folder that holds such a file reads it. Called by one thread; a
-checkpoint is encoded and written by whoever asks for its files.
+between checkpoints; opening a folder that holds such a file reads it. Files are numbered, so that
+no name stands for two contents. Called by one thread; a checkpoint is encoded and written by
+whoever asks for its files.
 
 The file is one MessagePack array: format, keys in ascending order, values in the same order. It
 stands in checkpoints, so the format only ever grows.
@@ -10,6 +11,7 @@ stands in checkpoints, so the format only ever grows.
 
 from __future__ import annotations
 
+import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +22,8 @@ import msgspec
 
 from tidegate.errors import CorruptCheckpointError, StorageError
 
-FILE_NAME: Final = "memory.kv"
+_NAME: Final = re.compile(r"memory(?:-([0-9]+))?\.kv")
+"""Files of old checkpoints have no number."""
 FORMAT: Final = 1
 
 
@@ -40,14 +43,16 @@ class MemoryStore:
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] | None = []
         """The keys in order; None after a write that added or removed one."""
-        path = directory / FILE_NAME
+        self._checkpoints = 0
+        """The number of the newest file, of this store or of the one that is opened again."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            data = path.read_bytes() if path.exists() else None
+            for path in directory.iterdir():
+                if named := _NAME.fullmatch(path.name):
+                    self._checkpoints = int(named[1] or 0)
+                    self._load(path, path.read_bytes())
         except OSError as error:
             raise StorageError(f"the state store in {directory} could not open: {error}") from error
-        if data is not None:
-            self._load(path, data)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         get = self._values.get
@@ -73,10 +78,9 @@ class MemoryStore:
     def checkpoint(self, directory: Path) -> FrozenMemory:
         keys = list(self._in_order())
         content = _Content(FORMAT, keys, [self._values[key] for key in keys])
-        return FrozenMemory(content, self._directory, directory / FILE_NAME)
-
-    def volatile_names(self) -> frozenset[str]:
-        return frozenset({FILE_NAME})
+        self._checkpoints += 1
+        path = directory / f"memory-{self._checkpoints}.kv"
+        return FrozenMemory(content, self._directory, path)
 
     def close(self) -> None:
         self._values.clear()

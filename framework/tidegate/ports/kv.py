@@ -41,13 +41,9 @@ class KeyValueStore(Protocol):
         """Freeze the present content as files in the new folder `directory` (hard links where it
         can). Returns at once; what is written to the store from now on is not among them.
 
-        A file whose name appeared in an earlier checkpoint of this store has the same content,
-        unless it is named in `volatile_names`.
+        A file whose name appeared in an earlier checkpoint of this store, or in the one that it was
+        opened with, has the same content.
         """
-        ...
-
-    def volatile_names(self) -> frozenset[str]:
-        """Names (or prefixes ending in `*`) of files that change between checkpoints."""
         ...
 
     def close(self) -> None:

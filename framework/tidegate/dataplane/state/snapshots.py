@@ -3,11 +3,10 @@
 An upload takes the files of a store's checkpoint, in an I/O thread. A file that an earlier
 checkpoint of this attempt uploaded, or that the restored checkpoint brought, is referred to and not
 sent again, whatever became of the earlier checkpoint. Every other file gets a path that nobody used
-before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`, and files that change between checkpoints
-carry the checkpoint's id behind their name. Nothing in the storage is ever overwritten. A later
-checkpoint may therefore refer to files of an aborted one, as long as the attempt lives: whoever
-cleans up must leave the files of a living attempt alone, but for those of publications that no
-longer count.
+before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`, for a store gives no name to two
+contents. Nothing in the storage is ever overwritten. A later checkpoint may therefore refer to
+files of an aborted one, as long as the attempt lives: whoever cleans up must leave the files of a
+living attempt alone, but for those of publications that no longer count.
 
 A restore checks every file against the size and the SHA-256 that the manifest states before
 anything opens it, and that each key group has exactly one owner. With the same range of key groups
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Final, NamedTuple
 
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.errors import CorruptCheckpointError, StorageError, check
-from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskId, Uid
+from tidegate.ids import Attempt, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kv import Frozen, KeyValueStore
 from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
@@ -86,25 +85,21 @@ class SnapshotUploader:
         uid: Uid,
         backend: str,
         key_groups: range,
-        volatile_names: frozenset[str],
         shared: Mapping[str, SharedFile],
     ) -> None:
         self._blobs, self._job = blobs, job
         self._folder = f"files/{attempt}/{subtask.vertex}/{subtask.index}/{uid}"
         self._uid, self._backend, self._key_groups = uid, backend, key_groups
-        self._volatile = volatile_names
         self._shared = dict(shared)
 
-    def upload(
-        self, checkpoint: CheckpointId, directory: Path, frozen: Frozen, schemas: Schemas
-    ) -> KeyedSnapshot:
+    def upload(self, directory: Path, frozen: Frozen, schemas: Schemas) -> KeyedSnapshot:
         """Store the files of a frozen store, which come into `directory`, and remove the folder,
         also on failure.
 
         Raises StorageError; what was uploaded until then need not be uploaded again.
         """
         try:
-            stored = tuple(self._store(checkpoint, file) for file in frozen.files())
+            stored = tuple(map(self._store, frozen.files()))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         # A store never uses a table again that it has dropped, so nothing else is worth keeping.
@@ -119,9 +114,8 @@ class SnapshotUploader:
             schemas={name: list(versions) for name, versions in schemas.items()},
         )
 
-    def _store(self, checkpoint: CheckpointId, source: Path) -> StateFile:
-        volatile = is_volatile(source.name, self._volatile)
-        known = None if volatile else self._shared.get(source.name)
+    def _store(self, source: Path) -> StateFile:
+        known = self._shared.get(source.name)
         identity = _identity(source)
         if known is not None and known.identity == identity:
             return known.file
@@ -131,12 +125,10 @@ class SnapshotUploader:
             same = known.file.size == identity.size and known.file.sha256 == sha256
             check(same, f"state store of {self._uid!r} used the name {source.name} again")
             return known.file
-        name = f"{source.name}.{checkpoint}" if volatile else source.name
-        path = f"{self._folder}/{name}"
+        path = f"{self._folder}/{source.name}"
         self._blobs.put_file(f"{self._job}/{path}", source)
         file = StateFile(name=source.name, path=path, size=identity.size, sha256=sha256)
-        if not volatile:
-            self._shared[source.name] = SharedFile(file, identity)
+        self._shared[source.name] = SharedFile(file, identity)
         return file
 
 
@@ -171,11 +163,7 @@ def restore(
     if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
         laid_out = download.lay_out(mine[0], directory / "store")
         store = open_store(backend, directory / "store")
-        volatile = store.volatile_names()
-        shared = {
-            name: known for name, known in laid_out.items() if not is_volatile(name, volatile)
-        }
-        return Restored(store=store, schemas=schemas, shared=shared)
+        return Restored(store=store, schemas=schemas, shared=laid_out)
     store = open_store(backend, directory / "store")
     for number, one in enumerate(mine):
         scratch = directory / f"restore-{number}"
@@ -185,14 +173,6 @@ def restore(
         old.close()
         shutil.rmtree(scratch, ignore_errors=True)
     return Restored(store=store, schemas=schemas)
-
-
-def is_volatile(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a file of this name changes between checkpoints; patterns end in `*` or are names."""
-    return any(
-        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-        for pattern in patterns
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

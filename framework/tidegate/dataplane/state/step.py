@@ -74,7 +74,6 @@ def open_step_state(
         uid=uid,
         backend=settings.backend,
         key_groups=key_groups,
-        volatile_names=restored.store.volatile_names(),
         shared=restored.shared,
     )
     return StepState(
@@ -102,7 +101,7 @@ class StepState:
     ) -> None:
         self._state, self._uploader, self._directory = state, uploader, directory
         self._post, self._run_io = post, run_io
-        self._frozen: deque[tuple[CheckpointId, Path, Frozen, Done, Failed]] = deque()
+        self._frozen: deque[tuple[Path, Frozen, Done, Failed]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = uploading
 
@@ -119,7 +118,7 @@ class StepState:
         """
         directory = self._directory / str(checkpoint)
         frozen = self._state.snapshot_sync(directory)
-        self._frozen.append((checkpoint, directory, frozen, done, failed))
+        self._frozen.append((directory, frozen, done, failed))
         self._run_io(self._upload_oldest)
 
     def completed(self, checkpoint: CheckpointId) -> None:
@@ -136,12 +135,12 @@ class StepState:
         """In an I/O thread. One call comes for each frozen checkpoint, but not in any order."""
         with self._uploading:
             try:
-                checkpoint, directory, frozen, done, failed = self._frozen.popleft()
+                directory, frozen, done, failed = self._frozen.popleft()
             except IndexError:  # closed meanwhile
                 return
             frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
             try:
-                snapshot = self._uploader.upload(checkpoint, directory, frozen, self._state.schemas)
+                snapshot = self._uploader.upload(directory, frozen, self._state.schemas)
             except StorageError as error:
                 reason = str(error)  # declined: how many failures are tolerable is configured
                 self._post(lambda: failed(reason))

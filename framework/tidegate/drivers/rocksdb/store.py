@@ -1,15 +1,20 @@
 """`RocksDBStore`: the key-value store of one keyed step, in a folder, by RocksDB.
 
-It keeps no write-ahead log: what is not in a checkpoint does not survive the process, and is not
-meant to. A checkpoint flushes the memtable and links the table files into a new folder; table files
-never change and their numbers are never used twice by one store, so that only new ones need
-uploading. The write-ahead log and the option files that RocksDB adds to a checkpoint are left out:
-the first is empty, the second are restated at each opening.
+What was written last is *held* in memory, where reads find it, and goes into RocksDB at the next
+full checkpoint, for a scan, or when it becomes much. Between full checkpoints a checkpoint is a
+file with what was written since the one before (`changelog.py`), so that a key which changes in
+each of them is put, sorted and compressed once for many.
+
+RocksDB keeps no write-ahead log: what is not in a checkpoint does not survive the process, and is
+not meant to. A full checkpoint flushes the memtable and links the table files into a new folder;
+table files never change and their numbers are never used twice by one store, so that only new ones
+need uploading. The write-ahead log and the option files that RocksDB adds to a checkpoint are left
+out: the first is empty, the second are restated at each opening.
 
 A checkpoint takes the mailbox thread no time: RocksDB's own threads flush the memtable (rocksdict's
 checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever comes first to
-need it, the upload or the next read or write, waits for that and links the files. Nothing is
-written between the two, or it would be in the checkpoint.
+need it, the upload or what asks RocksDB for something, waits for that and links the files. Nothing
+is put into RocksDB between the two, or it would be in the checkpoint.
 
 Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
 `Exception` for whatever RocksDB reports; all of it becomes `StorageError` with the folder's name, a
@@ -25,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -41,7 +46,12 @@ from rocksdict import (
     WriteOptions,
 )
 
-from tidegate.errors import StorageError
+from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
+from tidegate.errors import CorruptCheckpointError, StorageError
+
+HELD_BYTES_MAX: Final = 32 << 20
+PAIR_BYTES: Final = 200
+"""What a held pair takes beside its key and value: two objects and a place in a dict."""
 
 BLOCK_CACHE_BYTES: Final = 32 << 20
 """Shared by all stores of a process: the write-back cache above holds the hot keys already, so this
@@ -67,8 +77,12 @@ FLUSH_POLL_S: Final = 0.002
 FLUSH_WAIT_S_MAX: Final = 30.0
 """After this the flush is asked for again, and waited for where its error is told."""
 
+_CHANGELOG: Final = "changelog"
+"""A folder in the store's, which RocksDB leaves alone."""
+
 _UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
 _FAILED: Final = "rocksdb.background-errors"
+_NOT_HELD: Final = object()
 _NO_SPACE: Final = ("No space left", "Disk quota exceeded", "out of space")
 
 
@@ -80,52 +94,104 @@ class RocksDBStore:
         self._write_options = WriteOptions()
         # A property, which rocksdict's stub takes for a method.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
-        with self._translated("open"):
-            directory.mkdir(parents=True, exist_ok=True)
-            self._db = Rdict(str(directory), _options())
+        self._held: dict[bytes, bytes | None] = {}
+        """Written and not yet in RocksDB; None for what was deleted."""
+        self._pair_bytes = PAIR_BYTES
+        """What a held pair takes, by the last write."""
+        self._log: Changelog | None = None
+        """Since the newest full checkpoint."""
+        self._scanned = False
+        """Whether there was a scan since the last checkpoint: then the next ones are likely to
+        come, and RocksDB is to have it all by then.
+        """
         self._unsettled = False
         """Whether the memtable has content."""
-        self._freezing: FrozenTables | None = None
+        self._freezing: FrozenFiles | None = None
         """The newest checkpoint, until its files are linked."""
+        self._closed = False
+        with self._translated("open"):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._logs = lay_out(directory)
+            self._db = Rdict(str(directory), _options())
+            for deletes, puts in take_segments(directory):
+                self.write(puts, deletes)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if not self._held:
+            return self._stored(keys)
+        held = self._held.get
+        found: list[Any] = [held(key, _NOT_HELD) for key in keys]
+        asked = [key for key, value in zip(keys, found, strict=True) if value is _NOT_HELD]
+        if asked:
+            stored = iter(self._stored(asked))
+            found = [next(stored) if value is _NOT_HELD else value for value in found]
+        return found
+
+    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes]) -> None:
+        with self._translated("write"):
+            self._check_open()
+            pairs, gone = list(puts), list(deletes)
+            self._held.update(dict.fromkeys(gone))
+            self._held.update(pairs)
+            size = sum(map(len, chain.from_iterable(pairs))) + sum(map(len, gone))
+            if self._log is not None:
+                self._log.add((gone, pairs), size)
+            self._pair_bytes = PAIR_BYTES + size // max(1, len(pairs) + len(gone))
+            if len(self._held) * self._pair_bytes > HELD_BYTES_MAX:
+                self._put_held()
+
+    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with self._translated("scan"):
+            self._scanned = True
+            self._put_held()
+            self._settle()
+            pairs: Iterator[Any] = self._db.items(from_key=first)
+        return self._read(pairs, end)
+
+    def checkpoint(self, directory: Path) -> FrozenFiles:
+        self._freeze()
+        with self._translated("checkpoint"):
+            if self._log is not None and self._log.goes_on() and not self._scanned:
+                freeze = partial(self._append, self._log, self._log.cut(), directory)
+            else:
+                freeze = partial(self._begin_log(), directory)
+        self._scanned = False
+        self._freezing = FrozenFiles(freeze)
+        return self._freezing
+
+    def close(self) -> None:
+        self._closed = True
+        self._held.clear()
+        if self._freezing is not None:
+            self._freezing.abandon()
+        with self._translated("close"):
+            self._db.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageError("it is closed")
+
+    def _stored(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._translated("read"):
             self._settle()
             found = self._db.get(list(keys))
         return cast("list[bytes | None]", found)
 
-    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes]) -> None:
+    def _put_held(self) -> None:
+        """Write what is held into RocksDB's memtable."""
+        if not self._held:
+            return
         batch = WriteBatch(raw_mode=True)
-        with self._translated("write"):
-            for key in deletes:
+        puts = self._held
+        if None in puts.values():
+            for key in [key for key, value in puts.items() if value is None]:
                 batch.delete(key)
-            deque(starmap(batch.put, puts), maxlen=0)  # a loop in C: this is 100,000 pairs
-            self._freeze()
-            self._db.write(batch, self._write_options)
-            self._unsettled = True
-
-    def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._translated("scan"):
-            self._settle()
-            pairs: Iterator[Any] = self._db.items(from_key=first)
-        return self._read(pairs, end)
-
-    def checkpoint(self, directory: Path) -> FrozenTables:
+                del puts[key]
+        deque(starmap(batch.put, puts.items()), maxlen=0)  # a loop in C: this is 100,000 pairs
         self._freeze()
-        with self._translated("checkpoint"):
-            self._db.flush(wait=False)
-        self._unsettled = False
-        self._freezing = FrozenTables(partial(self._link, directory))
-        return self._freezing
-
-    def volatile_names(self) -> frozenset[str]:
-        return frozenset({"CURRENT", "MANIFEST-*"})
-
-    def close(self) -> None:
-        if self._freezing is not None:
-            self._freezing.abandon()
-        with self._translated("close"):
-            self._db.close()
+        self._db.write(batch, self._write_options)
+        self._unsettled = True
+        self._held = {}
 
     def _freeze(self) -> None:
         """Bring the newest checkpoint to its end; what became of it is told by its `files`."""
@@ -133,19 +199,36 @@ class RocksDBStore:
             self._freezing.end()
             self._freezing = None
 
-    def _link(self, directory: Path) -> list[Path]:
-        """The files of a checkpoint, once the memtable is flushed; nothing was written since."""
+    def _begin_log(self) -> Callable[[Path], list[Path]]:
+        """Have RocksDB flush everything, for a full checkpoint, with which a changelog begins."""
+        self._put_held()
+        self._db.flush(wait=False)
+        self._unsettled = False
+        self._logs += 1
+        folder = self._directory / _CHANGELOG / str(self._logs)
+        self._log = Changelog(folder, self._logs)
+        return partial(self._link, self._log)
+
+    def _link(self, log: Changelog, directory: Path) -> list[Path]:
+        """The files of a full checkpoint, once the memtable is flushed; nothing was put into it
+        since.
+        """
         with self._translated("checkpoint"):
             self._await_flush()
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            Checkpoint(self._db).create_checkpoint(str(directory))
-            files = []
-            for path in sorted(directory.iterdir()):
-                if path.suffix == ".log" or path.name.startswith("OPTIONS-"):
-                    path.unlink()
-                else:
-                    files.append(path)
-        return files
+            log.fill(self._make)
+            return log.link(directory)
+
+    def _make(self, directory: Path) -> None:
+        Checkpoint(self._db).create_checkpoint(str(directory))
+        for path in directory.iterdir():
+            if path.suffix == ".log" or path.name.startswith("OPTIONS-"):
+                path.unlink()
+
+    def _append(self, log: Changelog, write: Callable[[], None], directory: Path) -> list[Path]:
+        """The files of a checkpoint that goes on with the changelog."""
+        with self._translated("checkpoint"):
+            write()
+            return log.link(directory)
 
     def _await_flush(self) -> None:
         """Until RocksDB has flushed what it was told to, or says that it can not: then linking the
@@ -184,6 +267,8 @@ class RocksDBStore:
         """The door: whatever RocksDB says becomes a StorageError that names the folder."""
         try:
             yield
+        except CorruptCheckpointError:
+            raise
         except Exception as error:  # rocksdict has no class of its own for what RocksDB reports
             reason = str(error)
             remedy = "the job is restored from its last checkpoint"
@@ -196,8 +281,8 @@ class RocksDBStore:
             ) from error
 
 
-class FrozenTables:
-    """`ports.kv.Frozen`: the table files of a store, linked by whoever comes first."""
+class FrozenFiles:
+    """`ports.kv.Frozen`: the files of a checkpoint, made by whoever comes first."""
 
     def __init__(self, link: Callable[[], list[Path]]) -> None:
         self._link: Callable[[], list[Path]] | None = link

@@ -1,0 +1,146 @@
+"""`Changelog`: a full checkpoint of a store and, in files of their own, what was written after it.
+
+A full checkpoint has RocksDB sort, compress and index every key that changed, and the same keys
+change again before the next one. So most checkpoints only add a *segment*, the writes since the
+checkpoint before, to the files of the last full one (the idea of FLIP-158, "generalized incremental
+checkpoints"; here the store itself is not written either until the next full one). Who opens such a
+checkpoint applies the segments to the tables, in the order of their numbers.
+
+A segment is one MessagePack array: format, then the writes in their order, each an array of the
+deleted keys and of the pairs that were put. It stands in checkpoints, so the format only ever
+grows.
+
+The folder holds hard links of the tables, so that RocksDB may drop its own, and the segments: it is
+the newest checkpoint, and linking it is taking one. A changelog ends when what an opening would
+have to apply becomes long; the store begins another one then. Its number stands behind the name of
+each of its files but the tables: RocksDB numbers those, and calls the others the same in each full
+checkpoint. So no name stands for two contents.
+
+Not here: which content is in RocksDB and which is not yet (`store.py`). `add`, `cut` and `goes_on`
+are called by the store's thread; `fill`, `link` and what `cut` returns by whoever freezes a
+checkpoint, one after the other in the order of the checkpoints.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import CorruptCheckpointError
+
+LOG_BYTES_MAX: Final = 16 << 20
+"""Keys and values of all segments together: a fifth of a second of an opening."""
+
+SEGMENTS_MAX: Final = 32
+"""Each is a file that every checkpoint links and every manifest names."""
+
+FORMAT: Final = 1
+TABLE: Final = ".sst"
+_SEGMENT: Final = "segment-"
+
+Pairs = list[tuple[bytes, bytes]]
+Write = tuple[list[bytes], Pairs]
+"""Deleted keys and pairs that were put; the deletes come first."""
+
+
+class _Segment(msgspec.Struct, array_like=True, frozen=True):
+    format: int
+    writes: list[Write]
+
+
+class Changelog:
+    """From one full checkpoint on; its files lie in `folder`, which `fill` makes."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder, self._number = folder, number
+        self._writes: list[Write] = []
+        """Those since the last checkpoint."""
+        self._bytes = self._segments = 0
+        self._whole = False
+        """Whether the folder has everything up to the last checkpoint."""
+
+    def add(self, write: Write, size: int) -> None:
+        """Keep a write for the next segment; `size` in bytes. Beyond the limit nothing is kept."""
+        self._bytes += size
+        if self._bytes <= LOG_BYTES_MAX:
+            self._writes.append(write)
+        else:
+            self._writes.clear()
+
+    def goes_on(self) -> bool:
+        """Whether the next checkpoint may be a segment; else a full one is due. The checkpoints
+        before must be frozen.
+        """
+        return self._whole and self._bytes <= LOG_BYTES_MAX and self._segments < SEGMENTS_MAX
+
+    def cut(self) -> Callable[[], None]:
+        """End the next segment here; what is returned writes it into the folder. Where that fails,
+        as files do, a full checkpoint is due.
+        """
+        self._segments += 1
+        writes, self._writes = self._writes, []
+        name = f"{_SEGMENT}{self._segments:04}.{self._number}"
+        return partial(self._append, name, writes)
+
+    def fill(self, make: Callable[[Path], None]) -> None:
+        """Have the folder made with the files of the full checkpoint; earlier ones go."""
+        others = list(self._folder.parent.iterdir()) if self._folder.parent.exists() else []
+        self._folder.parent.mkdir(exist_ok=True)
+        make(self._folder)
+        for path in self._folder.iterdir():
+            if path.suffix != TABLE:
+                path.rename(path.with_name(f"{path.name}.{self._number}"))
+        for other in others:
+            shutil.rmtree(other)
+        self._whole = True
+
+    def link(self, directory: Path) -> list[Path]:
+        """The files as a checkpoint in the new folder `directory`, by hard links."""
+        directory.mkdir(parents=True)
+        files = []
+        for path in sorted(self._folder.iterdir()):
+            file = directory / path.name
+            file.hardlink_to(path)
+            files.append(file)
+        return files
+
+    def _append(self, name: str, writes: list[Write]) -> None:
+        self._whole = False
+        data = msgspec.msgpack.encode(_Segment(FORMAT, writes))
+        (self._folder / name).write_bytes(data)
+        self._whole = True
+
+
+def lay_out(directory: Path) -> int:
+    """Give the files of a checkpoint in `directory` the names that RocksDB knows them by. Returns
+    the number of their changelog, 0 where there are none.
+    """
+    number = 0
+    for path in sorted(directory.iterdir()):
+        if path.suffix[1:].isdecimal():
+            number = int(path.suffix[1:])
+            path.rename(path.with_suffix(""))
+    return number
+
+
+def take_segments(directory: Path) -> Iterator[Write]:
+    """The writes of the segments among the files that are laid out, in their order; each segment is
+    removed when its writes were taken. CorruptCheckpointError where one is none.
+    """
+    for path in sorted(directory.glob(f"{_SEGMENT}*")):
+        try:
+            segment = msgspec.msgpack.decode(path.read_bytes(), type=_Segment)
+        except msgspec.DecodeError as error:
+            raise CorruptCheckpointError(f"{path} holds no changes of state: {error}") from error
+        if segment.format != FORMAT:
+            raise CorruptCheckpointError(
+                f"{path} holds changes of state in format {segment.format}; this version of "
+                f"tidegate reads format {FORMAT}"
+            )
+        yield from segment.writes
+        path.unlink()

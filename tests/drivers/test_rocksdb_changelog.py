@@ -1,0 +1,219 @@
+"""The changelog of the RocksDB store: which files a checkpoint has, when a full one is due, what an
+opening makes of the segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tidegate.drivers.rocksdb import RocksDBStore, changelog, store
+from tidegate.errors import CorruptCheckpointError, StorageError
+
+Names = set[str]
+
+
+class Checkpoints:
+    """A store, and the checkpoints that are taken of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.rocks = RocksDBStore(folder / "store")
+        self._taken = 0
+
+    def take(self, **pairs: str) -> Path:
+        """Write, take a checkpoint, give its folder."""
+        self.rocks.write([(key.encode(), value.encode()) for key, value in pairs.items()], [])
+        self._taken += 1
+        directory = self._folder / str(self._taken)
+        self.rocks.checkpoint(directory).files()
+        return directory
+
+    def opened(self, directory: Path) -> dict[bytes, bytes]:
+        """What a checkpoint holds."""
+        other = RocksDBStore(directory)
+        try:
+            return dict(other.scan(b"", b"\xff"))
+        finally:
+            other.close()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+    made = Checkpoints(tmp_path)
+    yield made
+    made.rocks.close()
+
+
+def names(directory: Path) -> Names:
+    return {path.name for path in directory.iterdir()}
+
+
+def full(directory: Path) -> bool:
+    return not any(name.startswith("segment") for name in names(directory))
+
+
+def test_a_checkpoint_adds_a_segment_to_the_files_of_the_one_before(
+    checkpoints: Checkpoints,
+) -> None:
+    first = checkpoints.take(a="1")
+    before = names(first)
+    second, third = checkpoints.take(b="2"), checkpoints.take(a="3")
+    assert names(second) == before | {"segment-0001.1"}
+    assert names(third) == before | {"segment-0001.1", "segment-0002.1"}
+    for name in before:
+        assert (third / name).samefile(first / name)
+    assert checkpoints.opened(third) == {b"a": b"3", b"b": b"2"}
+    assert checkpoints.opened(second) == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_segment_is_what_old_checkpoints_hold(checkpoints: Checkpoints) -> None:
+    checkpoints.take(a="1")
+    checkpoints.rocks.write([(b"b", b"2")], [b"a"])
+    directory = checkpoints.take(c="3")
+    assert (directory / "segment-0001.1").read_bytes() == bytes.fromhex(
+        "92 01 92  92 91c40161 91 92c40162c40132  92 90 91 92c40163c40133"
+    )
+
+
+def test_what_is_deleted_in_a_segment_is_gone(checkpoints: Checkpoints) -> None:
+    checkpoints.take(a="1", b="2")
+    checkpoints.rocks.write([], [b"a"])
+    directory = checkpoints.take()
+    assert checkpoints.rocks.get_many([b"a", b"b"]) == [None, b"2"]
+    assert checkpoints.opened(directory) == {b"b": b"2"}
+
+
+def test_a_full_checkpoint_is_due_after_so_many_segments(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "SEGMENTS_MAX", 2)
+    taken = [checkpoints.take(**{f"k{n}": "v"}) for n in range(7)]
+    assert [full(directory) for directory in taken] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert len(checkpoints.opened(taken[-1])) == len(taken)
+    assert "CURRENT.2" in names(taken[3])
+
+
+def test_a_full_checkpoint_is_due_after_so_many_bytes(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "LOG_BYTES_MAX", 10)
+    taken = [checkpoints.take(k1="1234"), checkpoints.take(k2="1234"), checkpoints.take(k3="1234")]
+    assert [full(directory) for directory in taken] == [True, False, True]
+    assert len(checkpoints.opened(taken[-1])) == len(taken)
+
+
+def test_one_write_beyond_the_limit_is_not_kept_for_a_segment(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.take(a="1")
+    monkeypatch.setattr(changelog, "LOG_BYTES_MAX", 10)
+    directory = checkpoints.take(a="a value of many bytes")
+    assert full(directory)
+    assert checkpoints.opened(directory) == {b"a": b"a value of many bytes"}
+
+
+def test_who_scans_has_its_next_checkpoint_in_full(checkpoints: Checkpoints) -> None:
+    """Its next scan finds the tables in order, flushed beside the processing."""
+    checkpoints.take(a="1")
+    checkpoints.rocks.scan(b"", b"\xff")
+    assert full(checkpoints.take(b="2"))
+    assert not full(checkpoints.take(c="3"))
+
+
+def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "HELD_BYTES_MAX", 1000)
+    checkpoints.take()
+    pairs = {f"k{n}": "v" for n in range(20)}
+    directory = checkpoints.take(**pairs)
+    assert checkpoints.rocks._held == {}
+    assert checkpoints.rocks.get_many([b"k0", b"k20"]) == [b"v", None]
+    assert not full(directory)
+    assert len(checkpoints.opened(directory)) == len(pairs)
+
+
+def test_only_the_newest_changelog_takes_room(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "SEGMENTS_MAX", 1)
+    for number in range(6):
+        checkpoints.take(a=str(number))
+    assert names(tmp_path / "store" / "changelog") == {"3"}
+
+
+def test_an_opened_store_goes_on_with_the_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.take(a="1")
+    directory = checkpoints.take(b="2")
+    before = names(directory)
+    other = RocksDBStore(directory)
+    other.checkpoint(tmp_path / "other").files()
+    other.close()
+    assert {
+        name for name in names(tmp_path / "other") & before if not name.endswith(".sst")
+    } == set()
+    assert "CURRENT.2" in names(tmp_path / "other")
+
+
+def test_a_checkpoint_of_before_there_were_changelogs_opens(checkpoints: Checkpoints) -> None:
+    directory = checkpoints.take(a="1")
+    changelog.lay_out(directory)
+    assert "CURRENT" in names(directory)
+    assert checkpoints.opened(directory) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "holds no changes of state"),
+        (msgspec.msgpack.encode([1, [[[b"a"]]]]), "holds no changes of state"),
+        (msgspec.msgpack.encode([2, []]), "in format 2; this version of tidegate reads format 1"),
+    ],
+)
+def test_a_file_that_is_no_segment_is_refused(
+    checkpoints: Checkpoints, data: bytes, message: str
+) -> None:
+    checkpoints.take(a="1")
+    directory = checkpoints.take(a="2")
+    (directory / "segment-0001.1").write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match=message):
+        RocksDBStore(directory)
+
+
+def test_after_a_segment_that_could_not_be_written_a_full_checkpoint_has_everything(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.take(a="1")
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_bytes", full_disk)
+        with pytest.raises(StorageError, match=r"could not checkpoint: .*disk is full"):
+            checkpoints.take(b="2")
+    directory = checkpoints.take(c="3")
+    assert full(directory)
+    assert checkpoints.opened(directory) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_after_a_full_checkpoint_that_failed_the_next_is_full_again(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    (tmp_path / "1").mkdir()
+    with pytest.raises(StorageError, match="could not checkpoint"):
+        checkpoints.take(a="v")
+    directory = checkpoints.take(b="v")
+    assert checkpoints.opened(directory) == {b"a": b"v", b"b": b"v"}
