@@ -27,20 +27,29 @@ from tidegate.ports.blobs import Created
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
-@pytest.mark.parametrize(
-    "block", [0, *(pytest.param(block, marks=pytest.mark.seeds) for block in range(1, 4))]
-)
-def test_exactly_once_whatever_happens(block: int) -> None:
-    for seed in range(block * 150, (block + 1) * 150):
+def blocks(count: int) -> list[Any]:
+    """Ranges of seeds; `make check` runs the first one."""
+    return [
+        pytest.param(
+            range(first, first + 75), marks=pytest.mark.seeds if first else (), id=str(first)
+        )
+        for first in range(0, count, 75)
+    ]
+
+
+@pytest.mark.parametrize("seeds", blocks(600))
+def test_exactly_once_whatever_happens(seeds: range) -> None:
+    for seed in seeds:
         simulate(seed)
 
 
-def test_a_transaction_that_times_out_is_replayed_or_its_loss_is_stated() -> None:
+@pytest.mark.parametrize("seeds", blocks(150))
+def test_a_transaction_that_times_out_is_replayed_or_its_loss_is_stated(seeds: range) -> None:
     losses = 0
-    for seed in range(150):
+    for seed in seeds:
         world = simulate(seed, timeouts=2)
         losses += any("DataLossError" in line for line in world.log)
-    assert losses > 10, "the world must be rough enough to lose something"
+    assert losses > 5, "the world must be rough enough to lose something"
 
 
 def test_without_faults_no_attempt_ever_fails() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.contracts.exchange import Slot
 from tests.contracts.surroundings import Surroundings
@@ -41,5 +42,6 @@ class SocketWorld:
         return "unix:/nowhere/x" if self._host is None else f"{self._host}:1"
 
     def close(self) -> None:
-        for slot in self._slots:
-            slot.exchange.close()
+        """Side by side: each waits for the other end to read what is under way."""
+        with ThreadPoolExecutor(len(self._slots) or 1) as threads:
+            list(threads.map(lambda slot: slot.exchange.close(), self._slots))

@@ -90,9 +90,17 @@ def must_be_found(mutant: Mutant) -> None:
     assert finds_nothing(mutant.detector, tried)
 
 
-def to_be_found(mutants: Iterable[Mutant]) -> list[Mutant]:
-    """Without those of which it is only measured how often their detector finds them."""
-    return [mutant for mutant in mutants if mutant.found_min]
+def to_be_found(mutants: Iterable[Mutant], costly: Detector | None = None) -> list[Any]:
+    """Without those of which it is only measured how often their detector finds them; those of a
+    `costly` one are left out of `make check`.
+    """
+    return [
+        pytest.param(
+            mutant, id=mutant.name, marks=pytest.mark.seeds if mutant.detector is costly else ()
+        )
+        for mutant in mutants
+        if mutant.found_min
+    ]
 
 
 def finds_nothing(detector: Detector, seeds: int) -> bool:

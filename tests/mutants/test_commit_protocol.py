@@ -222,6 +222,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS, costly=simulator))
 def test_it_is_found(mutant: Mutant) -> None:
     must_be_found(mutant)

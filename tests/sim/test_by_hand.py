@@ -78,6 +78,7 @@ def test_some_runs_begin_from_an_older_checkpoint_and_none_that_may_lose_one() -
         assert all(back < RETAINED_MAX for back in backs)
 
 
+@pytest.mark.seeds
 def test_a_job_that_goes_on_from_the_last_checkpoint_instead_is_found() -> None:
     goes_on = Edit(restore_point, 'if restore == "latest" or', "if restore or")
     seeds = begun_by_hand()[:RUNS]

@@ -177,6 +177,7 @@ def test_some_runs_have_sinks_that_are_written_at_least_once() -> None:
     assert 0.1 < len(plain_runs()) / len(SEEDS) < 0.3
 
 
+@pytest.mark.seeds
 def test_a_barrier_that_flushes_nothing_is_found() -> None:
     edit = Edit(PlainLane.flush, "if self._flushes:", "if not self._flushes:")
     with planted(Mutant("a plain producer is not flushed", (edit,), run_seed, RUNS, 1)):
