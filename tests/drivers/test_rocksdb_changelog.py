@@ -25,8 +25,9 @@ class Checkpoints:
         self._taken = 0
 
     def take(self, **pairs: str) -> Path:
-        """Write, take a checkpoint, give its folder."""
-        self.rocks.write([(key.encode(), value.encode()) for key, value in pairs.items()], [])
+        """Write, if there is anything, take a checkpoint, give its folder."""
+        if pairs:
+            self.rocks.write([(key.encode(), value.encode()) for key, value in pairs.items()], [])
         self._taken += 1
         directory = self._folder / str(self._taken)
         self.rocks.checkpoint(directory).files()
@@ -85,6 +86,17 @@ def test_what_is_deleted_in_a_segment_is_gone(checkpoints: Checkpoints) -> None:
     directory = checkpoints.take()
     assert checkpoints.rocks.get_many([b"a", b"b"]) == [None, b"2"]
     assert checkpoints.opened(directory) == {b"b": b"2"}
+
+
+def test_an_idle_store_has_the_files_of_the_checkpoint_before(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "SEGMENTS_MAX", 2)
+    checkpoints.take(a="1")
+    changed = checkpoints.take(a="2")
+    for _ in range(5):
+        assert names(checkpoints.take()) == names(changed)
+    assert not full(checkpoints.take(a="3"))
 
 
 def test_a_full_checkpoint_is_due_after_so_many_segments(

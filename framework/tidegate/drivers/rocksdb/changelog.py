@@ -80,8 +80,10 @@ class Changelog:
 
     def cut(self) -> Callable[[], None]:
         """End the next segment here; what is returned writes it into the folder. Where that fails,
-        as files do, a full checkpoint is due.
+        as files do, a full checkpoint is due. Where nothing was written there is none.
         """
+        if not self._writes:
+            return _nothing
         self._segments += 1
         writes, self._writes = self._writes, []
         name = f"{_SEGMENT}{self._segments:04}.{self._number}"
@@ -114,6 +116,10 @@ class Changelog:
         data = msgspec.msgpack.encode(_Segment(FORMAT, writes))
         (self._folder / name).write_bytes(data)
         self._whole = True
+
+
+def _nothing() -> None:
+    """An idle store's checkpoint has the files of the one before."""
 
 
 def lay_out(directory: Path) -> int:

@@ -13,8 +13,8 @@ out: the first is empty, the second are restated at each opening.
 
 A checkpoint takes the mailbox thread no time: RocksDB's own threads flush the memtable (rocksdict's
 checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever comes first to
-need it, the upload or what asks RocksDB for something, waits for that and links the files. Nothing
-is put into RocksDB between the two, or it would be in the checkpoint.
+need it, the upload or what asks RocksDB for something, waits for that; the first links the files.
+Nothing is put into RocksDB between the two, or it would be in the checkpoint.
 
 Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
 `Exception` for whatever RocksDB reports; all of it becomes `StorageError` with the folder's name, a
@@ -104,8 +104,8 @@ class RocksDBStore:
         """Whether there was a scan since the last checkpoint: then the next ones are likely to
         come, and RocksDB is to have it all by then.
         """
-        self._unsettled = False
-        """Whether the memtable has content."""
+        self._flushing = False
+        """Whether RocksDB was told to flush, and nobody has waited for it since."""
         self._freezing: FrozenFiles | None = None
         """The newest checkpoint, until its files are linked."""
         self._closed = False
@@ -178,7 +178,9 @@ class RocksDBStore:
         return cast("list[bytes | None]", found)
 
     def _put_held(self) -> None:
-        """Write what is held into RocksDB's memtable."""
+        """Write what is held into RocksDB, and have it flushed: the memtable is a list, which each
+        reader would sort as a whole.
+        """
         if not self._held:
             return
         batch = WriteBatch(raw_mode=True)
@@ -190,7 +192,8 @@ class RocksDBStore:
         deque(starmap(batch.put, puts.items()), maxlen=0)  # a loop in C: this is 100,000 pairs
         self._freeze()
         self._db.write(batch, self._write_options)
-        self._unsettled = True
+        self._db.flush(wait=False)
+        self._flushing = True
         self._held = {}
 
     def _freeze(self) -> None:
@@ -202,8 +205,6 @@ class RocksDBStore:
     def _begin_log(self) -> Callable[[Path], list[Path]]:
         """Have RocksDB flush everything, for a full checkpoint, with which a changelog begins."""
         self._put_held()
-        self._db.flush(wait=False)
-        self._unsettled = False
         self._logs += 1
         folder = self._directory / _CHANGELOG / str(self._logs)
         self._log = Changelog(folder, self._logs)
@@ -232,7 +233,7 @@ class RocksDBStore:
 
     def _await_flush(self) -> None:
         """Until RocksDB has flushed what it was told to, or says that it can not: then linking the
-        files, which flushes, raises its error.
+        files, which flushes, raises its error, and so does the next write.
         """
         end_s = time.monotonic() + FLUSH_WAIT_S_MAX
         asked = self._db.property_int_value
@@ -240,14 +241,11 @@ class RocksDBStore:
             time.sleep(FLUSH_POLL_S)
 
     def _settle(self) -> None:
-        """Empty the memtable before a read: it is a list, which each reader would sort as a whole.
-
-        Seldom: writes are followed by a checkpoint, but for those of an overflowing cache.
-        """
+        """Wait for the flush that is under way: nobody reads a memtable."""
         self._freeze()
-        if self._unsettled:
-            self._db.flush()
-            self._unsettled = False
+        if self._flushing:
+            self._await_flush()
+            self._flushing = False
 
     def _read(
         self, pairs: Iterator[tuple[bytes, bytes]], end: bytes
