@@ -98,6 +98,7 @@ class KeyValueStoreContract:
         store.write([(b"a", b"1"), (b"b", b"2")], [])
         frozen = store.checkpoint(tmp_path / "deep" / "checkpoint")
         store.write([(b"a", b"later")], [b"b"])
+        assert list(store.scan(b"", b"\xff")) == [(b"a", b"later")]
         files = frozen.files()
         assert frozen.files() == files
         assert sorted(files) == sorted((tmp_path / "deep" / "checkpoint").iterdir())

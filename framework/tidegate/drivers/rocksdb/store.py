@@ -13,8 +13,8 @@ out: the first is empty, the second are restated at each opening.
 
 A checkpoint takes the mailbox thread no time: RocksDB's own threads flush the memtable (rocksdict's
 checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever comes first to
-need it, the upload or what asks RocksDB for something, waits for that; the first links the files.
-Nothing is put into RocksDB between the two, or it would be in the checkpoint.
+need it waits for that: a read, and the upload, which also links the files. Nothing is put into
+RocksDB between the two, or it would be in the checkpoint: who wants to, links them first.
 
 Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
 `Exception` for whatever RocksDB reports; all of it becomes `StorageError` with the folder's name, a
@@ -242,7 +242,6 @@ class RocksDBStore:
 
     def _settle(self) -> None:
         """Wait for the flush that is under way: nobody reads a memtable."""
-        self._freeze()
         if self._flushing:
             self._await_flush()
             self._flushing = False
