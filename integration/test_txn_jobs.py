@@ -142,8 +142,13 @@ def test_a_running_job_s_transactions_are_its_own(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
-    folder.orders(30)
     with folder.started(bounded=False, config={"checkpoint.interval": "2min"}) as live:
+
+        def published() -> bool:
+            return any(entry["kind"] == "publication" for entry in folder.journal())
+
+        live.until(published, "through with its first checkpoint, which comes soon", 60)
+        folder.orders(30)  # open from here on
 
         def listed() -> list[dict[str, Any]]:
             answer = txn("list", "--job", folder.job, "--json", kafka=kafka.bootstrap)
