@@ -4,6 +4,7 @@ opening makes of the segments.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,28 @@ def test_a_segment_is_what_old_checkpoints_hold(checkpoints: Checkpoints) -> Non
     assert (directory / "segment-0001.1").read_bytes() == bytes.fromhex(
         "92 01 92  92 91c40161 91 92c40162c40132  92 90 91 92c40163c40133"
     )
+
+
+def test_where_nothing_can_be_linked_files_are_copied(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    checkpoints.take(a="1")
+    assert checkpoints.opened(checkpoints.take(b="2")) == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_link_that_fails_otherwise_is_an_error(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    with pytest.raises(StorageError, match=r"could not checkpoint: .*Input/output error"):
+        checkpoints.take(a="1")
 
 
 def test_what_is_deleted_in_a_segment_is_gone(checkpoints: Checkpoints) -> None:

@@ -23,6 +23,7 @@ checkpoint, one after the other in the order of the checkpoints.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -42,6 +43,7 @@ SEGMENTS_MAX: Final = 32
 FORMAT: Final = 1
 TABLE: Final = ".sst"
 _SEGMENT: Final = "segment-"
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK})
 
 Pairs = list[tuple[bytes, bytes]]
 Write = tuple[list[bytes], Pairs]
@@ -102,12 +104,19 @@ class Changelog:
         self._whole = True
 
     def link(self, directory: Path) -> list[Path]:
-        """The files as a checkpoint in the new folder `directory`, by hard links."""
+        """The files as a checkpoint in the new folder `directory`, by hard links where the file
+        system has them.
+        """
         directory.mkdir(parents=True)
         files = []
         for path in sorted(self._folder.iterdir()):
             file = directory / path.name
-            file.hardlink_to(path)
+            try:
+                file.hardlink_to(path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                shutil.copyfile(path, file)
             files.append(file)
         return files
 
