@@ -93,8 +93,8 @@ class Changelog:
 
     def fill(self, make: Callable[[Path], None]) -> None:
         """Have the folder made with the files of the full checkpoint; earlier ones go."""
-        others = list(self._folder.parent.iterdir()) if self._folder.parent.exists() else []
         self._folder.parent.mkdir(exist_ok=True)
+        others = list(self._folder.parent.iterdir())
         make(self._folder)
         for path in self._folder.iterdir():
             if path.suffix != TABLE:

@@ -50,6 +50,8 @@ from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
 from tidegate.errors import CorruptCheckpointError, StorageError
 
 HELD_BYTES_MAX: Final = 32 << 20
+"""Of what is held, by an estimate: some 130,000 small pairs. Beyond it all goes into RocksDB."""
+
 PAIR_BYTES: Final = 200
 """What a held pair takes beside its key and value: two objects and a place in a dict."""
 
@@ -58,9 +60,7 @@ BLOCK_CACHE_BYTES: Final = 32 << 20
 serves index and filter look-ups of cold ones within a slot's 200 MB."""
 
 WRITE_BUFFER_BYTES: Final = 32 << 20
-"""A memtable: an interval of 100,000 changed keys is about 10 MB, so checkpoints flush and not
-size.
-"""
+"""A memtable: what is held is seldom more at once, so it is flushed whole, and not by size."""
 
 BLOOM_BITS_PER_KEY: Final = 10
 """1 % false positives: a key that was never seen is answered without reading a block."""
@@ -188,7 +188,7 @@ class RocksDBStore:
         if None in puts.values():
             for key in [key for key, value in puts.items() if value is None]:
                 batch.delete(key)
-                del puts[key]
+            puts = {key: value for key, value in puts.items() if value is not None}
         deque(starmap(batch.put, puts.items()), maxlen=0)  # a loop in C: this is 100,000 pairs
         self._freeze()
         self._db.write(batch, self._write_options)
