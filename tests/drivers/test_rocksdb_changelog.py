@@ -180,6 +180,29 @@ def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
     assert len(checkpoints.opened(directory)) == len(pairs)
 
 
+def test_what_rocksdb_refuses_is_held_as_before(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk:
+        def __init__(self, *, raw_mode: bool) -> None:
+            assert raw_mode
+
+        def delete(self, key: bytes) -> None:
+            pass
+
+        def put(self, *_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints.take(a="1")
+    checkpoints.rocks.write([(b"b", b"2")], [b"a"])
+    with monkeypatch.context() as disk:
+        disk.setattr(store, "WriteBatch", FullDisk)
+        with pytest.raises(StorageError, match="could not scan"):
+            checkpoints.rocks.scan(b"", b"\xff")
+    assert checkpoints.rocks.get_many([b"a", b"b"]) == [None, b"2"]
+    assert dict(checkpoints.rocks.scan(b"", b"\xff")) == {b"b": b"2"}
+
+
 def test_only_the_newest_changelog_takes_room(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
