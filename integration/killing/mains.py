@@ -48,7 +48,7 @@ from tidegate.ports.kafka import (
 )
 from tidegate.ports.processes import Processes
 from tidegate.ports.rpc import Rpc, RpcClient
-from tidegate.protocol.messages import StartSlot, TransactionsFreed
+from tidegate.protocol.messages import CheckpointCompleted, StartSlot
 from tidegate.slot.main import run_slot as run_real_slot
 
 PACE = "TIDEGATE_TEST_PACE"
@@ -299,7 +299,7 @@ class CallTraps(Passing):
     """One line."""
 
     def call(self, message: object, timeout_s: float = 10.0) -> object:
-        if isinstance(message, TransactionsFreed):
+        if isinstance(message, CheckpointCompleted) and message.freed:
             self._traps.reached("jobmaster.freeing")
         return self._real.call(message, timeout_s)
 

@@ -282,10 +282,11 @@ def test_positions_are_told_to_the_group_when_their_checkpoint_is_complete(world
     task.trigger(Barrier(C2))
     steps(task)
     task.checkpoint_aborted(C2)
-    task.checkpoint_completed(C1, [TransactionalId("t1")])
-    task.checkpoint_completed(C2, [])
+    task.checkpoint_completed(C1, ended=[TransactionalId("t1")], freed=[TransactionalId("t0")])
+    task.checkpoint_completed(C2, ended=[], freed=[])
     assert reader.committed == [2]
-    assert ("ended", ("t1",), C1) in world.sink.story
+    told = world.sink.story.index(("ended", ("t1",), C1))
+    assert world.sink.story[told + 1] == ("freed", ("t0",))
 
 
 def test_a_bounded_source_ends_its_output_once_and_still_takes_barriers(world: World) -> None:

@@ -9,8 +9,17 @@ import msgspec
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
-from tidegate.ids import Attempt, JobName, SlotId, SubtaskId, SubtaskIndex, TaskManagerId, VertexId
-from tidegate.protocol.messages import CloseTasks, Message, RegisterSlot, TransactionsFreed
+from tidegate.ids import (
+    Attempt,
+    CheckpointId,
+    JobName,
+    SlotId,
+    SubtaskId,
+    SubtaskIndex,
+    TaskManagerId,
+    VertexId,
+)
+from tidegate.protocol.messages import CheckpointCompleted, CloseTasks, Message, RegisterSlot
 
 FIRST = RegisterSlot(
     job=JobName("job"),
@@ -112,8 +121,10 @@ def test_what_is_free_is_what_the_journal_says() -> None:
     """The ids go to every slot as they were handed in; nothing is remembered here."""
     live, lines = attempt()
     live.attach(FIRST)
-    live.settled((txn(1), txn(2)))
-    live.settled(())
-    (freed,) = lines[0].sent
-    assert isinstance(freed, TransactionsFreed)
-    assert freed.freed == (txn(1).transactional_id, txn(2).transactional_id)
+    live.start()
+    checkpoint = CheckpointId(live.attempt, 1)
+    live.committed(checkpoint, (txn(2),), (txn(1), txn(2)))
+    live.committed(checkpoint, (), ())
+    one, two = (txn(1).transactional_id, txn(2).transactional_id)
+    told = [(each.ended, each.freed) for each in lines[0].sent if type(each) is CheckpointCompleted]
+    assert told == [((two,), (one, two)), ((), ())]

@@ -165,7 +165,7 @@ def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
     for number in range(20):
         shell.run_until(1.7 + number / 10)
         complete = SimpleNamespace(checkpoint=CheckpointId(Attempt(1), number), final=False)
-        shell.master._committed(live, cast("Any", complete), ())
+        shell.master._committed(live, cast("Any", complete), (), ())
     assert len(shell.reports) == 4
 
 

@@ -184,14 +184,16 @@ _NUMBER = re.compile(r".*/journal/(\d{20})\.(json|hint)")
 
 def entry_number(path: str) -> JournalNumber | None:
     """The number of the entry that lies there; None for a hint and for anything else."""
-    return _number(path, "json")
+    return _number(path, ".json")
 
 
 def hint_number(path: str) -> JournalNumber | None:
     """The number of the entry whose state lies there; None for an entry and for anything else."""
-    return _number(path, "hint")
+    return _number(path, ".hint")
 
 
 def _number(path: str, kind: str) -> JournalNumber | None:
+    if not path.endswith(kind):  # most of a journal's names, and a pattern takes ten times longer
+        return None
     match = _NUMBER.fullmatch(path)
-    return None if match is None or match[2] != kind else JournalNumber(int(match[1]))
+    return None if match is None else JournalNumber(int(match[1]))

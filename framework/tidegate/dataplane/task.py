@@ -98,21 +98,23 @@ class _Subtask:
             outlet.flush()
 
     def checkpoint_completed(
-        self, checkpoint: CheckpointId, ended: Sequence[TransactionalId]
+        self,
+        checkpoint: CheckpointId,
+        *,
+        ended: Sequence[TransactionalId],
+        freed: Sequence[TransactionalId],
     ) -> None:
-        """Published and committed: transactions that ended are carried no more."""
+        """Published and committed: transactions that ended are carried no more; ids that the
+        journal names no more may be used again.
+        """
         for sink in self.chain.sinks.values():
             sink.ended(ended, checkpoint)
+            sink.freed(freed)
         for keyed in self.chain.keyed.values():
             keyed.state.completed(checkpoint)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Declined or expired; what was prepared stays prepared."""
-
-    def transactions_freed(self, freed: Sequence[TransactionalId]) -> None:
-        """The journal names these no more."""
-        for sink in self.chain.sinks.values():
-            sink.freed(freed)
 
     def close(self) -> None:
         """Close the user's functions and the clients that may be closed."""
@@ -213,10 +215,14 @@ class SourceTask(_Subtask):
         return bool(self._pending)
 
     def checkpoint_completed(
-        self, checkpoint: CheckpointId, ended: Sequence[TransactionalId]
+        self,
+        checkpoint: CheckpointId,
+        *,
+        ended: Sequence[TransactionalId],
+        freed: Sequence[TransactionalId],
     ) -> None:
         """As for every subtask; and tell the consumer group how far we are, for lag monitors."""
-        super().checkpoint_completed(checkpoint, ended)
+        super().checkpoint_completed(checkpoint, ended=ended, freed=freed)
         splits = self._snapshots.pop(checkpoint, None)
         if splits:
             self.reader.commit(splits)

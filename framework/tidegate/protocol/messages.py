@@ -10,7 +10,7 @@ One struct per message, tagged by its name; `codec.py` writes and reads them. Wh
     slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
                                 InputEnded, TaskFailed, SlotHeartbeat
     JobMaster   -> slot         Deploy, StartSources, TriggerCheckpoint, CheckpointCompleted,
-                                CheckpointAborted, TransactionsFreed, CloseTasks
+                                CheckpointAborted, CloseTasks
 
 Every message to or from a slot carries job and attempt; one of another attempt is refused with
 `Refused`, never interpreted. Messages of a JobManager carry its leader epoch. Delivery may repeat
@@ -468,24 +468,19 @@ class TriggerCheckpoint(SlotOrder, frozen=True, kw_only=True):
 
 
 class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True):
-    """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit."""
+    """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit. The
+    journal names `freed` no more (settled, or a newer publication): their ids may be used again.
+    """
 
     checkpoint: CheckpointId
     ended: tuple[TransactionalId, ...]
+    freed: tuple[TransactionalId, ...]
 
 
 class CheckpointAborted(SlotOrder, frozen=True, kw_only=True):
     """Declined or expired: snapshots may be dropped, prepared transactions may not."""
 
     checkpoint: CheckpointId
-
-
-class TransactionsFreed(SlotOrder, frozen=True, kw_only=True):
-    """The journal names these no more (settled, or a newer publication): their ids may be used
-    again.
-    """
-
-    freed: tuple[TransactionalId, ...]
 
 
 class CloseTasks(SlotOrder, frozen=True, kw_only=True):

@@ -43,7 +43,6 @@ from tidegate.protocol.messages import (
     StartSources,
     TaskFailed,
     TasksReady,
-    TransactionsFreed,
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
@@ -239,13 +238,12 @@ class Slot:
                     source.trigger(Barrier(message.checkpoint, final=message.final))
             case CheckpointCompleted():
                 for task in self._tasks:
-                    task.checkpoint_completed(message.checkpoint, message.ended)
+                    task.checkpoint_completed(
+                        message.checkpoint, ended=message.ended, freed=message.freed
+                    )
             case CheckpointAborted():
                 for task in self._tasks:
                     task.checkpoint_aborted(message.checkpoint)
-            case TransactionsFreed():
-                for task in self._tasks:
-                    task.transactions_freed(message.freed)
             case CloseTasks():
                 self._leave(0)
             case _:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tidegate.checkpoint.effects import Procedure, describe, end_transaction, together
+from tidegate.checkpoint.effects import Procedure, describe, end_transaction, pause, together
 from tidegate.checkpoint.procedures.own_journal import OwnJournal
 from tidegate.checkpoint.procedures.patience import ENDING, Patience, Waiting, kafka_retried
 from tidegate.checkpoint.recovery import decide, is_complete
@@ -58,13 +58,19 @@ def examine(transactions: Sequence[PreparedTransaction], patience: Patience) -> 
 def end_transactions(
     transactions: Sequence[PreparedTransaction], *, settled: bool, patience: Patience
 ) -> Procedure[Ended]:
-    """EndTxn each, describe each, and again those still open, until none is."""
+    """EndTxn each, describe each, and again those still open, until none is.
+
+    A look right after the EndTxn finds it PrepareCommit, for the markers take some milliseconds: so
+    there is a pause in between.
+    """
     remaining = to_end = tuple(transactions)
     ended: list[PreparedTransaction] = []
     lost: list[PreparedTransaction] = []
     waiting = Waiting(patience)
     while remaining:
         trouble = yield from send_ends(to_end)
+        if to_end:
+            yield from pause(patience.pause_s)
         said = yield from together([_looked_at(transaction) for transaction in remaining])
         facts: Facts = {}
         for transaction, seen in zip(remaining, said, strict=True):

@@ -37,7 +37,7 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
 from tidegate.checkpoint.procedures.patience import Patience, Waiting
-from tidegate.checkpoint.procedures.reading import list_journal
+from tidegate.checkpoint.procedures.reading import newest_hint
 from tidegate.errors import (
     CorruptCheckpointError,
     DeposedError,
@@ -220,8 +220,7 @@ def _overtaken(job: JobName, number: int) -> Procedure[bool]:
     That the entry before it is still there would prove less: a create of that one, sent twice, may
     have landed a second time since.
     """
-    listing = yield from list_journal(job)
-    return listing.newest_hint > number
+    return (yield from newest_hint(job)) > number
 
 
 def deposed(journal: OwnJournal, found: AnyEntry | None) -> DeposedError:

@@ -59,6 +59,12 @@ def list_journal(job: JobName) -> Procedure[Listing]:
     )
 
 
+def newest_hint(job: JobName) -> Procedure[int]:
+    """`Listing.newest_hint`; asked with every entry, so nothing else is read out of the names."""
+    paths = yield from list_objects(journal_folder(job))
+    return max((number for path in paths if (number := hint_number(path)) is not None), default=0)
+
+
 def read_journal(job: JobName) -> Procedure[JournalState]:
     """What all entries add up to. CorruptCheckpointError if the journal is not whole.
 

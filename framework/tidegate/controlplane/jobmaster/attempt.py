@@ -9,7 +9,7 @@ runs in its journal thread. All methods run in the JobMaster's loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.checkpoint.coordination import (
@@ -45,7 +45,6 @@ from tidegate.protocol.messages import (
     SlotOrder,
     SlotReport,
     StartSources,
-    TransactionsFreed,
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -206,28 +205,33 @@ class LiveAttempt:
             )
         )
 
-    def published(self, checkpoint: CheckpointId, freed: Iterable[PreparedTransaction]) -> None:
-        """The checkpoint stands in the journal, and names these no more: their ids are free."""
-        self._send_freed(freed)
+    def published(self, checkpoint: CheckpointId) -> None:
+        """The checkpoint stands in the journal."""
         self.tell(Published(checkpoint=checkpoint, now_s=self._now()))
 
     def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
         """The checkpoint does not stand in the journal and never will."""
         self.tell(PublishFailed(checkpoint=checkpoint, reason=reason, now_s=self._now()))
 
-    def committed(self, checkpoint: CheckpointId, ended: tuple[PreparedTransaction, ...]) -> None:
-        """All that the publication names was seen CompleteCommit."""
+    def committed(
+        self,
+        checkpoint: CheckpointId,
+        ended: tuple[PreparedTransaction, ...],
+        freed: tuple[PreparedTransaction, ...],
+    ) -> None:
+        """All that the publication names was seen CompleteCommit; the journal names `freed` no
+        more, and their ids may be used again.
+        """
         self.tell(TransactionsEnded(transactions=ended))
-        ids = tuple(transaction.transactional_id for transaction in ended)
         self.send_all(
             CheckpointCompleted(
-                job=self.job, attempt=self.attempt, checkpoint=checkpoint, ended=ids
+                job=self.job,
+                attempt=self.attempt,
+                checkpoint=checkpoint,
+                ended=tuple(transaction.transactional_id for transaction in ended),
+                freed=tuple(transaction.transactional_id for transaction in freed),
             )
         )
-
-    def settled(self, freed: Iterable[PreparedTransaction]) -> None:
-        """The journal says so, and names these no more: their ids may be used again."""
-        self._send_freed(freed)
 
     def tell(self, event: CoordinatorEvent) -> None:
         """Give the coordinator an event and carry out what it answers."""
@@ -259,11 +263,6 @@ class LiveAttempt:
                     self._shell.wake_at(time_s)
                 case FailAttempt(error=error):
                     self._shell.fail(error)
-
-    def _send_freed(self, freed: Iterable[PreparedTransaction]) -> None:
-        ids = tuple(transaction.transactional_id for transaction in freed)
-        if ids:
-            self.send_all(TransactionsFreed(job=self.job, attempt=self.attempt, freed=ids))
 
     def _now(self) -> float:
         return self._shell.clock.monotonic()

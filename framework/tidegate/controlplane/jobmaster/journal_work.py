@@ -101,13 +101,12 @@ class RecoveredJob:
 class PublicationOutcome:
     """What is called, in the loop, as a publication goes on; `failed` ends the attempt.
 
-    `published` and `settled` get the transactions whose ids may be used again.
+    `committed` gets the transactions that have ended, and those whose ids may be used again.
     """
 
-    published: Callable[[tuple[PreparedTransaction, ...]], None]
+    published: Callable[[], None]
     not_published: Callable[[str], None]
-    committed: Callable[[tuple[PreparedTransaction, ...]], None]
-    settled: Callable[[tuple[PreparedTransaction, ...]], None]
+    committed: Callable[[tuple[PreparedTransaction, ...], tuple[PreparedTransaction, ...]], None]
     failed: Callable[[TidegateError], None]
 
 
@@ -351,16 +350,14 @@ class JournalWork:
         except TidegateError as error:
             _fail(post, outcome, error)
             return
-        post(lambda: outcome.published(published.freed))
+        post(outcome.published)
         try:
             result = run(commit(journal))
-            freed = run(settle(journal, result))
+            freed = (*published.freed, *run(settle(journal, result)))
         except TidegateError as error:
             _fail(post, outcome, error)
             return
-        post(lambda: outcome.committed(result.ended))
-        if freed:
-            post(lambda: outcome.settled(freed))
+        post(lambda: outcome.committed(result.ended, freed))
         self._delete_unneeded(journal)
 
     def _delete_unneeded(self, journal: OwnJournal) -> None:

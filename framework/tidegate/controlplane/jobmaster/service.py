@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from tidegate.checkpoint.coordination import Complete
@@ -364,18 +365,21 @@ class JobMaster:
             return guarded
 
         outcome = PublicationOutcome(
-            published=if_live(lambda freed: live.published(complete.checkpoint, freed)),
+            published=if_live(lambda: live.published(complete.checkpoint)),
             not_published=if_live(lambda why: live.publish_failed(complete.checkpoint, why)),
-            committed=if_live(lambda ended: self._committed(live, complete, ended)),
-            settled=if_live(live.settled),
+            committed=if_live(partial(self._committed, live, complete)),
             failed=if_live(lambda error: self._fail(attempt, error)),
         )
         self._journal.publish(complete, outcome)
 
     def _committed(
-        self, live: LiveAttempt, complete: Complete, ended: tuple[PreparedTransaction, ...]
+        self,
+        live: LiveAttempt,
+        complete: Complete,
+        ended: tuple[PreparedTransaction, ...],
+        freed: tuple[PreparedTransaction, ...],
     ) -> None:
-        live.committed(complete.checkpoint, ended)
+        live.committed(complete.checkpoint, ended, freed)
         last = live.coordinator.counts.last
         if last is not None:
             self._reporting.completed(last)
