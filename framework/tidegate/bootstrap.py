@@ -50,11 +50,6 @@ REFUSED = 2
 REJOIN_PAUSE_S = 0.2
 """Before a standing TaskManager joins again."""
 
-SWITCH_INTERVAL_S = 0.001
-"""For how long a slot's mailbox thread may keep the interpreter from the threads that flush,
-describe and acknowledge. Python's 5 ms each time made a checkpoint at full load last a third
-longer."""
-
 _PRELOADED = (
     "confluent_kafka",
     "fastavro",
@@ -319,7 +314,6 @@ def _zygote(common: Common, arguments: dict[str, Any]) -> int:
         # What was imported lives as long as the process; batches are short-lived and acyclic.
         gc.freeze()
         gc.set_threshold(200_000, 50, 50)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
 
