@@ -47,6 +47,9 @@ def package(folder: Path, name: str) -> Path:
     (made / "syntax.py").write_text("a = 1\ndef\n")
     (made / "needs.py").write_text("import nothing_of_that_name\n")
     (made / "empty.py").write_text("")
+    (made / "nameless.py").write_text(
+        "from tidegate import Pipeline\nclass Totals(Pipeline):\n    pass\n"
+    )
     return made
 
 
@@ -74,6 +77,9 @@ def test_a_class_is_found_and_the_folder_is_first_on_the_path(tmp_path: Path) ->
         ("lost.good:", "is not MODULE:CLASS"),
         ("nowhere.good:Copies", "there is no module 'nowhere' in"),
         ("lost.nowhere:Copies", "there is no module 'lost.nowhere' in"),
+        ("./lost/good.py:Copies", "is not MODULE:CLASS; write, say, lost.good:Copies"),
+        ("lost/good.py", "write, say, pipelines.order_totals:OrderTotals"),
+        ("lost.nameless:Copies", 'with its name: class Totals(Pipeline, name="totals")'),
         ("lost.good:Copy", "lost.good has no pipeline 'Copy'; it has Copies"),
         ("lost.good:Base", "lost.good has no pipeline 'Base'; it has Copies"),
         ("lost.good:wanted", "lost.good has no pipeline 'wanted'"),

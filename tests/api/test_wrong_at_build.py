@@ -38,7 +38,6 @@ from tidegate import (
     build,
 )
 from tidegate.api.formats import Protobuf
-from tidegate.api.times import to_ms
 
 
 class Base(Pipeline, name=None):
@@ -358,14 +357,50 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "Avro cannot tell Struct | list[int] apart; make every branch a record class",
     ),
     "untagged union": (lambda: Json(Struct | OtherStruct), "must be tagged"),
-    "duration": (lambda: to_ms("10 sec"), "'10 sec' is not a duration"),
-    "duration backwards": (lambda: to_ms(timedelta(seconds=-1)), "is negative; a duration here"),
+    "duration": (sink(linger="10 sec"), "linger: '10 sec' is not a duration"),
+    "duration without a unit": (sink(linger=5), "topic 'orders': linger: 5 is not a duration"),
+    "duration backwards": (sink(linger=timedelta(seconds=-1)), "is negative; a duration here"),
+    "interval without a unit": (
+        lambda: type("Case", (Base,), {}, name=None, checkpoint_interval=5.0),
+        "Case: checkpoint_interval: 5.0 is not a duration",
+    ),
     "param default": (lambda: Param(int, default="5"), "default='5' is not of type int"),
+    "misspelt keyword of a sink": (
+        sink(compresion="lz4"),
+        "sink for topic 'orders' has no keyword 'compresion'; did you mean compression=?",
+    ),
+    "misspelt keyword of a source": (
+        source(starts="latest"),
+        "source of topic 'orders' has no keyword 'starts'; did you mean start=?",
+    ),
+    "unknown keyword": (source(speed=1), "no keyword 'speed'; there are dead_letters, event_time"),
+    "keyword of records": (source(tombstones=True), "write KafkaSource.records(...)"),
+    "topic without a name": (
+        lambda: KafkaSource("", value=Json(Order)),
+        "'' is no name of a topic",
+    ),
+    "topic with a space": (
+        lambda: KafkaSink("a b", value=Json(Order)),
+        "'a b' is no name of a topic",
+    ),
+    "topic as a folder": (lambda: KafkaSink("..", value=Json(Order)), "'..' is no name of a topic"),
+    "topic for dead letters": (
+        source(on_bad_record="dead_letter", dead_letters="a/b"),
+        "'a/b' is no name of a topic",
+    ),
+    "key that is no function": (sink(key_by="id"), "key_by='id' must be a function of the value"),
+    "sink of another type": (
+        built(lambda self: self.orders.to(self.totals)),
+        "the sink for topic 'totals' takes records of CustomerTotal, the stream has Order; map",
+    ),
     "key format alone": (sink(key=Utf8()), "key_by must say what the key is"),
     "guarantee": (sink(guarantee="twice"), "guarantee='twice' must be one of 'exactly_once'"),
     "our setting": (sink(kafka={"transactional.id": "x"}), "is set by tidegate"),
     "their setting": (source(kafka={"group.id": "x"}), "it is tidegate.<job>.<source>"),
     "start": (source(start="now"), "start='now' must be 'earliest', 'latest', 'group'"),
+    "start as a float": (source(start=1.5), "start=1.5 must be 'earliest', 'latest', 'group'"),
+    "start as nothing": (source(start=None), "start=None must be 'earliest'"),
+    "start by name": (source(start={"0": 5}), "must be 'earliest', 'latest', 'group'"),
     "start before time": (source(start=-1), "start=-1 is no timestamp"),
     "start offsets": (source(start={0: -5}), "has a negative partition or offset"),
     "dead letters nowhere": (source(on_bad_record="dead_letter"), "are given together"),

@@ -64,6 +64,9 @@ class Count(KeyedProcess[str, Word, Word]):
         if word.number == 14:
             untyped: Any = self
             untyped.last = 14
+        if word.number == 15:
+            self.last.value = 2**70
+            return ()
         if word.number % 2:
             ctx.output(self.odd, word)
         self.counts[word.number] = self.counts.get(word.number, 0) + 1
@@ -80,6 +83,37 @@ def test_state_of_every_kind_is_read_by_key() -> None:
         assert harness.entries(Count.counts, "b") == {}
         assert harness.side_output(Count.odd) == [Word("a", 1), Word("a", 1)]
         assert harness.side_output(Count.odd) == []
+
+
+class Remember(KeyedProcess[str, str, str]):
+    """Gives all words of a key so far; forgets one of them, or all, while it reads."""
+
+    words = MapState(str, int)
+
+    def process(self, word: str, ctx: Context[str]) -> Iterable[str]:
+        self.words[word] = 1
+        for seen in self.words:
+            yield seen
+            if word == "forget":
+                del self.words[seen]
+            elif word == "clear":
+                self.words.clear()
+
+
+def test_map_entries_come_in_the_order_of_a_job() -> None:
+    with FunctionHarness(Remember()) as harness:
+        for word in ("z", "a", "m"):
+            seen = harness.push("key", word)
+        assert list(seen) == ["a", "m", "z"]
+        assert list(harness.push("key", "forget")) == ["a", "forget", "m", "z"]
+        assert harness.entries(Remember.words, "key") == {}
+
+
+def test_map_entries_cannot_be_read_on_after_a_clear() -> None:
+    with FunctionHarness(Remember()) as harness:
+        harness.push("key", "a")
+        with pytest.raises(UserCodeError, match="was cleared"):
+            harness.push("key", "clear")
 
 
 def test_the_function_is_opened_and_closed_also_after_a_failure() -> None:
@@ -103,6 +137,11 @@ def test_assigning_over_a_state_is_noticed() -> None:
 
 def test_a_value_that_could_not_be_stored_fails_the_test() -> None:
     with FunctionHarness(Count()) as harness, pytest.raises(OverflowError):
+        harness.push("a", Word("a", 15))
+
+
+def test_a_map_key_that_could_not_be_stored_fails_the_test() -> None:
+    with FunctionHarness(Count()) as harness, pytest.raises(PipelineError, match="64 bits"):
         harness.push("a", Word("a", 2**70))
 
 

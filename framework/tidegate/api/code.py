@@ -26,10 +26,9 @@ def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
     fails, and a name that is no pipeline.
     """
     module_name, colon, class_name = reference.partition(":")
-    if not (colon and module_name and class_name.isidentifier()):
-        raise PipelineError(
-            f"{reference!r} is not MODULE:CLASS; write, say, pipelines.order_totals:OrderTotals"
-        )
+    dotted = all(part.isidentifier() for part in module_name.split("."))
+    if not (colon and dotted and class_name.isidentifier()):
+        raise PipelineError(f"{reference!r} is not MODULE:CLASS; write, say, {_example(reference)}")
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
@@ -46,6 +45,7 @@ def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
             ) from None
         raise PipelineError(
             f"importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"
+            f"{_remedy(error)}"
         ) from error
     found = getattr(module, class_name, None)
     if isinstance(found, type) and issubclass(found, Pipeline) and found.pipeline_name is not None:
@@ -60,6 +60,21 @@ def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
     ]
     offered = f"it has {', '.join(sorted(names))}" if names else "it has none"
     raise PipelineError(f"{module_name} has no pipeline {class_name!r}; {offered}")
+
+
+def _example(reference: str) -> str:
+    """A reference as it should be; what was meant, where a file was named."""
+    path, _, class_name = reference.partition(":")
+    if "/" not in path or not class_name.isidentifier():
+        return "pipelines.order_totals:OrderTotals"
+    return f"{path.removesuffix('.py').strip('./').replace('/', '.')}:{class_name}"
+
+
+def _remedy(error: Exception) -> str:
+    """For the one mistake in a class statement that Python itself reports."""
+    if not (isinstance(error, TypeError) and "__init_subclass__" in str(error)):
+        return ""
+    return '. A pipeline is declared with its name: class Totals(Pipeline, name="totals")'
 
 
 def code_digest(pipeline: type[Pipeline]) -> str:

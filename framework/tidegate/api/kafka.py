@@ -25,6 +25,7 @@ from typing import (
 
 import msgspec
 
+from tidegate.api.declared import check_choice, check_topic, is_start, refuse_unknown
 from tidegate.api.formats import Format, Raw
 from tidegate.api.place import refuse_later, user_place
 from tidegate.api.streams import Stream
@@ -126,6 +127,7 @@ class Connector:
         self.topic = topic
         self.names: list[str] = []
         self.place = user_place()
+        check_topic(self.place, topic)
         self.kafka = dict(kafka or {})
         for key in self.kafka.keys() & _OURS.keys():
             raise PipelineError(
@@ -160,6 +162,8 @@ class KafkaSource(Connector, Generic[T]):
 
     def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SourceOptions]) -> None:
         super().__init__(topic, options.get("kafka"))
+        where = f"{self.place}: source of topic {topic!r}"
+        refuse_unknown(where, options, SourceOptions.__optional_keys__)
         for keyword in ("event_time", "watermarks"):
             if options.get(keyword) is not None:
                 refuse_later(f"{keyword}=", "remove it")
@@ -275,8 +279,8 @@ class KafkaSource(Connector, Generic[T]):
 
     def _check(self) -> None:
         where = f"{self.place}: source of topic {self.topic!r}"
-        start = self.start
-        if isinstance(start, str) and start not in ("earliest", "latest", "group"):
+        start: object = self.start
+        if not is_start(start):
             raise PipelineError(
                 f"{where}: start={start!r} must be 'earliest', 'latest', 'group', a timestamp in "
                 "ms or a dict of offsets by partition"
@@ -285,12 +289,14 @@ class KafkaSource(Connector, Generic[T]):
             raise PipelineError(f"{where}: start={start} is no timestamp in ms since the epoch")
         if isinstance(start, Mapping) and any(n < 0 for pair in start.items() for n in pair):
             raise PipelineError(f"{where}: start={dict(start)} has a negative partition or offset")
-        _check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
+        check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
         if (self.on_bad_record == "dead_letter") != (self.dead_letters is not None):
             raise PipelineError(
                 f"{where}: on_bad_record='dead_letter' and dead_letters='topic' are given together "
                 "or not at all"
             )
+        if self.dead_letters is not None:
+            check_topic(self.place, self.dead_letters)
 
 
 class KafkaSink(Connector, Generic[T]):
@@ -334,15 +340,21 @@ class KafkaSink(Connector, Generic[T]):
     ) -> None:
         super().__init__(topic, options.get("kafka"))
         where = f"{self.place}: sink for topic {topic!r}"
+        refuse_unknown(where, options, SinkOptions.__optional_keys__)
         if key is not None and key_by is None:
             raise PipelineError(f"{where}: key is a format; key_by must say what the key is")
+        if key_by is not None and not callable(key_by):
+            raise PipelineError(
+                f"{where}: key_by={key_by!r} must be a function of the value, as in "
+                "key_by=lambda total: total.customer"
+            )
         self.value, self.key, self.key_by = value, key, key_by
         self.whole = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
         self.compression: Compression = options.get("compression", "none")
-        self.linger_ms = to_ms(options.get("linger", DEFAULT_LINGER))
-        _check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
-        _check_choice(where, "compression", self.compression, get_args(Compression))
+        self.linger_ms = to_ms(options.get("linger", DEFAULT_LINGER), f"{where}: linger")
+        check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
+        check_choice(where, "compression", self.compression, get_args(Compression))
 
     @staticmethod
     def records(
@@ -385,9 +397,3 @@ class KafkaSink(Connector, Generic[T]):
             declaration=self,
             record_type=self.record_type(),
         )
-
-
-def _check_choice(where: str, keyword: str, given: object, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        names = ", ".join(repr(name) for name in allowed)
-        raise PipelineError(f"{where}: {keyword}={given!r} must be one of {names}")

@@ -115,7 +115,9 @@ class Pipeline:
             parallelism=parallelism,
             max_parallelism=max_parallelism,
             checkpoint_interval_ms=(
-                None if checkpoint_interval is None else to_ms(checkpoint_interval)
+                None
+                if checkpoint_interval is None
+                else to_ms(checkpoint_interval, f"{cls.__name__}: checkpoint_interval")
             ),
         )
         _check_parallelism(cls.__name__, parallelism or 1, max_parallelism)

@@ -14,17 +14,20 @@ once the cell was touched; `ListCell.changed` and `MapCell`'s methods tell the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar, overload
 
 from typing_extensions import TypeForm
 
 from tidegate.api.fields import MISSING, name_of
+from tidegate.api.keys import key_encoder
 from tidegate.api.place import refuse_later
 from tidegate.api.types import TypeInfo, type_info
 from tidegate.errors import PipelineError
 
 V = TypeVar("V")
 A = TypeVar("A")
+
+CLEARED_MEANWHILE: Final = "map state was cleared, or its record left, during iteration"
 
 
 class Cell:
@@ -83,13 +86,16 @@ class MapCell(Cell, Generic[A, V]):
     """A map whose entries are stored one by one, so that it may be larger than memory.
 
     This one keeps them in memory; a backend's own reads and writes through. Assigning is what
-    changes an entry: a value that was changed in place must be assigned again.
+    changes an entry: a value that was changed in place must be assigned again. `cell[key]` and
+    `del cell[key]` raise KeyError for an entry that is not there. Iteration is in the order of the
+    keys' canonical bytes (docs/formats.md); entries may be assigned and deleted meanwhile.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_key_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, key_bytes: Callable[[A], bytes]) -> None:
         self._entries: dict[A, V] = {}
+        self._key_bytes = key_bytes
 
     def __getitem__(self, key: A) -> V:
         return self._entries[key]
@@ -104,7 +110,7 @@ class MapCell(Cell, Generic[A, V]):
         return key in self._entries
 
     def __iter__(self) -> Iterator[A]:
-        return iter(self._entries)
+        return (key for key, _ in self.items())
 
     @overload
     def get(self, key: A) -> V | None: ...
@@ -117,7 +123,13 @@ class MapCell(Cell, Generic[A, V]):
         return iter(self)
 
     def items(self) -> Iterator[tuple[A, V]]:
-        return iter(self._entries.items())
+        """RuntimeError, while it goes on, where the map was cleared meanwhile."""
+        entries = self._entries
+        for key in sorted(entries, key=self._key_bytes):
+            if self._entries is not entries:
+                raise RuntimeError(CLEARED_MEANWHILE)
+            if key in entries:
+                yield key, entries[key]
 
     def clear(self) -> None:
         self._entries = {}
@@ -226,6 +238,7 @@ class MapState(State, Generic[A, V]):
         super().__init__(key, value, ttl=ttl)
         if self.types[0].why_not_key:
             raise PipelineError(f"MapState({name_of(key)}, ...): {self.types[0].why_not_key}")
+        self._key_bytes: Callable[[A], bytes] = key_encoder(self.types[0].python)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -235,7 +248,7 @@ class MapState(State, Generic[A, V]):
         return self if instance is None else _unbound(self)
 
     def new_cell(self) -> MapCell[A, V]:
-        return MapCell()
+        return MapCell(self._key_bytes)
 
 
 def _unbound(declaration: State) -> Any:

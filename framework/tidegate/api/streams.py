@@ -9,7 +9,7 @@ sent between slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeGuard, TypeVar, get_args, is_typeddict
 
 from tidegate.api.fields import name_of
 from tidegate.api.functions import Function, Process, SideOutput
@@ -84,6 +84,7 @@ class Stream(Generic[T]):
 
         if not isinstance(sink, KafkaSink):
             raise PipelineError(f"{user_place()}: .to() takes a KafkaSink, not {sink!r}")
+        check_sink_type(sink.record_type(), self.of, sink.topic)
         sink.connect(self.graph, self.edges)
 
     def map_batch(self, *_args: object, **_options: object) -> Never:
@@ -143,6 +144,25 @@ def check_function(graph: Graph, function: object, base: type[Function], place: 
                 f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} "
                 f"at {node.place}; make one for each step"
             )
+
+
+def check_sink_type(declared: object, of: object, topic: str) -> None:
+    """Refuse a sink of records that the stream can not have: two classes of which neither is the
+    other's. Anything less plain is left to type checkers.
+    """
+    if not (_is_plain_class(declared) and _is_plain_class(of)) or (of, declared) == (int, float):
+        return
+    if not issubclass(of, declared) and not issubclass(declared, of):
+        raise PipelineError(
+            f"{user_place()}: the sink for topic {topic!r} takes records of {name_of(declared)}, "
+            f"the stream has {name_of(of)}; map them"
+        )
+
+
+def _is_plain_class(of: object) -> TypeGuard[type]:
+    """Whether `issubclass` says what of is: not of aliases, protocols and typed dictionaries."""
+    special = of is Any or is_typeddict(of) or getattr(of, "_is_protocol", False)
+    return isinstance(of, type) and not get_args(of) and not special
 
 
 def check_record_type(function: Function, of: object, step: str, place: str) -> None:

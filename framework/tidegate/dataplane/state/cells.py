@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
-from tidegate.api.state import ListCell, MapCell, ValueCell
+from tidegate.api.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
 from tidegate.dataplane.state.layout import entries_span
 from tidegate.ports.kv import KeyValueStore
 
@@ -134,9 +134,6 @@ class StoredMap(MapCell[Any, Any]):
         value = self._look_up(key)
         return default if value is _GONE else value
 
-    def __iter__(self) -> Iterator[Any]:
-        return (key for key, _ in self.items())
-
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Entries in the order of their keys' canonical bytes.
 
@@ -146,7 +143,7 @@ class StoredMap(MapCell[Any, Any]):
         entries = self._entries
         for key, value in self._merged():
             if self._entries is not entries:
-                raise RuntimeError("map state was cleared, or its record left, during iteration")
+                raise RuntimeError(CLEARED_MEANWHILE)
             current = entries.get(key, value)
             if current is not _GONE:
                 yield key, current

@@ -1,0 +1,52 @@
+"""What may be written in the declaration of a source or sink, checked where it is written.
+
+Types are for type checkers; this is for those who use none, and for what types cannot say. Every
+refusal is a PipelineError that begins with the place and names the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+
+from tidegate.errors import PipelineError
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""Kafka's own rule; it refuses "." and ".." besides."""
+
+
+def check_topic(where: str, topic: object) -> None:
+    """PipelineError if Kafka can have no topic of that name."""
+    if not isinstance(topic, str) or _TOPIC.fullmatch(topic) is None or topic in {".", ".."}:
+        raise PipelineError(
+            f"{where}: {topic!r} is no name of a topic: Kafka takes letters, digits, dots, "
+            "underscores and hyphens, 249 at most"
+        )
+
+
+def is_start(start: object) -> bool:
+    """Whether it is of a form that `start=` takes."""
+    if isinstance(start, Mapping):
+        return all(type(number) is int for pair in start.items() for number in pair)
+    return type(start) is int or start in ("earliest", "latest", "group")
+
+
+def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """PipelineError for a keyword that is not known: those in a TypedDict are checked by type
+    checkers, and by nobody else.
+    """
+    for keyword in given:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, n=1)
+            hint = f"did you mean {near[0]}=?" if near else f"there are {', '.join(sorted(known))}"
+            if keyword in {"key", "tombstones"}:
+                hint = "write KafkaSource.records(...), whose records have their keys"
+            raise PipelineError(f"{where} has no keyword {keyword!r}; {hint}")
+
+
+def check_choice(where: str, keyword: str, given: object, allowed: tuple[str, ...]) -> None:
+    """PipelineError if a value is none of those allowed."""
+    if given not in allowed:
+        names = ", ".join(repr(name) for name in allowed)
+        raise PipelineError(f"{where}: {keyword}={given!r} must be one of {names}")
