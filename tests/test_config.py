@@ -114,6 +114,12 @@ class TestMistakes:
                 ("job.parallelism", "TIDEGATE_JOB__PARALLELISM"),
             ),
             (
+                {"TIDEGATE_CHECKPOINT__INTERVAL": "0 s"},
+                ("checkpoint.interval = '0 s'", "greater than 0"),
+            ),
+            ({"TIDEGATE_CLUSTER__HEARTBEAT_INTERVAL": "0 s"}, ("greater than 0",)),
+            ({"TIDEGATE_SINKS__TOTALS__TOPIC": "a b"}, ("sinks.totals.topic = 'a b'", "pattern")),
+            (
                 {"TIDEGATE_CLUSTER__HEARTBEAT_TIMEOUT": "1999 ms"},
                 ("'1999 ms'", "1000 ms apart", "at least twice cluster.heartbeat_interval"),
             ),
@@ -129,13 +135,34 @@ class TestMistakes:
         assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize(
-        "text", ["[checkpoint]\ninteval = 1\n", "interval = 1\n", "[nonsense]\nx = 1\n", "x\n"]
+        "text",
+        [
+            "[checkpoint]\ninteval = 1\n",
+            "interval = 1\n",
+            "[nonsense]\nx = 1\n",
+            "x\n",
+            '[kafka]\nbootstrap = ["a:1", "b:2"]\n',
+        ],
     )
     def test_name_the_file(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "tidegate.toml"
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"tidegate[.]toml"):
             load(folder=tmp_path)
+
+    @pytest.mark.parametrize(
+        ("text", "table"),
+        [
+            ("kafka = 3\n", "kafka"),
+            ("[kafka]\nproperties = 3\n", "kafka.properties"),
+            ('[sources]\norders = "x"\n', "sources.orders"),
+        ],
+    )
+    def test_of_a_value_where_a_table_is_due(self, tmp_path: Path, text: str, table: str) -> None:
+        (tmp_path / "tidegate.toml").write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load(folder=tmp_path)
+        assert f"has settings of its own: write [{table}]." in str(error.value)
 
     def test_of_two_that_do_not_fit_the_one_that_was_not_set_is_told_too(self) -> None:
         with pytest.raises(ConfigError) as error:

@@ -5,15 +5,14 @@ Values come, first wins, from the command line, the environment (`TIDEGATE_CHECK
 the nearest `tidegate.toml` upwards from the working folder, the pipeline's class statement, and the
 defaults. `cli` and tests call `load`; processes of a cluster get the effective settings with their
 submission (`from_dict`). Unknown keys are errors that name the key and its nearest neighbour.
-Durations and sizes carry their unit in the text ("10 s", "64 MiB"); in code they are milliseconds
-and bytes, and the name of what holds them says so.
+Durations carry their unit in the text ("10 s"); in code they are milliseconds.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -25,24 +24,21 @@ from pydantic import (
 )
 
 _DURATION_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_DURATION = re.compile(rf"(\d+)\s*({'|'.join(_DURATION_MS)})")
 
 
-def _measure(units: dict[str, int], what: str) -> Any:
-    pattern = re.compile(rf"(\d+)\s*({'|'.join(units)})")
+def _to_ms(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value  # already in milliseconds: the form in which settings travel
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        units = ", ".join(_DURATION_MS)
+        raise ValueError(f"{value!r} is not a duration; write a whole number and one of {units}")
+    return int(match[1]) * _DURATION_MS[match[2]]
 
-    def parse(value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value  # already in the smallest unit: the form in which settings travel
-        match = pattern.fullmatch(value.strip()) if isinstance(value, str) else None
-        if match is None:
-            message = (
-                f"{value!r} is not a {what}; write a whole number and one of {', '.join(units)}"
-            )
-            raise ValueError(message)
-        return int(match[1]) * units[match[2]]
 
-    return BeforeValidator(parse)
+SLOTS_MAX: Final = 256
+"""Of one TaskManager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +48,10 @@ class Units:
     names: tuple[str, ...]
 
 
-DurationMs = Annotated[
-    int, _measure(_DURATION_MS, "duration"), Field(ge=0), Units(tuple(_DURATION_MS))
-]
+DurationMs = Annotated[int, BeforeValidator(_to_ms), Field(ge=0), Units(tuple(_DURATION_MS))]
 """Milliseconds, written with a unit: "10 s"."""
-SizeBytes = Annotated[int, _measure(_SIZES, "size"), Field(ge=0), Units(tuple(_SIZES))]
-"""Bytes, written with a unit: "64 MiB"."""
+PositiveMs = Annotated[DurationMs, Field(gt=0)]
+"""The same for what may not be nothing: to wait that long again and again, say."""
 
 
 class Section(BaseModel):
@@ -84,8 +78,8 @@ class JobSettings(Section):
 class CheckpointSettings(Section):
     """When checkpoints are taken, how long they may take, where they are kept."""
 
-    interval: DurationMs = 10_000
-    timeout: DurationMs = 120_000
+    interval: PositiveMs = 10_000
+    timeout: PositiveMs = 120_000
     min_pause: DurationMs = 0
     tolerable_failures: int = Field(default=2, ge=0)
     retained: int = Field(default=2, ge=2)
@@ -114,7 +108,7 @@ class JobManagerSettings(Section):
 class TaskManagerSettings(Section):
     """A TaskManager of this configuration; all but `slots` are for standing ones."""
 
-    slots: int = Field(default=1, ge=1, le=256)
+    slots: int = Field(default=1, ge=1, le=SLOTS_MAX)
     host: str | None = None
     """None is the address from which it reaches the JobManager."""
     port: int = Field(default=0, ge=0, le=65_535)
@@ -128,8 +122,8 @@ class ClusterSettings(Section):
     name: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     """Of a standing cluster; a local one is named by whoever starts it."""
     task_managers: int = Field(default=1, ge=1, le=256)
-    slot_request_timeout: DurationMs = 300_000
-    heartbeat_interval: DurationMs = 1_000
+    slot_request_timeout: PositiveMs = 300_000
+    heartbeat_interval: PositiveMs = 1_000
     heartbeat_timeout: DurationMs = Field(default=15_000, validate_default=True)
 
     @field_validator("heartbeat_timeout")
@@ -164,7 +158,9 @@ class RestartSettings(Section):
     jitter: float = Field(default=0.1, ge=0.0, le=1.0)
     reset_after: DurationMs = 600_000
     attempts: int | None = Field(default=None, ge=1)
-    """Restarts in all before the job fails; None is without end."""
+    """Restarts before the job fails, with `exponential_delay` since the last attempt that ran for
+    `reset_after`; None is without end.
+    """
     delay: DurationMs = 1_000
     """Between restarts of `fixed_delay` and `failure_rate`."""
     failures: int = Field(default=3, ge=1)
@@ -189,7 +185,7 @@ class LogSettings(Section):
 class ConnectorSettings(Section):
     """Overrides of one source or sink, by its attribute name."""
 
-    topic: str | None = None
+    topic: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     properties: dict[str, str] = Field(default_factory=dict)
 
 

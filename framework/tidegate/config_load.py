@@ -38,6 +38,10 @@ _SIMILAR = 0.6
 """How alike a key must be to be suggested; difflib's own default."""
 
 
+_NOTHING = ("none", "None")
+"""How a text says that an optional setting has no value."""
+
+
 class _Value(NamedTuple):
     value: Any
     origin: str
@@ -144,6 +148,8 @@ def _checked(values: dict[str, _Value]) -> dict[str, _Value]:
 
 
 def _refuse_unknown(key: str, origin: str) -> NoReturn:
+    if any(known.startswith(f"{_table(key)}.") for known in known_keys()):
+        raise ConfigError(f"Setting {key} in {origin} has settings of its own: write [{key}].")
     shown = [name for name in known_keys() if not name.endswith(".*")]
     near = difflib.get_close_matches(key, shown, n=1, cutoff=_SIMILAR) or [
         name for name in shown if name.replace(".", "_") == key.replace(".", "_")
@@ -152,6 +158,12 @@ def _refuse_unknown(key: str, origin: str) -> NoReturn:
     if near and origin.startswith("the environment"):
         hint += f" As a variable that is {PREFIX}{near[0].replace('.', '__').upper()}."
     raise ConfigError(f"Unknown setting {key} in {origin}: {hint}")
+
+
+def _table(key: str) -> str:
+    """The key of a table with `*` for the name of a source or sink."""
+    section, _, name = key.partition(".")
+    return f"{section}.*" if section in {"sources", "sinks"} and name else key
 
 
 def _pattern(key: str) -> str:
@@ -174,8 +186,8 @@ def _validated(values: Mapping[str, _Value]) -> Config:
             cut = path.index("properties") + 1
             path = [*path[:cut], ".".join(path[cut:])]
             value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
-        elif value in {"none", "None"} and _pattern(key) in optional:
-            value = None  # noqa: PLW2901  # how a text says it
+        elif isinstance(value, str) and value in _NOTHING and _pattern(key) in optional:
+            value = None  # noqa: PLW2901  # what it says
         elif key in measured and isinstance(value, int | float) and origin != CLASS_STATEMENT:
             # In code and on its way to other processes a number is in the smallest unit; a person
             # who writes 10 means seconds as often as not.

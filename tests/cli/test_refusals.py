@@ -38,6 +38,17 @@ def test_a_number_of_slots_that_somebody_gave_is_not_raised() -> None:
     assert enough.taskmanager.slots == 2
 
 
+def test_the_other_settings_of_a_taskmanager_stay_where_slots_are_added() -> None:
+    settings = load(command_line={"job.parallelism": "4", "taskmanager.host": "here"})
+    assert with_enough_slots(settings, {}).taskmanager.host == "here"
+
+
+def test_more_slots_than_a_taskmanager_can_have_are_refused() -> None:
+    settings = load(command_line={"job.parallelism": "600"})
+    with pytest.raises(ConfigError, match=r"has 256 at most\. Start more .*: --task-managers 3\."):
+        with_enough_slots(settings, {})
+
+
 @pytest.mark.parametrize("text", ["limit", "=5", ""])
 def test_an_option_that_is_no_pair_is_refused_with_an_example(text: str) -> None:
     assert pairs(["a=1", "b = x=y"], "--set", "") == {"a": "1", "b": " x=y"}

@@ -130,6 +130,24 @@ def test_settings_of_a_source_or_sink_that_is_not_there_are_a_mistyped_name(
         make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("sources.orders.properties.bootstrap.servers", "it is kafka.bootstrap"),
+        ("sources.orders.properties.metadata.broker.list", "it is kafka.bootstrap"),
+        ("sinks.totals.properties.transactional.id", "the sink makes its own"),
+        ("kafka.properties.group.id", "it is tidegate.<job>.<source>"),
+    ],
+)
+def test_properties_that_are_ours_are_refused_wherever_they_stand(
+    tmp_path: Path, key: str, said: str
+) -> None:
+    settings = load(command_line={key: "x"})
+    with pytest.raises(ConfigError) as caught:
+        make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
+    assert str(caught.value).startswith(f"{key} is set by tidegate: {said}")
+
+
 def test_a_job_that_runs_in_this_folder_is_not_started_twice(tmp_path: Path) -> None:
     with JobLock(tmp_path, "checkpoints", JOB):
         again = JobLock(tmp_path, "checkpoints", JOB)

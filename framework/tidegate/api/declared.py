@@ -9,8 +9,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from tidegate.errors import PipelineError
+
+OURS: Final = {
+    "bootstrap.servers": "it is kafka.bootstrap in the configuration, one cluster for a job",
+    "metadata.broker.list": "it is kafka.bootstrap in the configuration, one cluster for a job",
+    "transactional.id": "the sink makes its own; they are how recovery finds its transactions",
+    "transaction.timeout.ms": "it is computed from the checkpoint settings",
+    "enable.idempotence": "the sink's guarantee decides it",
+    "enable.auto.commit": "offsets live in checkpoints",
+    "auto.offset.reset": "start= says where a source begins",
+    "group.id": "it is tidegate.<job>.<source>",
+}
+"""librdkafka settings that belong to the framework, with what a user does instead."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 """Kafka's own rule; it refuses "." and ".." besides."""

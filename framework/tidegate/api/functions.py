@@ -47,7 +47,9 @@ class RecordContext:
     __slots__ = ()
 
     def output(self, tag: SideOutput[X], value: X) -> None:
-        """Send a value to a side output that the function class declares."""
+        """Send a value to a side output that the function class declares; UserCodeError for any
+        other tag.
+        """
         raise NotImplementedError
 
     @property
@@ -149,7 +151,10 @@ class Process(Function, Generic[In, Out]):
             )
 
     def process(self, record: In, ctx: RecordContext, /) -> Iterable[Out]:
-        """Called for each record; what it returns goes on, in order."""
+        """Called for each record; what it returns goes on, in order.
+
+        An exception ends the attempt; the job starts again from its last checkpoint.
+        """
         raise NotImplementedError
 
 
@@ -157,7 +162,11 @@ class KeyedProcess(Function, Generic[K, In, Out]):
     """One record in, any number out, with the state of the record's key."""
 
     def process(self, record: In, ctx: Context[K], /) -> Iterable[Out]:
-        """Called for each record, those of one key in order; what it returns goes on, in order."""
+        """Called for each record, those of one key in order; what it returns goes on, in order.
+
+        An exception ends the attempt, and what it did to state is undone: the job starts again from
+        its last checkpoint.
+        """
         raise NotImplementedError
 
     @classmethod

@@ -25,7 +25,7 @@ from typing import (
 
 import msgspec
 
-from tidegate.api.declared import check_choice, check_topic, is_start, refuse_unknown
+from tidegate.api.declared import OURS, check_choice, check_topic, is_start, refuse_unknown
 from tidegate.api.formats import Format, Raw
 from tidegate.api.place import refuse_later, user_place
 from tidegate.api.streams import Stream
@@ -60,18 +60,6 @@ ERROR: Final = "tidegate.error"
 DEFAULT_LINGER: Final = "5 ms"
 """librdkafka's own default: batches fill at load, and an idle pipeline waits 5 ms at most."""
 
-_OURS = {
-    "bootstrap.servers": "it is kafka.bootstrap in the configuration, one cluster for a job",
-    "transactional.id": "the sink makes its own; they are how recovery finds its transactions",
-    "transaction.timeout.ms": "it is computed from the checkpoint settings",
-    "enable.idempotence": "the sink's guarantee decides it",
-    "enable.auto.commit": "offsets live in checkpoints",
-    "auto.offset.reset": "start= says where a source begins",
-    "group.id": "it is tidegate.<job>.<source>",
-}
-"""librdkafka settings that belong to the framework, with what a user does instead."""
-
-
 KafkaOverrides = Mapping[str, str | int | float | bool]
 """librdkafka settings by name."""
 
@@ -97,7 +85,11 @@ class SinkOptions(TypedDict, total=False):
 
 
 class KafkaRecord(msgspec.Struct, Generic[K, V], frozen=True):
-    """A record with its provenance, from `KafkaSource.records`."""
+    """A record with its provenance, from `KafkaSource.records`.
+
+    `timestamp_ms` is Kafka's, in ms since the epoch: of the producer or of the broker, as the topic
+    is configured; -1 where the record has none.
+    """
 
     key: K
     value: V
@@ -109,7 +101,10 @@ class KafkaRecord(msgspec.Struct, Generic[K, V], frozen=True):
 
 
 class OutgoingRecord(msgspec.Struct, Generic[K, V], frozen=True):
-    """A record in full, for `KafkaSink.records`. A value of None is a tombstone."""
+    """A record in full, for `KafkaSink.records`. A value of None is a tombstone.
+
+    `timestamp_ms`: ms since the epoch; None is the time at which the record is sent.
+    """
 
     key: K | None
     value: V | None
@@ -129,10 +124,10 @@ class Connector:
         self.place = user_place()
         check_topic(self.place, topic)
         self.kafka = dict(kafka or {})
-        for key in self.kafka.keys() & _OURS.keys():
+        for key in self.kafka.keys() & OURS.keys():
             raise PipelineError(
                 f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
-                f"{_OURS[key]}"
+                f"{OURS[key]}"
             )
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -153,9 +148,13 @@ class Connector:
 class KafkaSource(Connector, Generic[T]):
     """A topic that is read; `value` says the format and with it the type of the stream.
 
-    `start`: where to begin without a checkpoint. `on_bad_record`: what becomes of a record that the
-    format cannot decode: fail the job, skip and count it, or send its raw bytes to the topic
-    `dead_letters`. `kafka`: librdkafka settings of its consumer.
+    `start`: where to begin without a checkpoint: "earliest" (the default), "latest", "group" (the
+    committed offsets of the group `tidegate.<job>.<source>`, else the earliest), an int (the first
+    record of that time or later, in ms since the epoch), or a dict of offsets by partition (those
+    left out begin at the earliest).
+    `on_bad_record`: what becomes of a record that the format cannot decode: "fail" the job (the
+    default), "skip" and count it, or "dead_letter": send its raw bytes to the topic `dead_letters`.
+    `kafka`: librdkafka settings of its consumer; those that tidegate sets itself are refused.
 
     A record without a value (a tombstone) is a bad record here; `records` can let it through.
     """
@@ -304,8 +303,16 @@ class KafkaSink(Connector, Generic[T]):
 
     `key_by` takes the record's key from the value: text or bytes, or anything else with its format
     in `key`. Without it a record keeps the key that it was read with where only map, filter and
-    flat_map stand between source and sink, and has none behind other steps. `linger` is how long a
-    batch may wait for more records; `kafka` are librdkafka settings of its producers.
+    flat_map stand between source and sink, and has none behind other steps.
+    `guarantee`: "exactly_once" (the default: records become visible to read_committed readers with
+    the checkpoint that holds them), "at_least_once" (at once; those since the last checkpoint come
+    again after a failure) or "none" (nobody waits for the brokers' acknowledgement at a barrier:
+    records may be lost or come again).
+    `compression`: "none" (the default), "gzip", "snappy", "lz4" or "zstd". `linger`: how long a
+    batch may wait for more records, as "5 ms" (the default) or a timedelta. `kafka`: librdkafka
+    settings of its producers; those that tidegate sets itself are refused.
+
+    PipelineError, with file and line, for whatever of this cannot be.
     """
 
     @overload

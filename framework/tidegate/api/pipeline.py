@@ -33,7 +33,10 @@ _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 class Param(Generic[V]):
     """A typed parameter of a pipeline: `minimum = Param(Decimal, default=Decimal(0))`, set by
-    `--set minimum=5` or the configuration. `check` says whether a value is allowed.
+    `--set minimum=5`. Without a default it is required. `check` says whether a value is allowed;
+    `help` is shown where it is missing or refused.
+
+    PipelineError when the pipeline is built: a value that is missing, of another type, or refused.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Pipeline:
     """Base of all pipelines: `class OrderTotals(Pipeline, name="order-totals")`.
 
     A shared base passes `name=None` and cannot be run. The other keywords are settings of the job,
-    over which the command line, the environment and `tidegate.toml` have precedence.
+    over which the command line, the environment and `tidegate.toml` have precedence: `parallelism`
+    (subtasks of each step), `max_parallelism` (key groups, fixed for the life of the state) and
+    `checkpoint_interval` ("10 s" or a timedelta).
     """
 
     pipeline_name: ClassVar[str | None] = None

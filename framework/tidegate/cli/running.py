@@ -5,6 +5,7 @@ Apart from `run.py` so that help does not pay for what this imports.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.bootstrap import local_cluster
 from tidegate.cli.display import Display, open_display, say
-from tidegate.config import Config, TaskManagerSettings
+from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import ENDED
 from tidegate.controlplane.client.lock import JobLock
@@ -92,7 +93,9 @@ def _exit_code(report: JobReport, display: Display) -> int:
 
 
 def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
-    """As many local slots as the job needs, where nobody has said how many there shall be."""
+    """As many local slots as the job needs, unless the command line says how many there shall be:
+    in a file, the number is for jobs that need no more.
+    """
     slots, managers = config.taskmanager.slots, config.cluster.task_managers
     if slots * managers >= config.job.parallelism:
         return config
@@ -102,8 +105,15 @@ def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
             f"and this run would have {slots * managers}: {managers} TaskManagers with {slots} "
             "slots each. Give it more (--slots, --task-managers) or lower --parallelism."
         )
-    each = -(-config.job.parallelism // managers)
-    return config.model_copy(update={"taskmanager": TaskManagerSettings(slots=each)})
+    each = math.ceil(config.job.parallelism / managers)
+    if each > SLOTS_MAX:
+        raise ConfigError(
+            f"The job needs {config.job.parallelism} slots, one for each of its parallel subtasks, "
+            f"and a TaskManager has {SLOTS_MAX} at most. Start more of them: --task-managers "
+            f"{math.ceil(config.job.parallelism / SLOTS_MAX)}."
+        )
+    slots_each = config.taskmanager.model_copy(update={"slots": each})
+    return config.model_copy(update={"taskmanager": slots_each})
 
 
 class _LeftError(Exception):

@@ -8,6 +8,7 @@ itself.
 
 from __future__ import annotations
 
+import difflib
 import platform
 import secrets
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.declared import OURS
 from tidegate.api.kafka import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.topics import topic_of
@@ -198,9 +200,19 @@ def _check_overrides(graph: Graph, config: Config) -> None:
         ("sinks", "sink", config.sinks),
     ):
         names = sorted(node.id for node in graph if node.kind == kind)
-        for name in given:
+        for name, settings in given.items():
             if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f" Did you mean {near[0]}?" if near else ""
                 raise ConfigError(
                     f"The configuration has {section}.{name}, and the pipeline has no {kind} of "
-                    f"that name; its {section} are: {', '.join(names)}."
+                    f"that name; its {section} are: {', '.join(names)}.{hint}"
                 )
+            _check_properties(f"{section}.{name}.properties", settings.properties)
+    _check_properties("kafka.properties", config.kafka.properties)
+
+
+def _check_properties(where: str, properties: Mapping[str, str]) -> None:
+    """A client of another cluster, say, would read offsets that are not there: refused."""
+    for name in sorted(properties.keys() & OURS.keys()):
+        raise ConfigError(f"{where}.{name} is set by tidegate: {OURS[name]}. Remove it.")
