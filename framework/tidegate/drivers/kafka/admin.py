@@ -67,6 +67,9 @@ _ELECTING: Final = frozenset(
     {
         Code.NOT_LEADER_FOR_PARTITION,
         Code.LEADER_NOT_AVAILABLE,
+        # The broker that we ask has not heard of the newest leader, or we have not.
+        Code.UNKNOWN_LEADER_EPOCH,
+        Code.FENCED_LEADER_EPOCH,
         Code.OFFSET_NOT_AVAILABLE,
         Code._NOENT,  # "no leaders found", also of a topic that is not there
     }
