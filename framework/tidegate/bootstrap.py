@@ -47,8 +47,8 @@ FAILED = 1
 """Exit status of a process that raised; its log says what."""
 REFUSED = 2
 """Exit status of a standing process for a mistake of whoever starts it."""
-REJOIN_PAUSE_S = 0.2
-"""Before a standing TaskManager joins again."""
+REJOIN_PAUSE_S, REJOIN_PAUSE_S_MAX = 0.2, 5.0
+"""Before a standing TaskManager joins again: at first, and after tries that came to nothing."""
 
 _PRELOADED = (
     "confluent_kafka",
@@ -162,7 +162,9 @@ def standing_taskmanager(config: Config) -> NoReturn:
     def serve() -> int:
         at = config.jobmanager
         clock = SystemClock()
+        said, pause_s = "", REJOIN_PAUSE_S
         while True:
+            began_s = clock.monotonic()
             try:
                 host = config.taskmanager.host or own_address_towards(at.host, at.port)
                 network = Network(host=host, bind_host=config.taskmanager.bind_host)
@@ -178,8 +180,13 @@ def standing_taskmanager(config: Config) -> NoReturn:
                     port=config.taskmanager.port,
                 )
             except RpcError as error:  # no way to the JobManager yet, or our port still taken
-                _log.warning("%s", error)
-            clock.sleep(REJOIN_PAUSE_S)
+                if str(error) != said:
+                    _log.warning("%s (It is tried again until it works.)", error)
+                said = str(error)
+            clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, REJOIN_PAUSE_S_MAX)
+            if clock.monotonic() - began_s > 2 * REJOIN_PAUSE_S_MAX:  # it has served meanwhile
+                said, pause_s = "", REJOIN_PAUSE_S
 
     from tidegate.controlplane.taskmanager.service import run_taskmanager
 
@@ -199,7 +206,7 @@ def _stand(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
     except TidegateError as error:
         if error.domain is Domain.USER:
             status = REFUSED
-        _log.error("%s", error, exc_info=None if error.domain is Domain.USER else error)
+        _log.error("%s", error, exc_info=error if error.domain is Domain.INTERNAL else None)
     except BaseException:  # noqa: BLE001  # the last frame of a process: said, then left
         _log.exception("the %s process failed", role)
     finally:

@@ -91,3 +91,12 @@ def test_config_masks_secrets(folder: Path) -> None:
     assert 'kafka.bootstrap = "h:1"' in result.stdout
     assert "hunter2" not in result.stdout
     assert json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)["kafka"]
+
+
+def test_settings_of_the_command_line_are_in_effect(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["config", "-c", "checkpoint.interval=3 s", "--json"])
+    assert json.loads(result.stdout)["checkpoint"]["interval"] == 3000
+    result = CliRunner().invoke(
+        app, ["checkpoints", "orders", "-c", f"checkpoint.storage={folder}"]
+    )
+    assert f"in the checkpoint storage '{folder}'" in str(result.exception)

@@ -16,7 +16,7 @@ from tidegate.cli.options import pairs
 from tidegate.cli.running import with_enough_slots
 from tidegate.config_load import load
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError, UserError
+from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError, RpcError, UserError
 
 REFERENCE = "pipelines.order_totals:OrderTotals"
 
@@ -74,6 +74,12 @@ def test_a_submit_is_refused_where_the_brokers_do_not_answer(
         run("submit", REFERENCE)
 
 
+@pytest.mark.parametrize("seeds", ["5..3", "5..5"])
+def test_seeds_of_which_there_are_none_are_refused(seeds: str) -> None:
+    with pytest.raises(ConfigError, match=f"--seeds '{seeds}' is empty"):
+        run("sim", "--seeds", seeds)
+
+
 @pytest.mark.parametrize("seeds", ["7", "..", "a..b", "1..b", "-1..5"])
 def test_seeds_that_are_no_range_are_refused(monkeypatch: pytest.MonkeyPatch, seeds: str) -> None:
     monkeypatch.setattr(sim, "_many", lambda *_, **__: False)
@@ -107,3 +113,35 @@ def test_a_broker_that_runs_is_not_started_with_more_nodes(
 def test_no_broker_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("kafka", "status") == 1
+
+
+def test_a_version_that_is_not_there_is_told_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".tidegate/kafka/4.3.0").mkdir(parents=True)
+    (tmp_path / ".tidegate/kafka/4.3.0/cluster.json").touch()
+    result = CliRunner().invoke(app, ["kafka", "down", "--version", "9"])
+    assert "No broker in this folder of version 9; there is 4.3.0: nothing" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["a b", "../x", "Größe", ""])
+@pytest.mark.parametrize("command", ["checkpoints", "status", "stop", "cancel"])
+def test_a_name_that_no_pipeline_can_have_is_refused(command: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a pipeline, which has lower-case"):
+        run(command, name)
+
+
+@pytest.mark.parametrize("id_", ["abc", "7", "1-2-3", "newest"])
+def test_a_checkpoint_that_cannot_be_is_refused_before_kafka_is_asked(id_: str) -> None:
+    with pytest.raises(ConfigError, match=f"--restore '{id_}' is neither latest nor none nor"):
+        run("run", REFERENCE, "--restore", id_)
+
+
+def test_a_jobmanager_that_does_not_answer_is_told_with_what_to_do() -> None:
+    with pytest.raises(RpcError) as caught:
+        run("list", "--jobmanager", "localhost:1")
+    words = "No JobManager has answered at localhost:1. Is one up there (tidegate jobmanager)?"
+    assert str(caught.value).startswith(words)
+    with pytest.raises(RpcError, match=r"host\.invalid:1, and this machine does not know"):
+        run("list", "--jobmanager", "no-such-host.invalid:1")

@@ -31,7 +31,9 @@ def jobmanager(config: o.Settings = None) -> None:
     from tidegate.bootstrap import standing_jobmanager
     from tidegate.cli.remote import configuration
 
-    command_line = o.pairs(config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6")
+    command_line = o.pairs(
+        config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6123"
+    )
     standing_jobmanager(configuration(command_line))
 
 

@@ -9,22 +9,17 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-AS_JSON = Annotated[bool, typer.Option("--json", help="For scripts: one JSON value.")]
+from tidegate.cli import options as o
 
 
-def checkpoints(
-    job: Annotated[str, typer.Argument(help="The pipeline's name, as in its class statement.")],
-    as_json: AS_JSON = False,
-) -> None:
+def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJson = False) -> None:
     """List the last published checkpoints of a job, oldest first, and how its journal stands.
 
     `tidegate run ... --restore ID` starts from one of them.
 
-    Example: tidegate checkpoints order-totals
+    Example: tidegate checkpoints order-totals -c checkpoint.storage=s3://bucket/checkpoints
     """
     from tidegate.checkpoint.manifest import manifest_folder
     from tidegate.checkpoint.procedures import read_journal
@@ -32,19 +27,20 @@ def checkpoints(
     from tidegate.controlplane.jobmaster.effects import run_reading
     from tidegate.drivers.bundle import RealDrivers
     from tidegate.errors import RefusedError
-    from tidegate.ids import JobName
 
-    config = load(environment=dict(os.environ))
+    name = o.job_name(job)
+    given = o.pairs(settings, "--config", "Example: tidegate checkpoints order-totals")
+    config = load(environment=dict(os.environ), command_line=given)
     storage = config.checkpoint.storage
     url = storage if "://" in storage else str(Path.cwd() / storage)
     store = RealDrivers().blob_store(url)
-    state = run_reading(store, read_journal(JobName(job)))
+    state = run_reading(store, read_journal(name))
     if not state.number:
         raise RefusedError(
             f"There is no job {job!r} in the checkpoint storage {storage!r}. Run the command in "
-            "the folder of the project, or set checkpoint.storage."
+            "the folder of the project, or give its storage: -c checkpoint.storage=..."
         )
-    kept = set(store.list(manifest_folder(JobName(job))))
+    kept = set(store.list(manifest_folder(name)))
     rows = [
         {"id": str(ref.checkpoint), "manifest": ref.manifest}
         for ref in state.recent
@@ -60,15 +56,17 @@ def checkpoints(
     print(json.dumps(body) if as_json else _text(body))
 
 
-def config(as_json: AS_JSON = False) -> None:
+def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
     """Show the effective configuration of this folder; default.toml in the package explains each
     key.
 
-    Example: tidegate config --json
+    Example: tidegate config -c checkpoint.interval=1s --json
     """
     from tidegate.config_load import flattened, load, masked
 
-    settings = masked(load(environment=dict(os.environ)).to_dict())
+    command_line = o.pairs(given, "--config", "Example: tidegate config -c checkpoint.interval=1s")
+    effective = load(environment=dict(os.environ), command_line=command_line)
+    settings = masked(effective.to_dict())
     if as_json:
         print(json.dumps(settings))
         return

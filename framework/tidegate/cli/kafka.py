@@ -112,7 +112,9 @@ def down(
 
     directories = [path for path in _directories() if version in {None, path.name}]
     if not directories:
-        print("No broker in this folder: nothing to stop.", file=sys.stderr)
+        others = ", ".join(path.name for path in _directories())
+        which = f" of version {version}; there is {others}" if others else ""
+        print(f"No broker in this folder{which}: nothing to stop.", file=sys.stderr)
     for path in directories:
         kafka = EmbeddedKafka.attach(path)
         if kafka is not None:

@@ -5,9 +5,13 @@ Types only, and the reading of NAME=VALUE; nothing heavy is imported, because he
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tidegate.ids import JobName
 
 PipelineArgument = Annotated[str, typer.Argument(help="MODULE:CLASS, from the working folder.")]
 Parameters = Annotated[
@@ -43,6 +47,19 @@ JobManagerAt = Annotated[
     typer.Option("--jobmanager", help="HOST:PORT; else jobmanager.host and jobmanager.port."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts: one JSON value.")]
+
+
+def job_name(text: str) -> JobName:
+    """The name of a job; ConfigError for what no pipeline can be named."""
+    from tidegate.errors import ConfigError
+    from tidegate.ids import JobName
+
+    if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text) is None:
+        raise ConfigError(
+            f"{text!r} is no name of a pipeline, which has lower-case letters, digits and hyphens, "
+            "63 at most."
+        )
+    return JobName(text)
 
 
 def pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tidegate.cli.display import describe, say
+from tidegate.cli.options import job_name
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
@@ -28,8 +30,7 @@ from tidegate.controlplane.client.preflight import (
 )
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.network import bracketed
-from tidegate.errors import ConfigError, ExternalError, RefusedError
-from tidegate.ids import JobName
+from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.messages import JobReport
 
 DONE, FAILED = 0, 1
@@ -80,7 +81,7 @@ def submit_job(
     except ExternalError as error:  # nothing runs yet that could wait for the end of an outage
         raise RefusedError(str(error)) from error
     with _client(config) as client:
-        client.wait_until_up()
+        _wait_until_up(client, config)
         client.submit(submission)
     if as_json:
         print(json.dumps({"job": submission.job, "submission": submission.id}))
@@ -111,13 +112,13 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
 def show_job(job: str, at: str | None, *, as_json: bool) -> None:
     """Print a job's report."""
     with _client(configuration(with_jobmanager({}, at))) as client:
-        report = client.report(JobName(job))
+        report = client.report(job_name(job))
     _print(report, as_json=as_json)
 
 
 def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) -> int:
     """Stop a job and wait for its end; the exit code."""
-    name = JobName(job)
+    name = job_name(job)
     with _client(configuration(with_jobmanager({}, at))) as client:
         client.stop(name, final_checkpoint=final_checkpoint)
         report = client.wait(name)
@@ -129,11 +130,37 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
 def _client(config: Config) -> Iterator[Client]:
     drivers = RealDrivers()
     at = config.jobmanager
-    client = Client(drivers.rpc, drivers.clock, f"{bracketed(at.host)}:{at.port}")
+    address = f"{bracketed(at.host)}:{at.port}"
+    client = Client(drivers.rpc, drivers.clock, address)
     try:
         yield client
+    except RpcError as error:
+        raise RpcError(
+            f"No JobManager has answered at {address}{_unless_known(at.host)}. Is one up there "
+            "(tidegate jobmanager)? Say where it is with --jobmanager HOST:PORT, or set "
+            f"jobmanager.host and jobmanager.port. ({error})"
+        ) from error
     finally:
         client.close()
+
+
+def _unless_known(host: str) -> str:
+    """What gRPC does not tell apart: a name that leads nowhere, and a host that does not answer."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return ", and this machine does not know that name"
+    return ""
+
+
+def _wait_until_up(client: Client, config: Config) -> None:
+    """A cluster may be starting at the same time; whoever waits is told for what."""
+    try:
+        client.list()
+    except RpcError:
+        at = config.jobmanager
+        say(f"waiting for the JobManager at {bracketed(at.host)}:{at.port}")
+        client.wait_until_up()
 
 
 def _print(report: JobReport, *, as_json: bool) -> None:

@@ -61,7 +61,11 @@ def _range(text: str) -> Iterable[int]:
         raise ConfigError(
             f"--seeds {text!r} is no range: write A..B, or A.. to go on until stopped."
         )
-    return range(int(first), int(last)) if last else itertools.count(int(first))
+    if not last:
+        return itertools.count(int(first))
+    if int(last) <= int(first):
+        raise ConfigError(f"--seeds {text!r} is empty: B is left out, so it must be above A.")
+    return range(int(first), int(last))
 
 
 def _replay(seed: int, *, step: bool, as_json: bool) -> bool:

@@ -29,7 +29,7 @@ from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
 from tidegate.graph.logical import DEAD_LETTERS, Graph, Node
 from tidegate.graph.plan import plan
-from tidegate.ids import JobName, TransactionalId
+from tidegate.ids import CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndOutcome
 from tidegate.protocol.messages import Submission
@@ -72,6 +72,7 @@ def make_submission(
     """Build the graph and describe the job; PipelineError or ConfigError for what is wrong with
     it.
     """
+    _check_restore(options.restore)
     graph = build(pipeline, options.params)
     plan(graph, config.job.parallelism, config.job.max_parallelism)
     _check_overrides(graph, config)
@@ -191,6 +192,18 @@ def _check_transactional_ids(
             )
     finally:
         log.close()
+
+
+def _check_restore(restore: str) -> None:
+    if restore in {"latest", "none"}:
+        return
+    try:
+        CheckpointId.parse(restore)
+    except ValueError:
+        raise ConfigError(
+            f"--restore {restore!r} is neither latest nor none nor the id of a checkpoint, as in "
+            "3-17; tidegate checkpoints lists those that are kept."
+        ) from None
 
 
 def _check_overrides(graph: Graph, config: Config) -> None:

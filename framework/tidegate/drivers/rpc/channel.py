@@ -100,9 +100,11 @@ class GrpcServer:
         try:
             port = self._server.add_insecure_port(bound)
         except RuntimeError as error:
+            # What gRPC says names a variable for its own log, and no reason.
             raise RpcError(
-                f"Cannot listen on {bound}: {error}. Is it an address of this host, and is the "
-                "port free?"
+                f"Cannot listen on {bound}. Is it an address of this host, and is the port free? "
+                "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
+                "say where a process of a standing cluster listens."
             ) from error
         self._address = network.shown(port)
         self._server.start()
