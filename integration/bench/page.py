@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,6 +22,7 @@ HEAD: Final = """# Benchmarks
 Written by `make bench` ([how it is measured](../integration/bench/README.md)), not by hand.
 CPU seconds are of the whole process tree without the broker, per million records, start-up apart.
 Every output was read back and compared with what the input says.
+Records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker on the same machine.
 """
 
 
@@ -58,25 +60,23 @@ def write(tables: Sequence[Table], broker: str, records: int) -> None:
     whatever machine they were.
     """
     sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
-    where = (
-        f"{records:,} records; {os.cpu_count()} cores of {_processor()}, load average "
-        f"{os.getloadavg()[1]:.1f}."
-    )
+    where = f"{records:,} records; {surroundings(broker)}"
     for table in tables:
         if table.whole:
             sections[table.title] = replace(table, note=f"{table.note} {where}".strip()).markdown()
-    PAGE.write_text("\n".join([HEAD, surroundings(broker), *sections.values()]))
+    PAGE.write_text("\n".join([HEAD, *sections.values()]))
 
 
 def surroundings(broker: str) -> str:
-    """Versions and machine, without names or paths of it."""
+    """Day, machine and versions, without names or paths: of each section, as they are renewed
+    singly.
+    """
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return (
-        "Records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker (Kafka "
-        f"{broker}) on the same machine.\n"
-        f"Python {platform.python_version()}, {packages}, librdkafka "
-        f"{confluent_kafka.libversion()[0]}; {platform.system()}, "
-        f"{psutil.virtual_memory().total / 2**30:.0f} GiB.\n"
+        f"{time.strftime('%Y-%m-%d')}; {os.cpu_count()} cores of {_processor()}, "
+        f"{psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()}, load average "
+        f"{os.getloadavg()[1]:.1f}; Kafka {broker}, Python {platform.python_version()}, "
+        f"{packages}, librdkafka {confluent_kafka.libversion()[0]}."
     )
 
 

@@ -131,7 +131,7 @@ def seconds(results: Iterable[Result]) -> str:
     if not times:
         return ""
     median, worst = statistics.median(times), max(times)
-    return f"{median:.1f} s" if len(times) == 1 else f"{median:.1f} s, worst {worst:.1f} s"
+    return f"{median:.1f} s" if len(times) == 1 else f"median {median:.1f} s, worst {worst:.1f} s"
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:

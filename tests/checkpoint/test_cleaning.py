@@ -147,15 +147,35 @@ def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet:
     assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == ()
 
 
-def test_the_folder_is_listed_once_per_attempt(quiet: Quiet) -> None:
+def test_the_folder_is_listed_with_the_first_of_twenty_publications(quiet: Quiet) -> None:
     journal, cleaning = quiet.claim(), Cleaning()
     listings = []
-    for counter in (1, 2, 3):
+    for counter in range(1, 42):
         quiet.publish(journal, counter)
         quiet.asked.clear()
         quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet))
         listings.append(sum(isinstance(effect, effects.ListObjects) for effect in quiet.asked))
-    assert listings == [2, 0, 0], "files and manifests, then never again"
+    assert listings == [2, *[0] * 19] * 2 + [2], "files and manifests"
+
+
+def test_what_aborted_checkpoints_left_goes_with_the_second_listing(quiet: Quiet) -> None:
+    """A file of an aborted checkpoint may be in a later one; what is in none by then, is in no
+    other.
+    """
+    journal, cleaning = quiet.claim(), Cleaning()
+    own = f"files/{journal.attempt}/v/0/total"
+    put(quiet, f"{own}/aborted", f"{own}/pending", f"manifests/{journal.attempt}-7.json")
+    deleted: list[str] = []
+    for counter in (1, *range(10, 30)):
+        files = (f"{own}/pending",) if counter > 10 else ()
+        quiet.publish(journal, counter, files=files)
+        put(quiet, f"{own}/uploaded-since-{counter}")
+        run = delete_unneeded(journal, cleaning, retained=2)
+        deleted += [path for path in quiet.run(run, with_files(quiet)) if "since" not in path]
+    gone = {f"job/{own}/aborted", f"job/manifests/{journal.attempt}-7.json"}
+    assert {path for path in deleted if "manifests" not in path or path in gone} == gone
+    assert f"job/{own}/pending" in present(quiet)
+    assert f"job/{own}/uploaded-since-29" in present(quiet), "not seen before the last listing"
 
 
 def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Quiet) -> None:

@@ -5,11 +5,13 @@ a publication of one's own that no longer needs them (so a deposed attempt delet
 successor stands on), and only files that this can be said of for certain:
 
 - of this attempt: what a manifest that is not retained any more referred to, and no retained one
-does.
-  A file that a pending checkpoint has just uploaded is in no manifest, so it is never touched;
+  does;
+- of this attempt too: what no retained manifest refers to, now and some publications ago. Aborted
+  checkpoints leave it. A pending checkpoint may have uploaded it the first time; the second time
+  it would be in a publication, for a subtask refers only to files of its last acknowledged
+  checkpoint and to what it has uploaded since;
 - of older attempts: everything that no retained manifest refers to. Nobody writes there any more
-but
-  zombies, whose files nobody reads.
+  but zombies, whose files nobody reads.
 
 Files of newer attempts are never touched, nor anything whose path this version does not understand.
 How far the journal itself is trimmed is decided here too (`procedures/trimming.py`).
@@ -64,6 +66,11 @@ def leftovers(
 ) -> tuple[str, ...]:
     """What can be deleted of older attempts, among all paths listed below the job's folder."""
     return tuple(sorted(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt))
+
+
+def strays(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:
+    """What nothing needs of this attempt, among all paths listed; a pending checkpoint may."""
+    return frozenset(path for path in set(listed) - needed if _attempt_of(path) == attempt)
 
 
 def first_entry_to_keep(state: JournalState, hints: Sequence[int]) -> int:

@@ -36,7 +36,7 @@ Bounded = Annotated[
 ]
 Restore = Annotated[str, typer.Option(help="latest, none (begin anew), or the id of a checkpoint.")]
 AcceptLoss = Annotated[
-    bool, typer.Option("--accept-loss", help="Go on after output was lost; see the docs.")
+    bool, typer.Option("--accept-loss", help="Go on after output was lost (docs/errors.md).")
 ]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Use a job name that another storage has used.")

@@ -1,7 +1,8 @@
 """Deleting what no retained checkpoint needs, after a publication of one's own.
 
-The first call of an attempt also lists the job's folder and removes what older attempts have left;
-later calls only drop what the publications that fall out of retention referred to, without listing.
+Each call drops what the publications that fall out of retention referred to. The first one of an
+attempt, and one of twenty after it, also lists the job's folder: to remove what older attempts have
+left, and what aborted checkpoints of this one have.
 Writes nothing into the journal and may run beside anything; a failure is no harm and is tried again
 with the next publication.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidegate.checkpoint.effects import Procedure, delete_object, list_objects
 from tidegate.checkpoint.journal_state import PublicationRef
@@ -21,6 +23,7 @@ from tidegate.checkpoint.retention import (
     leftovers,
     needed_paths,
     retained_publications,
+    strays,
 )
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import JournalNumber
@@ -32,8 +35,16 @@ class Cleaning:
 
     manifests: dict[JournalNumber, Manifest] = field(default_factory=dict)
     """By the number of their publication: the retained ones, as of the last call."""
-    swept: bool = False
-    """What older attempts left has been removed."""
+    calls: int = 0
+    """That came as far as a listing would be."""
+    suspects: frozenset[str] = frozenset()
+    """What the last listing found of this attempt that no retained manifest refers to."""
+    blind: bool = False
+    """A retained manifest can not be read, so nobody knows what it needs: no more listings."""
+
+
+LIST_EVERY: Final = 20
+"""Calls per listing: a listing costs as much as a dozen other requests, and strays are few."""
 
 
 def delete_unneeded(
@@ -65,11 +76,10 @@ def delete_unneeded(
         yield from _delete(found)
         del cleaning.manifests[number]
         unneeded += found
-    if not cleaning.swept:
-        found = yield from _left_by_older(journal, needed)
-        yield from _delete(found)
-        cleaning.swept = True
-        unneeded += found
+    if not cleaning.blind:
+        if cleaning.calls % LIST_EVERY == 0:
+            unneeded += yield from _delete_strays(journal, cleaning, needed)
+        cleaning.calls += 1
     return tuple(unneeded)
 
 
@@ -77,16 +87,23 @@ def _remember(cleaning: Cleaning, ref: PublicationRef) -> Procedure[None]:
     try:
         cleaning.manifests[ref.number] = yield from load_manifest(ref)
     except CorruptCheckpointError:
-        # What it needs can not be known, so nothing of older attempts is removed; the checkpoint
-        # itself is reported by the restore that asks for it.
-        cleaning.swept = True
+        # The checkpoint itself is reported by the restore that asks for it.
+        cleaning.blind = True
 
 
-def _left_by_older(journal: OwnJournal, needed: frozenset[str]) -> Procedure[tuple[str, ...]]:
+def _delete_strays(
+    journal: OwnJournal, cleaning: Cleaning, needed: frozenset[str]
+) -> Procedure[tuple[str, ...]]:
+    """List, and delete what older attempts left, and of this one what was a stray before."""
     listed: list[str] = []
     for folder in (f"{journal.job}/files", manifest_folder(journal.job)):
         listed += yield from list_objects(folder)
-    return leftovers(listed, attempt=journal.attempt, needed=needed)
+    own = strays(listed, attempt=journal.attempt, needed=needed)
+    found = leftovers(listed, attempt=journal.attempt, needed=needed)
+    found += tuple(sorted(own & cleaning.suspects))
+    yield from _delete(found)
+    cleaning.suspects = own - cleaning.suspects
+    return found
 
 
 def _delete(paths: Iterable[str]) -> Procedure[None]:

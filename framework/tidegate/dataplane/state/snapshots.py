@@ -5,8 +5,8 @@ checkpoint of this attempt uploaded, or that the restored checkpoint brought, is
 sent again, whatever became of the earlier checkpoint. Every other file gets a path that nobody used
 before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`, for a store gives no name to two
 contents. Nothing in the storage is ever overwritten. A later checkpoint may therefore refer to
-files of an aborted one, as long as the attempt lives: whoever cleans up must leave the files of a
-living attempt alone, but for those of publications that no longer count.
+files of an aborted one. What `checkpoint/retention` relies on: once a checkpoint is acknowledged,
+later ones refer to its files and to what was uploaded since, and to nothing before.
 
 A restore checks every file against the size and the SHA-256 that the manifest states before
 anything opens it, and that each key group has exactly one owner. With the same range of key groups
