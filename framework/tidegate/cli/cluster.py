@@ -24,7 +24,7 @@ def jobmanager(config: o.Settings = None) -> None:
     TaskManagers register themselves, jobs come by `tidegate submit`. It listens on jobmanager.host
     and jobmanager.port; its jobs outlive it in checkpoint.storage, under cluster.name. Nothing
     between the processes of a cluster is encrypted or authenticated: keep it in a network of its
-    own.
+    own. Exit code: 0 ended by a signal, 1 failed, 2 a mistake in the settings.
 
     Example: tidegate jobmanager -c jobmanager.host=jobmanager -c checkpoint.storage=s3://bucket/dir
     """
@@ -46,7 +46,7 @@ def taskmanager(
 
     It registers with the JobManager, waiting for it where it is not up, and joins the next one
     when that is lost. The code of the jobs must be installed here, where it is on the JobManager's
-    host too.
+    host too. Exit code: as of the JobManager.
 
     Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4
     """
@@ -115,7 +115,7 @@ def submit(
 
 
 def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
-    """List the jobs and the TaskManagers of a standing cluster.
+    """List the jobs and the TaskManagers of a standing cluster. Exit code: 0, or 1 nobody answers.
 
     Example: tidegate list --jobmanager jobmanager:6123
     """
@@ -128,6 +128,8 @@ def status(
     job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
 ) -> None:
     """Show how a job of a standing cluster goes; with --json its whole report.
+
+    Exit code: 0, also for a job that has failed; 1 nobody answers, 2 there is no such job.
 
     Example: tidegate status order-totals
     """
