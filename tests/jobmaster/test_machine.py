@@ -61,15 +61,19 @@ def machine(delay: float | None = 0.5) -> JobMachine:
     return JobMachine(slots=2, subtasks=SUBTASKS, next_delay=lambda _: delay)
 
 
+UP_TO_RUNNING: list[Event] = [
+    Begin(),
+    Claimed(attempt=ONE),
+    Recovered(attempt=ONE),
+    *(SlotRegistered(attempt=ONE, ordinal=o, slot=slot(o)) for o in range(2)),
+    *(SlotReady(attempt=ONE, ordinal=o) for o in range(2)),
+]
+
+
 def running() -> JobMachine:
     job = machine()
-    job.handle(Begin())
-    job.handle(Claimed(attempt=ONE))
-    job.handle(Recovered(attempt=ONE))
-    for ordinal in range(2):
-        job.handle(SlotRegistered(attempt=ONE, ordinal=ordinal, slot=slot(ordinal)))
-    for ordinal in range(2):
-        job.handle(SlotReady(attempt=ONE, ordinal=ordinal))
+    for event in UP_TO_RUNNING:
+        job.handle(event)
     assert job.state is JobState.RUNNING
     return job
 
@@ -217,6 +221,15 @@ def test_a_bounded_job_ends_after_its_last_subtask_and_a_final_checkpoint() -> N
     assert job.state is JobState.FINISHED
 
 
+def test_a_cancel_while_the_final_checkpoint_is_committed_stays_a_cancel() -> None:
+    job = running()
+    job.handle(StopRequested(final_checkpoint=True))
+    assert job.handle(StopRequested(final_checkpoint=False)) == [Close(outcome=JobState.CANCELED)]
+    assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == []
+    assert job.handle(Closed()) == [Leave()]
+    assert job.state is JobState.CANCELED
+
+
 def test_a_stop_in_the_middle_of_a_recovery_waits_until_what_is_published_is_visible() -> None:
     job = machine()
     job.handle(Begin())
@@ -310,21 +323,32 @@ events: st.SearchStrategy[Event] = st.one_of(
 )
 
 
-@given(st.lists(events, max_size=40), st.sampled_from([None, 0.0, 1.0]))
+beginnings: st.SearchStrategy[list[Event]] = st.sampled_from(
+    [
+        [Begin()],
+        UP_TO_RUNNING,
+        [*UP_TO_RUNNING, StopRequested(final_checkpoint=True)],
+        [*UP_TO_RUNNING, *(StopRequested(final_checkpoint=f) for f in (True, False))],
+    ]
+)
+"""Chance alone comes seldom to a job that runs, and hardly ever to the ends of one."""
+
+
+@given(beginnings, st.lists(events, max_size=40), st.sampled_from([None, 0.0, 1.0]))
 def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
-    story: list[Event], delay: float | None
+    beginning: list[Event], story: list[Event], delay: float | None
 ) -> None:
     job = machine(delay)
     recovered: set[Attempt] = set()
-    for event in [Begin(), *story]:
+    for event in [*beginning, *story]:
         if isinstance(event, Begin) and job.state is not JobState.CREATED:
             continue  # comes once
         if (
             isinstance(event, FinalCheckpointCommitted)
             and event.attempt == job.attempt
-            and job.state is not JobState.STOPPING
+            and job.state not in {JobState.STOPPING, JobState.CLOSING}
         ):
-            continue  # comes only after TakeFinalCheckpoint
+            continue  # comes only after TakeFinalCheckpoint; a cancel may come between
         if isinstance(event, Claimed) and job.attempt is not None:
             continue  # one claim for each recovery
         if isinstance(event, Recovered) and event.attempt != job.attempt:

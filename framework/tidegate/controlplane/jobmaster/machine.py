@@ -156,7 +156,9 @@ class JobMachine:
             case StopRequested():
                 return self._stop_requested(event)
             case FinalCheckpointCommitted():
-                return self._close(JobState.FINISHED)
+                # A cancel may have come while it was committed, and is not taken back.
+                closes = self.state is JobState.CLOSING
+                return [] if closes else self._close(JobState.FINISHED)
             case Closed():
                 return self._end(self._outcome)
             case CloseFailed():
