@@ -12,7 +12,7 @@ from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,
     LINGER_MS_MAX,
-    REGISTRATION_MS_MAX,
+    START_MS_MAX,
     STILLBORN_MAX,
     Dispatcher,
     Phase,
@@ -76,7 +76,12 @@ class Shell:
         return start.start
 
     def started(self, pid: int) -> None:
-        """The JobMaster's process exists, and registers."""
+        """The JobMaster's process exists, registers, has imported the job and reports."""
+        self.imports(pid)
+        self.report(pid)
+
+    def imports(self, pid: int) -> None:
+        """The JobMaster's process exists, has registered, and imports the job."""
         self.event(j.JobMasterStarted(job=A, start=self.start_number(), pid=pid))
         assert isinstance(self.register(pid), JobMasterAccepted)
 
@@ -248,11 +253,31 @@ class TestJobMaster:
         assert isinstance(kill, j.KillJobMaster)
         assert kill.pid == 100
 
+    def test_that_imports_may_be_silent_for_as_long_as_a_start_takes(self, running: Shell) -> None:
+        running.exits()
+        running.event(j.StartDue(job=A, start=1))
+        running.imports(101)
+        running.now_ms = START_MS_MAX
+        assert running.event(j.Tick()) == []
+        running.now_ms += 1
+        (kill,) = running.event(j.Tick())
+        assert isinstance(kill, j.KillJobMaster)
+        assert kill.pid == 101
+
+    def test_that_has_imported_may_be_silent_no_longer_than_any(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        shell.event(j.SubmissionStored(job=A))
+        shell.imports(100)
+        shell.now_ms = START_MS_MAX
+        shell.report(100)
+        shell.now_ms += SILENCE_MS + 1
+        assert isinstance(shell.event(j.Tick())[0], j.KillJobMaster)
+
     def test_that_does_not_register_is_killed(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
-        shell.now_ms = REGISTRATION_MS_MAX + 1
+        shell.now_ms = START_MS_MAX + 1
         assert isinstance(shell.event(j.Tick())[0], j.KillJobMaster)
 
     def test_that_never_comes_up_fails_the_job(self, shell: Shell) -> None:
@@ -267,6 +292,26 @@ class TestJobMaster:
         assert stored.report.state == "FAILED"
         assert stored.report.error is not None
         assert "its log says more" in stored.report.error.message
+
+    def test_that_never_comes_through_its_import_fails_the_job(self, running: Shell) -> None:
+        for pid in range(101, 101 + STILLBORN_MAX):
+            assert running.machine.phase(A) is not Phase.ENDING, "the first had reported"
+            running.exits(-11)
+            running.event(j.StartDue(job=A, start=running.start_number()))
+            running.imports(pid)
+        running.exits(-11)
+        stored = running.last(j.StoreResult)
+        assert isinstance(stored, j.StoreResult)
+        assert stored.report.state == "FAILED"
+
+    def test_that_has_reported_once_forgives_those_before(self, running: Shell) -> None:
+        for pid in range(101, 101 + 3 * STILLBORN_MAX):
+            running.exits()
+            running.event(j.StartDue(job=A, start=running.start_number()))
+            running.imports(pid)
+            if pid % STILLBORN_MAX == 0:
+                running.report(pid)
+        assert running.machine.phase(A) is Phase.RUNNING
 
 
 class TestEnd:

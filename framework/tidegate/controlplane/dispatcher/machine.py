@@ -67,12 +67,13 @@ from tidegate.protocol.messages import (
     SubmitJob,
 )
 
-REGISTRATION_MS_MAX = 120_000
-"""A JobMaster that has not registered by then hangs. It imports the user's module first, which may
-load anything; two minutes is beyond what an import takes."""
+START_MS_MAX = 120_000
+"""A JobMaster that has not registered by then hangs, and so does one that has not reported so long
+after it registered. In between it imports the user's module, which may load anything, and says
+nothing meanwhile; two minutes is beyond what an import takes."""
 STILLBORN_MAX = 5
-"""JobMasters in a row that ended before they registered: then the job fails instead of trying
-on."""
+"""JobMasters in a row that ended before they reported anything: then the job fails instead of
+trying on. One may be killed by chance; what so many die of is the start or the import itself."""
 LINGER_MS_MAX = 10_000
 """What a JobMaster may take to exit after its terminal report was taken."""
 ENDED_MAX = 100
@@ -99,9 +100,9 @@ TRANSITIONS = frozenset(
         (Phase.STORING, Phase.STARTING),  # the submission is durable
         (Phase.STARTING, Phase.RUNNING),  # registered
         (Phase.STARTING, Phase.WAITING),  # died, or could not be started
-        (Phase.STARTING, Phase.ENDING),  # died before registering once too often
+        (Phase.STARTING, Phase.ENDING),  # died before reporting once too often
         (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
-        (Phase.RUNNING, Phase.ENDING),  # terminal report
+        (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
         (Phase.WAITING, Phase.STARTING),  # the pause is over
         (Phase.ENDING, Phase.ENDED),  # the result is durable
     }
@@ -120,6 +121,8 @@ class _Job:
     since_ms: int = 0
     """When the phase began."""
     heard_ms: int = 0
+    reported: bool = False
+    """The present JobMaster has: it is through its import, and reports at intervals from then."""
     report: JobReport | None = None
     stop: StopJob | None = None
     """What a client has asked for; every JobMaster until the end is told."""
@@ -314,7 +317,6 @@ class Dispatcher:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_told = False
             job.backoff.lives(now_ms)
-            job.stillborn = 0
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
             yield Reply(ask=ask, message=Refused(reason=reason))
@@ -337,6 +339,7 @@ class Dispatcher:
             if job.phase is Phase.RUNNING:
                 job.report = report
                 job.heard_ms = now_ms
+                job.reported, job.stillborn = True, 0
             yield Reply(ask=ask, message=Done())
 
     def _exited(
@@ -348,7 +351,7 @@ class Dispatcher:
         yield FreeSlots(job=name)
         if job.phase in {Phase.ENDING, Phase.ENDED}:
             return
-        job.stillborn += job.phase is Phase.STARTING
+        job.stillborn += not job.reported
         job.backoff.died(now_ms)
         error = ErrorReport.of(
             ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
@@ -372,9 +375,9 @@ class Dispatcher:
             in_phase_ms = now_ms - job.since_ms
             yield from self._tell_stop(job)
             match job.phase:
-                case Phase.RUNNING if now_ms - job.heard_ms > self.silence_ms_max:
+                case Phase.RUNNING if now_ms - job.heard_ms > self._silence_ms_max(job):
                     yield _kill(job, f"silent for {(now_ms - job.heard_ms) / 1000:.1f} s")
-                case Phase.STARTING if job.pid and in_phase_ms > REGISTRATION_MS_MAX:
+                case Phase.STARTING if job.pid and in_phase_ms > START_MS_MAX:
                     yield _kill(job, "it has not registered")
                 case Phase.ENDED if job.pid and in_phase_ms > LINGER_MS_MAX:
                     yield _kill(job, "its job has ended")
@@ -382,6 +385,9 @@ class Dispatcher:
                     yield self._store_result(job)
                 case _:
                     pass
+
+    def _silence_ms_max(self, job: _Job) -> int:
+        return self.silence_ms_max if job.reported else max(START_MS_MAX, self.silence_ms_max)
 
     # --- moves
 
@@ -396,7 +402,7 @@ class Dispatcher:
     def _start(self, job: _Job, now_ms: int) -> Iterator[Instruction]:
         self._become(job, Phase.STARTING, now_ms)
         self._starts += 1
-        job.start = self._starts
+        job.start, job.reported = self._starts, False
         yield StartJobMaster(
             job=job.submission.job, start=job.start, working_folder=job.submission.working_folder
         )
