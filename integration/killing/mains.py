@@ -7,7 +7,6 @@ that it is given; a wrapper passes everything on and says which point was reache
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,11 +25,11 @@ from tidegate.checkpoint.journal import (
     decode_entry,
     entry_number,
 )
-from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.checkpoint.procedures import claim
 from tidegate.config import Config
 from tidegate.controlplane.dispatcher import backoff
 from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
-from tidegate.controlplane.jobmaster import service
+from tidegate.controlplane.jobmaster import journal_work, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.bundle import RealDrivers
@@ -85,8 +84,7 @@ def run_slot(
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """A JobMaster that may end at a `jobmaster.` point."""
     service.SWEEP_INTERVAL_S = SWEEP_S  # type: ignore[misc]
-    procedure: Any = sys.modules["tidegate.checkpoint.procedures.claim"]
-    procedure.OwnJournal = partial(OwnJournal, hint_interval=HINT_INTERVAL)
+    journal_work.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
     return run_real_jobmaster(job, address, epoch, JobMasterDrivers(_traps()))
 
 

@@ -222,8 +222,10 @@ class JobMaster:
 
     def _main(self) -> Thread:
         rules = self.world.rules
-        self.journal = journal = yield from claim(JOB, patience=PATIENCE, **self.claim_args)
-        journal.hint_interval = self.world.hint_interval
+        every = self.world.hint_interval
+        self.journal = journal = yield from claim(
+            JOB, patience=PATIENCE, hint_interval=every, **self.claim_args
+        )
         self.world.log.append(f"{self.name} claims {journal.attempt}")
         yield from rules.recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
         point = journal.restore_point("latest")

@@ -210,6 +210,47 @@ def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
     assert quiet.run(read_journal(JOB), race).number == 4
 
 
+def test_claims_alone_write_hints_too(quiet: Quiet) -> None:
+    """A job that restarts for days and never publishes: each claim reads no more than the last."""
+    for _ in range(3 * HINT_INTERVAL):
+        quiet.asked.clear()
+        journal = quiet.claim()
+        read = sum(isinstance(effect, effects.ReadObject) for effect in quiet.asked)
+        assert read <= HINT_INTERVAL + 5, "and its hint, its entry, the end and itself"
+    hints = sorted(path for path in quiet.world.store.objects if path.endswith(".hint"))
+    assert hints == [hint_path(JOB, n * HINT_INTERVAL) for n in (1, 2, 3)]
+    assert quiet.run(read_journal(JOB)) == journal.state
+
+
+def test_a_claim_writes_the_hint_that_the_one_before_it_could_not(quiet: Quiet) -> None:
+    def no_hint(effect: Effect) -> Any:
+        if isinstance(effect, effects.WriteObject) and effect.path.endswith(".hint"):
+            raise StorageError("full")
+        return NotImplemented
+
+    quiet.claim(hint_interval=2)
+    made = quiet.run(claim(JOB, submission="s1", patience=PATIENCE, hint_interval=2), no_hint)
+    assert (made.attempt, made.hint_due) == (2, True)
+    assert quiet.claim(hint_interval=2).attempt == 3
+    hints = [path for path in quiet.world.store.objects if path.endswith(".hint")]
+    assert hints == [hint_path(JOB, 3)]
+
+
+def test_a_claim_that_can_not_look_for_hints_is_made_all_the_same(quiet: Quiet) -> None:
+    listings: list[Effect] = []
+
+    def fails(effect: Effect) -> Any:
+        if isinstance(effect, effects.ListObjects) and quiet.entries():
+            listings.append(effect)
+            if len(listings) == 2:  # the first one looks whether the claim counts
+                raise StorageError("slow down")
+        return NotImplemented
+
+    procedure = claim(JOB, submission="s1", patience=PATIENCE, hint_interval=1)
+    assert quiet.run(procedure, fails).attempt == 1
+    assert len(listings) == 2
+
+
 def test_a_bad_hint_only_costs_time(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)

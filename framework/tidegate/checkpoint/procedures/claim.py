@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.checkpoint.effects import Procedure, list_objects, list_transactions, nonce
-from tidegate.checkpoint.journal import Accepted, AnyEntry, Claim, entry_path
+from tidegate.checkpoint.journal import HINT_INTERVAL, Accepted, AnyEntry, Claim, entry_path
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.manifest import manifest_folder
 from tidegate.checkpoint.procedures.own_journal import (
@@ -23,6 +23,7 @@ from tidegate.checkpoint.procedures.own_journal import (
     header_after,
     place,
     restore_point,
+    write_missed_hint,
 )
 from tidegate.checkpoint.procedures.patience import FENCING, STORING, Patience, kafka_retried
 from tidegate.checkpoint.procedures.reading import read_entry, read_journal
@@ -51,6 +52,7 @@ def claim(
     take_over: bool = False,
     claimant: str = "",
     again: bool = False,
+    hint_interval: int = HINT_INTERVAL,
     patience: Patience = STORING,
 ) -> Procedure[OwnJournal]:
     """Begin an attempt. `submission` is the id of the submit that it belongs to.
@@ -87,13 +89,16 @@ def claim(
             continue
         if isinstance(found, Claim):
             yield from _read_back(job, found)
-            return OwnJournal(
+            journal = OwnJournal(
                 job=job,
                 submission=submission,
                 attempt=Attempt(found.number),
                 before=state,
                 state=state.after(found),
+                hint_interval=hint_interval,
             )
+            yield from write_missed_hint(journal)
+            return journal
         state = state.after(found)
     message = f"job {job!r}: others have added {COMPETITIONS_MAX} journal entries during one claim"
     raise StorageError(message)

@@ -242,6 +242,23 @@ def mark_ended(journal: OwnJournal, transactions: Iterable[PreparedTransaction])
     journal.ended.update(transactions)
 
 
+def write_missed_hint(journal: OwnJournal) -> Procedure[None]:
+    """After a claim that was read back: if nobody has written the hint of an interval that is over,
+    write one at the claim.
+
+    Appended entries bring their own, but a job that restarts and never publishes appends none, and
+    each of its claims would read all those before it. The claim stands and counts, so what the
+    entries up to it add up to is true for ever, also where a newer claim has come meanwhile.
+    """
+    try:
+        newest = yield from newest_hint(journal.job)
+    except StorageError:
+        return  # the next claim looks again
+    if newest // journal.hint_interval < journal.state.number // journal.hint_interval:
+        journal.hint_due = True
+        yield from _write_hint(journal)
+
+
 def _write_hint(journal: OwnJournal) -> Procedure[None]:
     try:
         path = hint_path(journal.job, journal.state.number)
