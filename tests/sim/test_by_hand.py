@@ -15,7 +15,8 @@ from tidegate.testing.sim.plan import RETAINED_MAX, Plan
 from tidegate.testing.sim.run import run_seed
 
 SEEDS = range(400)
-RUNS = 12
+RUNS = 30
+"""Of those that begin by hand: about one in eight of them finds the bug that is planted here."""
 
 
 @pytest.fixture
