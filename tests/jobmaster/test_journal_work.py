@@ -12,7 +12,7 @@ import pytest
 from tests.jobmaster.test_effects import Clock, Log
 from tidegate.api.formats import Utf8
 from tidegate.api.kafka import KafkaSource
-from tidegate.checkpoint.effects import CreateEntry, ListObjects, Procedure
+from tidegate.checkpoint.effects import CreateEntry, ListObjects, ListTransactions, Procedure
 from tidegate.checkpoint.plan_facts import PlanFacts
 from tidegate.checkpoint.procedures import read_journal
 from tidegate.config import Config
@@ -127,6 +127,30 @@ def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
     made._journal.in_doubt = True
     assert closed(made, posted) is None
     assert made._runner().run(entries()) == 2, "it was not claimed again"
+
+
+def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
+    """Without a broker one takes for ever, and each ten seconds would bring another."""
+    made = work(queue.SimpleQueue())
+    made._journal = made._claim()
+    actions = made._runner()._actions
+    begun, listing, answers = queue.SimpleQueue[int](), [0], queue.SimpleQueue[Any]()
+
+    def hanging(_: ListTransactions) -> Any:
+        listing[0] += 1
+        begun.put(listing[0])
+        return answers.get(timeout=10)
+
+    actions[ListTransactions] = hanging
+    for _ in range(5):
+        made.sweep()
+    assert begun.get(timeout=10) == 1
+    answers.put({})
+    made._sweeper.submit(lambda: begun.put(0))
+    assert begun.get(timeout=10) == 0, "nothing has waited in between"
+    made.sweep()
+    assert begun.get(timeout=10) == 2, "the next one is made"
+    answers.put({})
 
 
 def test_a_restart_without_a_publication_begins_where_the_first_attempt_did() -> None:

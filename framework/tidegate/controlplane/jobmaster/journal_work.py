@@ -132,6 +132,7 @@ class JournalWork:
         self._config = plan.config
         self._thread = drivers.threads.pool(1, name="journal")
         self._sweeper = drivers.threads.pool(1, name="sweep")
+        self._sweeping = False
         self._effects: EffectRunner | None = None
         self._kafka_cluster = ""
         self._journal: OwnJournal | None = None
@@ -177,11 +178,13 @@ class JournalWork:
 
     def sweep(self) -> None:
         """Fence what zombies of older attempts have opened since; failures wait for the next
-        one.
+        one. Does nothing while one is under way: without a broker each takes longer than the time
+        to the next, and they would pile up.
         """
         journal = self._journal
-        if journal is None:
+        if journal is None or self._sweeping:
             return
+        self._sweeping = True
 
         def work() -> None:
             try:
@@ -189,6 +192,8 @@ class JournalWork:
             except TidegateError as error:
                 _log.warning("the sweep failed and is repeated", extra={"error": str(error)})
                 return
+            finally:
+                self._sweeping = False
             if fenced:
                 _log.warning("fenced transactions of older attempts", extra={"ids": list(fenced)})
 
