@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from tests.checkpoint.quiet import manifest
 from tests.jobmaster.test_effects import Clock, Log
 from tidegate.api.formats import Utf8
 from tidegate.api.kafka import KafkaSource
 from tidegate.checkpoint.effects import CreateEntry, ListObjects, ListTransactions, Procedure
 from tidegate.checkpoint.plan_facts import PlanFacts
-from tidegate.checkpoint.procedures import read_journal
+from tidegate.checkpoint.procedures import publish, read_journal
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.controlplane.jobmaster.journal_work import JournalWork
@@ -22,7 +23,7 @@ from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.elements import Origin
-from tidegate.errors import StorageError
+from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import JobName
 
 
@@ -151,6 +152,27 @@ def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
     made.sweep()
     assert begun.get(timeout=10) == 2, "the next one is made"
     answers.put({})
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
+    final: bool,
+) -> None:
+    """Its topic may be gone by then; the job is finished all the same."""
+    made = work(queue.SimpleQueue())
+    journal = made._claim()
+    made._runner().run(publish(journal, manifest(journal, 1, final=final), ()))
+
+    def deleted(_: object) -> Any:
+        raise RefusedError("there is no topic orders")
+
+    drivers, plan = cast("Any", made._drivers), cast("Any", made._plan)
+    drivers.kafka_admin, plan.kafka = deleted, {}
+    if final:
+        assert made._recover(lambda _: None).finished
+    else:
+        with pytest.raises(RefusedError, match="no topic"):
+            made._recover(lambda _: None)
 
 
 def test_a_restart_without_a_publication_begins_where_the_first_attempt_did() -> None:

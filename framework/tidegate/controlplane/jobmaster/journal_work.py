@@ -73,6 +73,7 @@ class RecoveredJob:
     """This submit's final checkpoint is published: nothing is left but to close."""
     submission: Submission
     restoration: Restoration
+    """Empty where it is finished."""
     transaction_timeout_ms: int
     warm_producers: int
     transaction_slots: int
@@ -239,20 +240,26 @@ class JournalWork:
             },
         )
         self._journal, self._cleaning = journal, Cleaning()
-        point = journal.restore_point(self._submission.restore)
-        manifest = None if point is None else run(load_manifest(point))
-        restoration = self._resolve(manifest)
         checkpoint = self._config.checkpoint
         return RecoveredJob(
             attempt=journal.attempt,
             journal=journal.name,
             finished=journal.finished,
             submission=self._submission,
-            restoration=restoration,
+            restoration=self._restoration(journal),
             transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
             warm_producers=warm_producers(checkpoint),
             transaction_slots=transaction_slots(checkpoint),
         )
+
+    def _restoration(self, journal: OwnJournal) -> Restoration:
+        if journal.finished:
+            # All of it is committed: a source that was deleted since must not make a failed job
+            # of it.
+            return Restoration(keyed=(), splits=(), new_partitions=())
+        point = journal.restore_point(self._submission.restore)
+        manifest = None if point is None else self._runner().run(load_manifest(point))
+        return self._resolve(manifest)
 
     def _close(self, outcome: str) -> None:
         """Again while storage or Kafka fail: the job's output is complete, and a hiccup of either
