@@ -102,6 +102,24 @@ def test_a_deposed_job_is_forgotten_without_a_trace_in_its_folder(blobs: Blobs) 
     assert "a/result.json" not in blobs.objects
 
 
+def limited(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """After so many writes no more happen."""
+    left = writes
+
+    def counted(method: object) -> object:
+        def call(*arguments: object) -> None:
+            nonlocal left
+            if left == 0:
+                raise StorageError("full")
+            left -= 1
+            method(*arguments)  # type: ignore[operator]
+
+        return call
+
+    monkeypatch.setattr(blobs, "put", counted(blobs.put))
+    monkeypatch.setattr(blobs, "delete", counted(blobs.delete))
+
+
 @pytest.mark.parametrize("writes", range(4))
 def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
     blobs: Blobs, writes: int, monkeypatch: pytest.MonkeyPatch
@@ -110,24 +128,32 @@ def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
     store.put_submission(HERE)
     store.put_result(FINISHED)
     anew = msgspec.structs.replace(HERE, id="second")
-    left = writes
-
-    def counted(method: object) -> object:
-        def call(*arguments: object) -> None:
-            nonlocal left
-            if left == 0:
-                raise KeyboardInterrupt
-            left -= 1
-            method(*arguments)  # type: ignore[operator]
-
-        return call
-
-    monkeypatch.setattr(blobs, "put", counted(blobs.put))
-    monkeypatch.setattr(blobs, "delete", counted(blobs.delete))
-    with contextlib.suppress(KeyboardInterrupt):
+    limited(blobs, monkeypatch, writes)
+    with contextlib.suppress(StorageError):
         store.put_submission(anew)
     ((found, result),) = store.jobs()
     assert result == FINISHED or found == anew, "the first run would be run again"
+
+
+@pytest.mark.parametrize("writes", range(3))
+@pytest.mark.parametrize("before", ["nothing", "ended", "another cluster's"])
+def test_a_submit_that_fails_leaves_nothing_that_a_later_jobmanager_would_run(
+    blobs: Blobs, writes: int, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(blobs)
+    if before == "ended":
+        store.put_submission(HERE)
+        store.put_result(FINISHED)
+    elif before != "nothing":
+        other = msgspec.structs.replace(HERE, cluster="other")
+        store_of(blobs, "other").put_submission(other)
+    limited(blobs, monkeypatch, writes)
+    try:
+        store.put_submission(HERE)
+    except StorageError:
+        assert all(result is not None for _, result in store.jobs())
+    else:
+        assert store.jobs() == [(HERE, None)]
 
 
 def test_a_torn_submission_is_named(blobs: Blobs) -> None:

@@ -5,11 +5,14 @@
     <job>/submission.json                         what was submitted, with the cluster that runs it
     <job>/result.json                             the last report of a job that has ended
 
-The order of writes is what makes a kill harmless at every point. A submit writes the submission,
-then removes the old result, then lists the job: killed in between, it leaves an ended job or none,
-and the client has no answer. An end writes the result. A job whose submission names another cluster
-is that one's by now, and is left alone. Recovery of state is not decided here but by the job's
-journal.
+The order of writes is what makes a kill, or a write that fails, harmless at every point: only the
+last write of a submit makes the job one that is to be run. First the job is listed: without a
+submission it is none, with that of an earlier run it has ended, and what was forgotten names
+another cluster. Then the submission is written: of a name without a result that is the end, and
+only where there is one the job has still ended, until the result goes, which comes last. So a
+submit that was answered as failed, or not at all, leaves an ended job or none. An end writes the
+result. A job whose submission names another cluster is that one's by now, and is left alone.
+Recovery of state is not decided here but by the job's journal.
 
 Passwords are not written: a JobManager has the settings of its cluster from whoever starts it, and
 puts them back into what it recovers.
@@ -76,9 +79,11 @@ class JobStore:
         kept = msgspec.structs.replace(
             submission, settings=without_secrets(submission.settings, self._own)
         )
-        self._blobs.put(f"{job}/submission.json", msgspec.json.encode(kept))
-        self._blobs.delete(f"{job}/result.json")
+        has_ended = self._blobs.get(f"{job}/result.json") is not None
         self._blobs.put(f"{self._folder}/jobs/{job}", b"")
+        self._blobs.put(f"{job}/submission.json", msgspec.json.encode(kept))
+        if has_ended:
+            self._blobs.delete(f"{job}/result.json")
 
     def put_result(self, report: JobReport) -> None:
         """Make a job's end durable: no later JobManager starts it again."""
