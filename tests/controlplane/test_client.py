@@ -56,8 +56,8 @@ class Lines:
         raise NotImplementedError
 
 
-def state(name: str) -> JobReport:
-    return JobReport(job=A, state=name)
+def state(name: str, epoch: int = 0) -> JobReport:
+    return JobReport(job=A, state=name, epoch=epoch)
 
 
 def test_terminal_states_are_those_of_the_jobmaster() -> None:
@@ -145,6 +145,36 @@ def test_a_list_and_a_stop_are_asked_for() -> None:
     with pytest.raises(RpcError):
         Client(lines, VirtualClock(), "here").list()
     assert lines.calls == [("here", ListJobs())]
+
+
+def stops(lines: Lines) -> list[int]:
+    """Which calls were stops."""
+    return [n for n, (_, message) in enumerate(lines.calls) if isinstance(message, StopJob)]
+
+
+def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
+    """What one was told it keeps in memory, and the next would run the job on for ever."""
+    lines = Lines(
+        *(state("RUNNING", 1), Done()),
+        *(state("RUNNING", 1), RpcError("gone")),
+        *(state("CREATED", 2), RpcError("gone again"), state("CREATED", 2), Done()),
+        *(state("RUNNING", 2), state("FINISHED", 2)),
+    )
+    assert Client(lines, VirtualClock(), "here").end(A).state == "FINISHED"
+    assert stops(lines) == [1, 5, 7]
+    assert {message for _, message in lines.calls if isinstance(message, StopJob)} == {
+        StopJob(job=A)
+    }
+
+
+def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
+    lines = Lines(
+        *(state("RUNNING", 1), Done(), state("RUNNING", 2), Refused(reason="has ended already")),
+        *(state("ENDING", 2), state("CANCELED", 2)),
+    )
+    ended = Client(lines, VirtualClock(), "here").end(A, final_checkpoint=False)
+    assert ended.state == "CANCELED"
+    assert stops(lines) == [1, 3], "and to none that has nothing to stop"
 
 
 class Jobmanagers:

@@ -21,6 +21,8 @@ from tidegate.controlplane.loop import Question
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import (
+    GetJob,
+    JobReport,
     Message,
     Refused,
     RegisterTaskManager,
@@ -103,3 +105,11 @@ def test_slots_are_given_to_the_present_jobmaster_only() -> None:
     )
     refused = Refused(reason="the sender is not the JobMaster of a any more")
     assert Shell(standing=True).ask(request) == refused
+
+
+def test_a_report_says_which_jobmanager_shows_it() -> None:
+    shell = Shell(standing=True)
+    shell.ask(SubmitJob(submission=submission(Config().to_dict())))
+    report = shell.ask(GetJob(job=JobName("a")))
+    assert isinstance(report, JobReport)
+    assert report.epoch == EPOCH

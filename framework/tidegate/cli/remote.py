@@ -120,8 +120,7 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
     """Stop a job and wait for its end; the exit code."""
     name = job_name(job)
     with _client(configuration(with_jobmanager({}, at))) as client:
-        client.stop(name, final_checkpoint=final_checkpoint)
-        report = client.wait(name)
+        report = client.end(name, final_checkpoint=final_checkpoint)
     _print(report, as_json=as_json)
     return DONE if report.state == ENDS_AS[final_checkpoint] else FAILED
 

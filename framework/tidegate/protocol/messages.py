@@ -179,6 +179,9 @@ class JobReport(Message, frozen=True, kw_only=True):
     history: tuple[AttemptReport, ...] = ()
     exits: tuple[ProcessExit, ...] = ()
     """The last processes of the cluster that ended, oldest first; added by the JobManager."""
+    epoch: int = 0
+    """Of the JobManager that shows it, and added by it: what was asked of an earlier one and is not
+    in the storage, this one does not know."""
     reported_ms: int = 0
 
 

@@ -82,6 +82,29 @@ class Client:
         """Have the job end: with a final checkpoint, or cancelled. It ends some time later."""
         self._call(StopJob(job=job, final_checkpoint=final_checkpoint), Done)
 
+    def end(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
+        """Stop the job and wait until it has ended; its last report.
+
+        Told to every JobManager anew: what one was told dies with it. Not at every report, because
+        another job of the name may be submitted between the end and the next of them.
+        """
+        told = self.report(job).epoch
+        self.stop(job, final_checkpoint=final_checkpoint)
+
+        def tell_again(report: JobReport) -> None:
+            nonlocal told
+            if report.epoch == told or report.state in ENDED:
+                return
+            try:
+                self.stop(job, final_checkpoint=final_checkpoint)
+            except RefusedError:
+                pass  # the job has ended meanwhile, as the next report will say
+            except RpcError:
+                return  # told with the next report
+            told = report.epoch
+
+        return self.wait(job, tell_again)
+
     def wait(
         self,
         job: JobName,

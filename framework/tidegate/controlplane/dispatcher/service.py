@@ -421,7 +421,9 @@ class JobManager:
                     message, task_managers=self.resources.task_managers()
                 )
             elif isinstance(message, JobReport):
-                message = msgspec.structs.replace(message, exits=tuple(self._exits))
+                message = msgspec.structs.replace(
+                    message, exits=tuple(self._exits), epoch=self.epoch
+                )
             question.answer(message)
 
     def _ended(self, kind: str, child: Child | None, status: ExitStatus | None) -> None:
