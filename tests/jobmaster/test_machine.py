@@ -78,6 +78,20 @@ def running() -> JobMachine:
     return job
 
 
+def before_deployment(state: JobState) -> JobMachine:
+    """In attempt 2, which has one slot."""
+    job = running()
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(Claimed(attempt=TWO))
+    job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), serial=3))
+    if state is not JobState.RECOVERING:
+        job.handle(Recovered(attempt=TWO))
+    if state is JobState.WAITING_FOR_SLOTS:
+        job.handle(BackedOff(restart=1))
+    assert job.state is state
+    return job
+
+
 def test_slots_are_asked_for_with_the_claim_and_deployed_only_after_the_fencing() -> None:
     job = machine()
     assert job.handle(Begin()) == [Recover()]
@@ -129,18 +143,23 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
 )
 def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
     """The ResourceManager brings another, and the attempt goes on."""
-    job = running()
-    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
-    job.handle(Claimed(attempt=TWO))
-    job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), serial=3))
-    if state is not JobState.RECOVERING:
-        job.handle(Recovered(attempt=TWO))
-    if state is JobState.WAITING_FOR_SLOTS:
-        job.handle(BackedOff(restart=1))
-    assert job.state is state
+    job = before_deployment(state)
     assert job.handle(SlotGone(attempt=TWO, slot=slot(0), serial=3, reason="killed")) == []
     assert job.slots_missing == 2
     assert job.restarts == 1
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS]
+)
+def test_a_slot_that_is_silent_before_the_deployment_ends_the_attempt(state: JobState) -> None:
+    """The ResourceManager takes it for occupied, and would bring no other to this one."""
+    job = before_deployment(state)
+    gone = SlotGone(attempt=TWO, slot=slot(0), serial=3, reason="no heartbeat", silent=True)
+    instructions = job.handle(gone)
+    assert instructions[0] == EndAttempt(attempt=TWO)
+    assert BackOff(delay_s=0.5, restart=2) in instructions
+    assert str(job.error) == "Slot tm-1/0 was lost: no heartbeat."
 
 
 def test_messages_of_an_older_attempt_change_nothing() -> None:
@@ -308,7 +327,12 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(lambda a, f: Recovered(attempt=a, final=f), attempts, st.booleans()),
     errors.map(lambda e: RecoveryFailed(error=e)),
     st.builds(lambda a, o: SlotRegistered(attempt=a, ordinal=o, slot=slot(o)), attempts, ordinals),
-    st.builds(lambda a, o: SlotGone(attempt=a, slot=slot(o), reason="x"), attempts, ordinals),
+    st.builds(
+        lambda a, o, s: SlotGone(attempt=a, slot=slot(o), reason="x", silent=s),
+        attempts,
+        ordinals,
+        st.booleans(),
+    ),
     st.builds(lambda a, o: SlotReady(attempt=a, ordinal=o), attempts, ordinals),
     attempts.map(lambda a: SlotsOverdue(attempt=a)),
     st.integers(1, 3).map(lambda n: BackedOff(restart=n)),

@@ -169,13 +169,44 @@ def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
     assert len(shell.reports) == 4
 
 
-def test_a_silent_slot_is_given_up() -> None:
+def test_a_silent_slot_is_given_up_and_stopped() -> None:
+    """Nothing is deployed yet, and nobody else would bring another one in its place."""
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, serial=3)
     shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
     shell.master.keep_watch()
     assert shell.slots_missing() == 1
+    assert isinstance(shell.sent[-1], ReleaseSlots)
+    assert shell.sent[-1].attempt == 1
+
+
+def test_a_slot_that_is_known_to_be_lost_is_not_found_silent_as_well() -> None:
+    shell = running()
+    shell.loses(1, 0, serial=3)
+    shell.claims(2)
+    shell.registers(2, 0, serial=4)
+    shell.loses(2, 0, serial=4, reason="killed")
+    timeout_s = shell.master._config.cluster.heartbeat_timeout / 1000
+    shell.now_s += 2 * timeout_s
+    shell.master.keep_watch()
+    assert shell.reported_error() == "Slot tm-1/0 was lost: killed."
+    shell.registers(2, 0, serial=5)
+    shell.now_s += 2 * timeout_s
+    shell.master.keep_watch()
+    assert shell.reported_error() == (
+        "Slot tm-1/0 was lost: no heartbeat for cluster.heartbeat_timeout."
+    )
+
+
+def test_a_slot_whose_earlier_use_is_lost_may_be_found_silent() -> None:
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, serial=4)
+    shell.loses(1, 0, serial=3)
+    shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
+    shell.master.keep_watch()
+    assert isinstance(shell.sent[-1], ReleaseSlots)
 
 
 def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:

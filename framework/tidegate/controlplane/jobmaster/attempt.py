@@ -32,7 +32,7 @@ from tidegate.checkpoint.coordination import (
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.errors import TidegateError
-from tidegate.ids import Attempt, CheckpointId, JobName
+from tidegate.ids import Attempt, CheckpointId, JobName, SlotId
 from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
@@ -59,6 +59,8 @@ class AttachedSlot:
     registered: RegisterSlot
     line: SlotLine
     heard_s: float
+    given_up: bool = False
+    """Lost, and known to be; it keeps its place until another one takes it."""
     metrics: SlotMetrics = field(default_factory=SlotMetrics)
 
 
@@ -132,9 +134,19 @@ class LiveAttempt:
             slot.heard_s, slot.metrics = self._shell.clock.monotonic(), metrics
 
     def silent(self, timeout_s: float) -> list[RegisterSlot]:
-        """Slots that have not been heard of for so long."""
+        """Slots that have not been heard of for so long, and were not given up before."""
         before = self._shell.clock.monotonic() - timeout_s
-        return [slot.registered for slot in self.slots.values() if slot.heard_s < before]
+        return [
+            slot.registered
+            for slot in self.slots.values()
+            if slot.heard_s < before and not slot.given_up
+        ]
+
+    def give_up(self, slot: SlotId, serial: int) -> None:
+        """This use of the slot is lost."""
+        for attached in self.slots.values():
+            if (attached.registered.slot, attached.registered.serial) == (slot, serial):
+                attached.given_up = True
 
     def send(self, ordinal: int, message: SlotOrder) -> None:
         """To one slot."""

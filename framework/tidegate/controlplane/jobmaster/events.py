@@ -75,13 +75,15 @@ class SlotRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotGone:
-    """A slot process of the attempt ended, or its TaskManager did."""
+    """A slot process of the attempt ended, or its TaskManager did, or it does not answer."""
 
     attempt: Attempt
     slot: SlotId
     reason: str
     serial: int = 0
     """Which use of the slot: news of an earlier one change nothing."""
+    silent: bool = False
+    """To this JobMaster: the ResourceManager takes it for a slot of the attempt still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

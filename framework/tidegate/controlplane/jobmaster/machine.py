@@ -88,6 +88,9 @@ _MOVES: Final[dict[JobState, frozenset[JobState]]] = {
 }
 """Every legal move but two: any state may fail for good or be deposed until it has ended."""
 
+_BEFORE_DEPLOYMENT: Final = frozenset(
+    {JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS}
+)
 
 NextDelay = Callable[[TidegateError], float | None]
 """The restart strategy: seconds until the next attempt, or None when there is none."""
@@ -120,8 +123,7 @@ class JobMachine:
     @property
     def waits_for_slots(self) -> bool:
         """Whether the attempt cannot be deployed for want of slots, now or soon."""
-        before = {JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS}
-        return self.state in before and self.slots_missing > 0
+        return self.state in _BEFORE_DEPLOYMENT and self.slots_missing > 0
 
     def handle(self, event: Event) -> list[Instruction]:  # noqa: C901 - one arm for each event
         """Take one event; what comes back is to be carried out in order."""
@@ -229,16 +231,13 @@ class JobMachine:
         ordinal = next((o for o, use in self._slots.items() if use == gone), None)
         if ordinal is None:
             return []  # news of an earlier use of the slot, or of one that has not registered
-        if self.state in {
-            JobState.RECOVERING,
-            JobState.BACKING_OFF,
-            JobState.WAITING_FOR_SLOTS,
-        }:
+        if self.state in _BEFORE_DEPLOYMENT and not event.silent:
             # Nothing is deployed yet: the ResourceManager brings another one.
             del self._slots[ordinal]
             self._ready.discard(ordinal)
             return []
-        if self.state in {JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING}:
+        if self.state is not JobState.CLOSING:
+            # Of a silent one it brings none, as long as the attempt lasts: it sees it occupied.
             return self._failed(ExternalError(f"Slot {event.slot} was lost: {event.reason}."))
         return []
 

@@ -294,15 +294,33 @@ class JobMaster:
             self.decide(event)
 
     def _slot_lost(self, message: SlotLost) -> None:
-        self._slot_gone(message.attempt, message.slot, message.serial, message.reason)
+        event = e.SlotGone(
+            attempt=message.attempt,
+            slot=message.slot,
+            serial=message.serial,
+            reason=message.reason,
+        )
+        self._slot_gone(event)
 
-    def _slot_gone(self, attempt: Attempt, slot: SlotId, serial: int, reason: str) -> None:
-        self._departing.discard(slot)
+    def _slot_silent(self, attempt: Attempt, registered: RegisterSlot, reason: str) -> None:
+        event = e.SlotGone(
+            attempt=attempt,
+            slot=registered.slot,
+            serial=registered.serial,
+            reason=reason,
+            silent=True,
+        )
+        self._slot_gone(event)
+
+    def _slot_gone(self, event: e.SlotGone) -> None:
+        self._departing.discard(event.slot)
         live = self._live
-        if live is None or live.attempt != attempt or self._machine.state is JobState.CLOSING:
+        if live is None or live.attempt != event.attempt or self._machine.state is JobState.CLOSING:
             return
-        self._reporting.error_was(ErrorReport.of(ExternalError(f"Slot {slot} was lost: {reason}.")))
-        self.decide(e.SlotGone(attempt=attempt, slot=slot, serial=serial, reason=reason))
+        live.give_up(event.slot, event.serial)
+        error = ExternalError(f"Slot {event.slot} was lost: {event.reason}.")
+        self._reporting.error_was(ErrorReport.of(error))
+        self.decide(event)
 
     def _deploy(self) -> None:
         live, recovered = self._required_live(), self._recovered
@@ -316,16 +334,14 @@ class JobMaster:
             live.send(ordinal, recovered.deploy(ordinal, peers))
 
     def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotLine:
-        slot, serial = registered.slot, registered.serial
-
         def lost(reason: str) -> None:
-            self._loop.post(lambda: self._slot_gone(attempt, slot, serial, reason))
+            self._loop.post(lambda: self._slot_silent(attempt, registered, reason))
 
         return SlotLine(
             self._drivers.rpc.connect(registered.address),
             self._drivers.clock,
             self._drivers.threads,
-            name=str(slot),
+            name=str(registered.slot),
             timeout_s=self._config.cluster.heartbeat_timeout / 1000,
             lost=lost,
         )
@@ -406,7 +422,7 @@ class JobMaster:
         if live is not None:
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
-                self._slot_gone(live.attempt, registered.slot, registered.serial, reason)
+                self._slot_silent(live.attempt, registered, reason)
         report = self._reporting.report(self._machine, self._live)
         if self._reporting.is_due(report, self._config.cluster.quiet_interval):
             self._send(report)
