@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tidegate.checkpoint.procedures import (
 )
 from tidegate.errors import (
     CorruptCheckpointError,
+    StorageError,
 )
 from tidegate.ids import CheckpointId
 
@@ -90,15 +92,15 @@ def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None
     assert journal.attempt == 4
     quiet.publish(journal, 1, files=("files/1/v/0/total/b", "files/4/v/0/total/c"))
     assert clean() == (
+        "job/manifests/1-1.json",
         "job/files/1/v/0/total/orphan",
         "job/files/2/zombie",
-        "job/manifests/1-1.json",
     )
     put(quiet, "files/4/v/0/total/just-uploaded")
     quiet.publish(journal, 2, files=("files/4/v/0/total/c",))
-    assert clean() == ("job/files/1/v/0/total/a", "job/manifests/1-2.json")
+    assert clean() == ("job/manifests/1-2.json", "job/files/1/v/0/total/a")
     quiet.publish(journal, 3, files=())
-    assert clean() == ("job/files/1/v/0/total/b", "job/manifests/4-1.json")
+    assert clean() == ("job/manifests/4-1.json", "job/files/1/v/0/total/b")
     assert clean() == ()
     assert present(quiet) == [
         "job/files/4/v/0/total/c",
@@ -135,9 +137,51 @@ def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None
     quiet.recover(journal)
     quiet.publish(journal, 1, files=("files/1/a",))
     assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == (
-        "job/files/1/b",
         "job/manifests/1-2.json",
+        "job/files/1/b",
     )
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("deletions", range(7))
+def test_no_manifest_is_there_without_its_files_wherever_a_cleaning_breaks_off(
+    quiet: Quiet, deletions: int, *, restarts: bool
+) -> None:
+    """Or a restore of it by hand would claim the journal first and find it corrupt then."""
+    journal, cleaning, answer = quiet.claim(), Cleaning(), with_files(quiet)
+    files = {n: (f"files/1/shared-{(n + 1) // 2}", f"files/1/own-{n}") for n in range(1, 5)}
+    put(quiet, *(file for both in files.values() for file in both))
+    left = 0
+
+    def breaks_off(effect: Effect) -> Any:
+        nonlocal left
+        if isinstance(effect, effects.DeleteObject):
+            if left == 0:
+                raise StorageError("gone")
+            left -= 1
+        return answer(effect)
+
+    def clean(answer: Answer) -> None:
+        quiet.run(delete_unneeded(journal, cleaning, retained=2), answer)
+
+    for counter, both in files.items():
+        quiet.publish(journal, counter, files=both)
+        with contextlib.suppress(StorageError):
+            clean(breaks_off)
+    if restarts:
+        journal, cleaning = quiet.claim(), Cleaning()
+    quiet.publish(journal, 5)
+    left = deletions
+    with pytest.raises(StorageError):
+        clean(breaks_off)
+    there = present(quiet)
+    for counter, both in files.items():
+        if f"job/manifests/1-{counter}.json" in there:
+            assert {f"job/{file}" for file in both} <= set(there), counter
+    quiet.publish(journal, 6)
+    clean(answer)
+    last = journal.attempt
+    assert present(quiet) == [f"job/manifests/{last}-{counter}.json" for counter in (5, 6)]
 
 
 def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet: Quiet) -> None:

@@ -51,21 +51,31 @@ def needed_paths(job: str, manifests: Iterable[Manifest], paths: Iterable[str]) 
     return frozenset(files | set(paths))
 
 
-def dropped_files(job: str, dropped: Manifest, needed: frozenset[str]) -> tuple[str, ...]:
+def dropped_files(job: str, dropped: Manifest, needed: frozenset[str]) -> frozenset[str]:
     """What goes with a checkpoint that is retained no more: its manifest, and its files that no
     retained one needs.
     """
     own = {f"{job}/{file}" for file in dropped.files} | {
         manifest_path(dropped.job, dropped.checkpoint)
     }
-    return tuple(sorted(own - needed))
+    return frozenset(own - needed)
 
 
-def leftovers(
-    listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]
-) -> tuple[str, ...]:
+def leftovers(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:
     """What can be deleted of older attempts, among all paths listed below the job's folder."""
-    return tuple(sorted(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt))
+    return frozenset(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt)
+
+
+def manifests_first(paths: Iterable[str]) -> tuple[str, ...]:
+    """The order in which to delete: a restore by hand asks for the manifest, and where that is
+    there it claims the journal and relies on the files. Two manifests may share one.
+    """
+
+    def order(path: str) -> tuple[bool, str]:
+        match = _OWN_FILE.fullmatch(path)
+        return (match is None or match["manifest"] is None, path)
+
+    return tuple(sorted(paths, key=order))
 
 
 def strays(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:

@@ -9,7 +9,6 @@ with the next publication.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +20,7 @@ from tidegate.checkpoint.procedures.publish import load_manifest
 from tidegate.checkpoint.retention import (
     dropped_files,
     leftovers,
+    manifests_first,
     needed_paths,
     retained_publications,
     strays,
@@ -50,7 +50,8 @@ LIST_EVERY: Final = 20
 def delete_unneeded(
     journal: OwnJournal, cleaning: Cleaning, *, retained: int
 ) -> Procedure[tuple[str, ...]]:
-    """Delete, and return the paths. StorageError: call again after the next publication.
+    """Delete, and return the paths in that order. StorageError: call again after the next
+    publication.
 
     Does nothing before this attempt's first publication, and while the last one names what is not
     settled: it may be taken back.
@@ -70,17 +71,23 @@ def delete_unneeded(
         [cleaning.manifests[number] for number in refs if number in cleaning.manifests],
         [ref.manifest for ref in refs.values()],
     )
-    unneeded: list[str] = []
-    for number in sorted(cleaning.manifests.keys() - refs.keys()):
-        found = dropped_files(journal.job, cleaning.manifests[number], needed)
-        yield from _delete(found)
+    dropped = cleaning.manifests.keys() - refs.keys()
+    unneeded: set[str] = set()
+    for number in dropped:
+        unneeded |= dropped_files(journal.job, cleaning.manifests[number], needed)
+    suspects = cleaning.suspects
+    if not cleaning.blind and cleaning.calls % LIST_EVERY == 0:
+        own, left = yield from _list_strays(journal, needed)
+        unneeded |= left | (own & suspects)
+        suspects = own - unneeded
+    in_order = manifests_first(unneeded)
+    for path in in_order:
+        yield from delete_object(path)
+    for number in dropped:
         del cleaning.manifests[number]
-        unneeded += found
-    if not cleaning.blind:
-        if cleaning.calls % LIST_EVERY == 0:
-            unneeded += yield from _delete_strays(journal, cleaning, needed)
-        cleaning.calls += 1
-    return tuple(unneeded)
+    cleaning.suspects = suspects
+    cleaning.calls += 1
+    return in_order
 
 
 def _remember(cleaning: Cleaning, ref: PublicationRef) -> Procedure[None]:
@@ -91,21 +98,12 @@ def _remember(cleaning: Cleaning, ref: PublicationRef) -> Procedure[None]:
         cleaning.blind = True
 
 
-def _delete_strays(
-    journal: OwnJournal, cleaning: Cleaning, needed: frozenset[str]
-) -> Procedure[tuple[str, ...]]:
-    """List, and delete what older attempts left, and of this one what was a stray before."""
+def _list_strays(
+    journal: OwnJournal, needed: frozenset[str]
+) -> Procedure[tuple[frozenset[str], frozenset[str]]]:
+    """What no retained manifest refers to: of this attempt, and what older ones left."""
     listed: list[str] = []
     for folder in (f"{journal.job}/files", manifest_folder(journal.job)):
         listed += yield from list_objects(folder)
     own = strays(listed, attempt=journal.attempt, needed=needed)
-    found = leftovers(listed, attempt=journal.attempt, needed=needed)
-    found += tuple(sorted(own & cleaning.suspects))
-    yield from _delete(found)
-    cleaning.suspects = own - cleaning.suspects
-    return found
-
-
-def _delete(paths: Iterable[str]) -> Procedure[None]:
-    for path in paths:
-        yield from delete_object(path)
+    return own, leftovers(listed, attempt=journal.attempt, needed=needed)
