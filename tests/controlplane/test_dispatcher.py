@@ -280,6 +280,15 @@ class TestJobMaster:
         shell.now_ms = START_MS_MAX + 1
         assert isinstance(shell.event(j.Tick())[0], j.KillJobMaster)
 
+    def test_whose_start_was_put_off_has_all_its_time_to_register(self, shell: Shell) -> None:
+        shell.ask(SubmitJob(submission=submission()))
+        shell.event(j.SubmissionStored(job=A))
+        shell.now_ms = 2 * START_MS_MAX
+        assert shell.event(j.Tick()) == []
+        shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
+        shell.now_ms += START_MS_MAX
+        assert shell.event(j.Tick()) == []
+
     def test_that_never_comes_up_fails_the_job(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))

@@ -45,7 +45,9 @@ class Shell:
         config = load(command_line={key.replace("__", "."): value for key, value in own.items()})
         parts: dict[str, Any] = {
             "loop": SimpleNamespace(submit=lambda call, *_: call()),
-            "store": SimpleNamespace(put_submission=self.stored.append),
+            "store": SimpleNamespace(
+                put_submission=self.stored.append, is_leader=lambda epoch: True
+            ),
             "drivers": SimpleNamespace(
                 clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0)
             ),

@@ -61,6 +61,16 @@ def test_epochs_grow_per_cluster(blobs: Blobs) -> None:
     assert store_of(blobs, "other").claim_epoch("n") == 1
 
 
+def test_the_newest_epoch_leads(blobs: Blobs) -> None:
+    store = store_of(blobs)
+    first = store.claim_epoch("n1")
+    assert store.is_leader(first)
+    second = store_of(blobs).claim_epoch("n2")
+    assert (store.is_leader(first), store.is_leader(second)) == (False, True)
+    store_of(blobs, "other").claim_epoch("n3")
+    assert store.is_leader(second)
+
+
 @pytest.mark.parametrize("happened", [True, False])
 def test_a_claim_of_unknown_outcome_is_repeated_and_recognised(
     blobs: Blobs, *, happened: bool

@@ -119,7 +119,7 @@ class _Job:
     """Of the JobMaster; 0 when there is none."""
     address: str = ""
     since_ms: int = 0
-    """When the phase began."""
+    """When the phase began; of STARTING, when its process did, which may have been put off."""
     heard_ms: int = 0
     reported: bool = False
     """The present JobMaster has: it is through its import, and reports at intervals from then."""
@@ -230,7 +230,7 @@ class Dispatcher:
             case JobMasterStarted(job=name, start=start, pid=pid):
                 started = self._of_start(name, start)
                 if started is not None:
-                    started.pid = pid
+                    started.pid, started.since_ms = pid, now_ms
             case StopNotTaken(job=name, start=start):
                 unheard = self._of_start(name, start)
                 if unheard is not None:

@@ -1,9 +1,14 @@
 """The JobManager process: carries out what Dispatcher and ResourceManager say.
 
-At its start it claims a leader epoch, reads the jobs it is to recover, and only then announces its
-address: whoever finds it finds its jobs. The main thread is the loop; RPC threads, waiters on child
-processes and worker threads only post to it. It imports no user code, and everything it started
-ends with it.
+At its start it takes its port, claims a leader epoch, reads the jobs it is to recover, and only
+then announces its address: whoever finds it finds its jobs. The main thread is the loop; RPC
+threads, waiters on child processes and worker threads only post to it. It imports no user code, and
+everything it started ends with it.
+
+Two standing JobManagers of one cluster may live at once: the host of one stood still, another was
+started, and the first goes on. The newer epoch counts. Before it writes a job down or starts a
+JobMaster, and now and then, each looks whether there is a newer one, and ends if so: its JobMasters
+would depose the other's, and forgetting a job that was deposed would take it from the other, too.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -53,6 +59,9 @@ from tidegate.protocol.messages import (
 WORKERS = 32
 """Threads for calls to other processes: a process that hangs holds one for up to ten seconds."""
 
+LEADERSHIP_MS = 10_000
+"""Between two looks for a newer JobManager, while there is no other reason to look."""
+
 EXITS_SHOWN = 50
 """Ends of processes that are still told of."""
 
@@ -69,7 +78,34 @@ class _Told:
     """A message that needs no decision was delivered, or not."""
 
 
-_Event = jobs.Event | slots.Event | Question | _TaskManagerDue | _Told
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """Whether there is a newer JobManager: there is none, or the storage does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Superseded:
+    """A newer JobManager of this cluster has claimed its epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MayStart:
+    """No newer JobManager would start this JobMaster."""
+
+    start: jobs.StartJobMaster
+
+
+_Event = (
+    jobs.Event
+    | jobs.StartJobMaster  # put off
+    | slots.Event
+    | Question
+    | _TaskManagerDue
+    | _Told
+    | _Looked
+    | _Superseded
+    | _MayStart
+)
 
 _OF_RESOURCES = (
     RegisterTaskManager,
@@ -100,39 +136,41 @@ def run_jobmanager(
     if standing:  # the client of a local cluster has looked already
         blobs.probe()
     store = JobStore(blobs, cluster, config.to_dict())
-    epoch = store.claim_epoch(drivers.entropy.token_hex(8))
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads, workers=WORKERS)
-    server = drivers.rpc.serve(
-        lambda message: loop.ask(lambda question: question, message),
-        config.jobmanager.port if standing else 0,
-    )
-    service = JobManager(
-        epoch=epoch,
-        address=server.address,
-        config=config,
-        loop=loop,
-        store=store,
-        drivers=drivers,
-        processes=processes,
-        dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout),
-        resources=ResourceManager(
-            epoch,
-            0 if standing else config.cluster.task_managers,
-            config.cluster.heartbeat_timeout,
-        ),
-        standing=standing,
-        connections=Connections(drivers.rpc, drivers.threads),
-    )
-    try:
-        service.start()
-        announce({"address": server.address, "epoch": epoch, "pid": drivers.process.pid})
-        loop.run(service.handle)
-        return 0
-    finally:
-        loop.close()
-        service.end_children()
-        service.connections.close()
-        server.close()
+    # The port comes first: who finds it taken must not end, by a newer epoch, the one that has it.
+    with closing(
+        drivers.rpc.serve(
+            lambda message: loop.ask(lambda question: question, message),
+            config.jobmanager.port if standing else 0,
+        )
+    ) as server:
+        epoch = store.claim_epoch(drivers.entropy.token_hex(8))
+        service = JobManager(
+            epoch=epoch,
+            address=server.address,
+            config=config,
+            loop=loop,
+            store=store,
+            drivers=drivers,
+            processes=processes,
+            dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout),
+            resources=ResourceManager(
+                epoch,
+                0 if standing else config.cluster.task_managers,
+                config.cluster.heartbeat_timeout,
+            ),
+            standing=standing,
+            connections=Connections(drivers.rpc, drivers.threads),
+        )
+        try:
+            service.start()
+            announce({"address": server.address, "epoch": epoch, "pid": drivers.process.pid})
+            loop.run(service.handle)
+            return 0
+        finally:
+            loop.close()
+            service.end_children()
+            service.connections.close()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +193,8 @@ class JobManager:
     _asks: dict[int, Question] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
+    _looking: bool = False
+    _looked_ms: int = 0
 
     def start(self) -> None:
         """Start TaskManagers, recover jobs, begin to tick."""
@@ -167,7 +207,7 @@ class JobManager:
             self._of_dispatcher(order)
         self._tick()
 
-    def handle(self, event: _Event) -> None:
+    def handle(self, event: _Event) -> None:  # noqa: C901  # a case per event
         """One event of the loop."""
         match event:
             case Question():
@@ -176,6 +216,14 @@ class JobManager:
                 self._start_task_manager(id_)
             case _Told():
                 pass
+            case _Looked():
+                self._looking = False
+            case _Superseded():
+                self._step_down()
+            case _MayStart(start=start):
+                self._start_jobmaster(start.job, start.start, start.working_folder)
+            case jobs.StartJobMaster():
+                self._start_if_leading(event)
             case jobs.Tick() | slots.Tick():
                 self._tick()
             case (
@@ -203,6 +251,40 @@ class JobManager:
         self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, jobs.Tick())
         self._to_dispatcher(jobs.Tick())
         self._to_resources(slots.Tick())
+        self._look_for_successor()
+
+    # --- one JobManager of several
+
+    def _look_for_successor(self) -> None:
+        now_ms = self._now_ms()
+        if self.standing and not self._looking and now_ms - self._looked_ms >= LEADERSHIP_MS:
+            self._looking, self._looked_ms = True, now_ms
+            self._if_leading(lambda: None, _Looked(), _logged(_Looked()))
+
+    def _if_leading(
+        self, work: Callable[[], object], done: _Event, failed: Callable[[TidegateError], _Event]
+    ) -> None:
+        """Work in a worker thread, unless a newer JobManager has come. A local cluster has one
+        alone: its client starts the next when it has seen this one's end.
+        """
+
+        def work_if_leading() -> bool:
+            leads = not self.standing or self.store.is_leader(self.epoch)
+            if leads:
+                work()
+            return leads
+
+        self.loop.submit(work_if_leading, lambda leads: done if leads else _Superseded(), failed)
+
+    def _step_down(self) -> None:
+        _log.error(
+            "another JobManager has taken over cluster %s: this one, of epoch %d, stood still or "
+            "was forgotten. It ends with all that it has started. One JobManager of a cluster.name "
+            "is enough: see that this one is not started again beside the other",
+            self.dispatcher.cluster,
+            self.epoch,
+        )
+        self.loop.stop()
 
     def _asked(self, question: Question) -> None:
         ask = next(self._numbers)
@@ -247,17 +329,17 @@ class JobManager:
                 self._reply(ask, message)
             case jobs.StoreSubmission(submission=submission):
                 job = submission.job
-                self.loop.submit(
+                self._if_leading(
                     functools.partial(self.store.put_submission, submission),
-                    lambda _: jobs.SubmissionStored(job=job),
+                    jobs.SubmissionStored(job=job),
                     lambda error: jobs.SubmissionNotStored(job=job, error=ErrorReport.of(error)),
                 )
             case jobs.StoreResult():
                 self._store_result(instruction)
             case jobs.AwaitStart(job=job, start=start, after_ms=after_ms):
                 self.loop.call_later(after_ms / 1000, jobs.StartDue(job=job, start=start))
-            case jobs.StartJobMaster(job=job, start=start, working_folder=folder):
-                self._start_jobmaster(job, start, folder)
+            case jobs.StartJobMaster():
+                self._start_if_leading(instruction)
             case jobs.KillJobMaster(job=job, reason=reason):
                 _log.warning("the JobMaster of %s is killed: %s", job, reason)
                 self._kill(f"job/{job}")
@@ -276,11 +358,24 @@ class JobManager:
             else:
                 self.store.put_result(report)
 
-        self.loop.submit(
+        self._if_leading(
             store,
-            lambda _: jobs.ResultStored(job=report.job),
+            jobs.ResultStored(job=report.job),
             _logged(jobs.ResultNotStored(job=report.job)),
         )
+
+    def _start_if_leading(self, start: jobs.StartJobMaster) -> None:
+        """As soon as the storage says so; without it the JobMaster could claim nothing anyway."""
+
+        def put_off(error: TidegateError) -> _Event:
+            _log.warning("the JobMaster of %s is not started yet: %s", start.job, error)
+            self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, start)
+            return _Told()
+
+        if self.standing:
+            self._if_leading(lambda: None, _MayStart(start=start), put_off)
+        else:
+            self._start_jobmaster(start.job, start.start, start.working_folder)
 
     def _start_jobmaster(self, job: JobName, start: int, working_folder: str) -> None:
         def exited(status: int) -> None:

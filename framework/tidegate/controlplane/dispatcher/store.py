@@ -55,8 +55,7 @@ class JobStore:
 
     def claim_epoch(self, nonce: str) -> LeaderEpoch:
         """Take the next leader epoch: greater than that of every JobManager before."""
-        taken = self._blobs.list(f"{self._folder}/leaders")
-        epoch = max((int(path.rsplit("/", 1)[1]) for path in taken), default=0) + 1
+        epoch = self._newest_epoch() + 1
         for _ in range(UNKNOWN_TRIES_MAX):
             path = f"{self._folder}/leaders/{epoch:020d}"
             match self._blobs.create(path, nonce.encode()):
@@ -72,6 +71,10 @@ class JobStore:
             f"No leader epoch could be claimed for cluster {self._cluster} in {UNKNOWN_TRIES_MAX} "
             "tries: the checkpoint storage does not answer, or many JobManagers start at once."
         )
+
+    def is_leader(self, epoch: LeaderEpoch) -> bool:
+        """Whether no JobManager of this cluster has claimed a newer epoch."""
+        return self._newest_epoch() <= epoch
 
     def put_submission(self, submission: Submission) -> None:
         """Make a submit durable; the result of an earlier run of the name goes."""
@@ -92,6 +95,10 @@ class JobStore:
     def forget(self, job: JobName) -> None:
         """The job is another cluster's now."""
         self._blobs.delete(f"{self._folder}/jobs/{job}")
+
+    def _newest_epoch(self) -> int:
+        taken = self._blobs.list(f"{self._folder}/leaders")
+        return max((int(path.rsplit("/", 1)[1]) for path in taken), default=0)
 
     def jobs(self) -> list[tuple[Submission, JobReport | None]]:
         """Jobs of this cluster, each with its result if it has ended."""
