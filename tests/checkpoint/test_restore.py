@@ -183,14 +183,12 @@ def test_without_keyed_state_the_number_of_key_groups_may_change() -> None:
     restore(manifest, plan(steps=(), max_parallelism=256), now())
 
 
-def test_state_without_a_step_is_refused_unless_allowed() -> None:
+def test_state_without_a_step_is_refused() -> None:
     renamed = plan(steps=(StepFacts(uid=Uid("sum"), key_type="str"),))
     said = refusal(renamed)
     assert "state of a step 'total'" in said
     assert "its keyed steps are: sum" in said
     assert "--restore none" in said
-    dropped = restore(checkpoint(plan()), renamed, now(), allow_dropped_state=True)
-    assert dropped.keyed == ({}, {})
 
 
 def test_another_key_type_is_refused() -> None:
@@ -217,10 +215,9 @@ def test_a_source_that_reads_another_topic_is_refused() -> None:
     assert "reads topic 'orders-2', but the checkpoint has its position in topic 'orders'" in said
 
 
-def test_a_source_that_is_gone_is_refused_unless_allowed() -> None:
+def test_a_source_that_is_gone_is_refused() -> None:
     gone = plan(sources=())
     assert "the position of a source 'orders'" in refusal(gone, [])
-    assert restore(checkpoint(plan()), gone, [], allow_dropped_state=True).splits == ((), ())
 
 
 def test_a_partition_that_is_gone_is_refused() -> None:

@@ -65,7 +65,6 @@ def restore(
     partitions: Sequence[PartitionFacts],
     *,
     submission: str = "",
-    allow_dropped_state: bool = False,
     schema_conflict: SchemaConflict = compatible,
 ) -> Restoration:
     """Resolve a restore; `manifest` is None for a start from nothing.
@@ -74,7 +73,7 @@ def restore(
     end offsets that it began with. RefusedError where state and plan do not fit.
     """
     if manifest is not None:
-        _refuse_changes(manifest, plan, allow_dropped_state, schema_conflict)
+        _refuse_changes(manifest, plan, schema_conflict)
     resolved, added = _resolve_splits(manifest, partitions, submission)
     return Restoration(
         keyed=_keyed(manifest, plan),
@@ -173,16 +172,15 @@ def _resolve_splits(
         else:
             _refuse_start_outside(facts)
             splits.append(_split(facts, facts.start, facts.end))
-    sources = {facts.source for facts in partitions}
-    for split in known.values():
-        if split.source in sources:
-            message = (
-                f"source {split.source!r}: the checkpoint has read partition {split.partition} of "
-                f"topic {split.topic!r} up to offset {split.offset}, but the topic has no such "
-                "partition any more: it was deleted and made anew. Start from nothing with "
-                "--restore none, or bring the topic back"
-            )
-            raise RefusedError(message)
+    gone = next(iter(known.values()), None)
+    if gone is not None:
+        message = (
+            f"source {gone.source!r}: the checkpoint has read partition {gone.partition} of "
+            f"topic {gone.topic!r} up to offset {gone.offset}, but the topic has no such "
+            "partition any more: it was deleted and made anew. Start from nothing with "
+            "--restore none, or bring the topic back"
+        )
+        raise RefusedError(message)
     return splits, tuple(added)
 
 
@@ -225,7 +223,6 @@ def _refuse_start_outside(facts: PartitionFacts) -> None:
 def _refuse_changes(
     manifest: Manifest,
     plan: PlanFacts,
-    allow_dropped_state: bool,
     schema_conflict: SchemaConflict,
 ) -> None:
     old = manifest.plan
@@ -240,7 +237,7 @@ def _refuse_changes(
     for step in old.steps:
         if step.uid in new_steps:
             _refuse_changed_step(step, new_steps[step.uid], schema_conflict)
-        elif not allow_dropped_state:
+        else:
             message = (
                 f"checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
                 f"pipeline has no more (its keyed steps are: {_list(new_steps)}). If the step was "
@@ -248,7 +245,7 @@ def _refuse_changes(
                 "--restore none"
             )
             raise RefusedError(message)
-    _refuse_changed_sources(manifest, plan, allow_dropped_state)
+    _refuse_changed_sources(manifest, plan)
 
 
 def _refuse_changed_step(old: StepFacts, new: StepFacts, schema_conflict: SchemaConflict) -> None:
@@ -270,11 +267,11 @@ def _refuse_changed_step(old: StepFacts, new: StepFacts, schema_conflict: Schema
             raise RefusedError(message)
 
 
-def _refuse_changed_sources(manifest: Manifest, plan: PlanFacts, allow_dropped_state: bool) -> None:
+def _refuse_changed_sources(manifest: Manifest, plan: PlanFacts) -> None:
     new_topics = {source.uid: source.topic for source in plan.sources}
     for source in manifest.plan.sources:
         topic = new_topics.get(source.uid)
-        if topic is None and not allow_dropped_state:
+        if topic is None:
             message = (
                 f"checkpoint {manifest.checkpoint} holds the position of a source {source.uid!r}, "
                 f"which the pipeline has no more (its sources are: {_list(new_topics)}). If the "
@@ -282,7 +279,7 @@ def _refuse_changed_sources(manifest: Manifest, plan: PlanFacts, allow_dropped_s
                 "--restore none"
             )
             raise RefusedError(message)
-        if topic is not None and topic != source.topic:
+        if topic != source.topic:
             message = (
                 f"source {source.uid!r} reads topic {topic!r}, but the checkpoint has its position "
                 f"in topic {source.topic!r}. Give the source of the new topic another attribute "
