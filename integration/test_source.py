@@ -89,6 +89,24 @@ def test_it_ends_behind_markers_and_aborted_records(cluster: KafkaUnderTest) -> 
     bench.reader.close()
 
 
+def test_a_source_without_an_end_passes_markers_and_aborted_records(
+    cluster: KafkaUnderTest,
+) -> None:
+    """Or retention would delete the very offset at which a restart begins."""
+    topic = cluster.make_topic(1)
+    split = SourceSplit(source=Uid("src"), topic=topic, partition=0, offset=0)
+    bench = SourceBench(cluster, KafkaSource(topic, value=Utf8()), split)
+    cluster.commit(prepared(cluster, topic, b"a"))
+    eventually(bench.poll, lambda _: bench.reader.snapshot()[0].offset == 2)
+    aborted = prepared(cluster, topic, b"never")
+    cluster.log.fence(aborted)
+    eventually(bench.poll, lambda _: bench.reader.snapshot()[0].offset == 4)
+    assert bench.values == {0: ["a"]}
+    assert bench.reader.lag() == 0
+    assert not bench.reader.finished()
+    bench.reader.close()
+
+
 def test_it_ends_where_an_open_transaction_begins(cluster: KafkaUnderTest) -> None:
     topic = cluster.make_topic(1)
     write(cluster, topic, b"a")

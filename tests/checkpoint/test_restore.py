@@ -230,6 +230,23 @@ def test_records_that_retention_has_deleted_are_refused() -> None:
     assert "partition 0 was read up to offset 100, but Kafka has deleted everything" in said
 
 
+def test_what_is_missing_may_have_been_markers_only_and_nothing_is_promised() -> None:
+    said = refusal(plan(), now(earliest=101))
+    assert "nothing but the markers" in said
+    assert "the state is dropped" in said
+
+
+def test_a_split_that_this_run_has_read_to_its_end_needs_nothing_of_the_log_any_more() -> None:
+    done = checkpoint(plan(), end_offset=100)
+    found = restore(done, plan(), now(earliest=500, end=900), submission="s1")
+    assert {split.offset for part in found.splits for split in part} == {100, 101, 102}
+    with pytest.raises(RefusedError, match="Kafka has deleted everything"):
+        restore(done, plan(), now(earliest=500, end=900), submission="another run reads on")
+    half = checkpoint(plan(), end_offset=101)
+    with pytest.raises(RefusedError, match="partition 0 was read up to offset 100"):
+        restore(half, plan(), now(earliest=500, end=900), submission="s1")
+
+
 def test_state_that_does_not_cover_all_keys_is_corrupt() -> None:
     manifest = checkpoint(plan(3))
     for subtasks in (manifest.subtasks[:2], manifest.subtasks[1:], manifest.subtasks[::2]):

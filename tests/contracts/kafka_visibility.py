@@ -95,6 +95,25 @@ class VisibilityContract:
         ends.close()
         plain.close()
 
+    def test_positions_pass_what_is_not_delivered(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        origin = Origin(topic, 0)
+        reader = cluster.reader(topic, ends=False)
+        assert reader.positions() == {}
+        write(cluster.producer(None), topic, b"a")
+        (run,) = cluster.eventually(lambda: reader.poll(10, 0.5), bool)
+        assert reader.positions() == {origin: run.position} == {origin: 1}
+        for at, commit in ((1, True), (3, False)):
+            name, _ = opened(cluster, topic, b"b")
+            reader.poll(10, 0.5)
+            assert reader.positions() == {origin: at}, "it is still open"
+            end(cluster, name, commit=commit)
+            found = cluster.eventually(
+                lambda: (reader.poll(10, 0.5), reader.positions()[origin])[1], at.__lt__
+            )
+            assert found == at + 2
+        reader.close()
+
     def test_a_transaction_becomes_visible_in_all_its_partitions(
         self, cluster: KafkaUnderTest
     ) -> None:

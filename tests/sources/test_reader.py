@@ -52,6 +52,7 @@ class ReaderDouble:
     assigned: dict[Origin, int] | None = None
     paused: list[Origin] = field(default_factory=list)
     ends: dict[Origin, int] = field(default_factory=dict)
+    passed: dict[Origin, int] = field(default_factory=dict)
     committed: dict[Origin, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     group = ""
@@ -73,6 +74,9 @@ class ReaderDouble:
 
     def pause(self, origins: Sequence[Origin]) -> None:
         self.paused += origins
+
+    def positions(self) -> dict[Origin, int]:
+        return self.passed
 
     def high_watermarks(self) -> dict[Origin, int]:
         return self.ends
@@ -144,6 +148,18 @@ def test_batches_are_of_one_partition_and_positions_follow_what_was_returned() -
     assert not bench.reader.finished()
 
 
+def test_a_snapshot_passes_what_is_no_record_and_never_goes_back() -> None:
+    """A position that stayed in front of a marker would be gone from the log with the marker."""
+    bench = Bench()
+    bench.poll(run(P0, *texts(0, "a", "b")))
+    bench.double.passed = {P0: 4}
+    assert bench.positions() == {P0: 4, P1: 5}
+    bench.double.passed = {P0: 1, P1: 2}
+    assert bench.positions() == {P0: 4, P1: 5}
+    bench.double.ends = {P0: 4, P1: 5}
+    assert bench.reader.lag() == 0
+
+
 def test_offsets_behind_a_control_record_are_the_records_own() -> None:
     bench = Bench()
     (batch,) = bench.poll(run(P0, *texts(0, "a", "b"), *texts(3, "c")))
@@ -184,6 +200,8 @@ class TestBounded:
     def test_the_end_is_a_position_not_a_record(self) -> None:
         bench = Bench(None, split(P0, 0, 3))
         bench.poll(run(P0, *texts(0, "a")))
+        bench.double.passed = {P0: 4}
+        assert bench.positions() == {P0: 1}, "it is not told as long as no run says so"
         assert not bench.reader.finished()
         assert bench.poll(run(P0, position=4)) == []
         assert bench.reader.finished()

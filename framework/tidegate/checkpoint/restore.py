@@ -163,8 +163,9 @@ def _resolve_splits(
     for facts in partitions:
         old = known.pop((facts.source, facts.topic, facts.partition), None)
         if old is not None:
-            _refuse_expired(old, facts)
             end = old.end_offset if same_run else facts.end
+            if end is None or old.offset < end:
+                _refuse_expired(old, facts)  # else nothing of it is read any more
             splits.append(_split(facts, old.offset, end))
         elif facts.source in old_sources:
             added.append(facts)
@@ -196,12 +197,17 @@ def _split(facts: PartitionFacts, offset: int, end: int | None) -> SourceSplit:
 
 
 def _refuse_expired(old: SourceSplit, facts: PartitionFacts) -> None:
+    """Positions pass the markers of transactions while a source runs; one that was stored before
+    it heard of them may stand in front of some. What is deleted does not say what it was.
+    """
     if old.offset < facts.earliest:
         message = (
             f"source {old.source!r}: topic {old.topic!r}, partition {old.partition} was read up to "
             f"offset {old.offset}, but Kafka has deleted everything before {facts.earliest} by the "
-            "topic's retention: these records can not be read any more. Start from what is there "
-            "with --restore none, or restore a newer checkpoint"
+            "topic's retention: what stood between can not be read any more, be it records or "
+            "nothing but the markers that transactions leave. Restore a newer checkpoint if there "
+            "is one (tidegate checkpoints), or start from what is there with --restore none: the "
+            "state is dropped then"
         )
         raise RefusedError(message)
 

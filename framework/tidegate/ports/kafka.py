@@ -60,6 +60,12 @@ class PartitionReader(Protocol):
         """
         ...
 
+    def positions(self) -> dict[Origin, int]:
+        """The next offset of each assigned partition: behind what `poll` has returned, and behind
+        markers and aborted records that followed it. Those of which nothing was read are left out.
+        """
+        ...
+
     def pause(self, origins: Sequence[Origin]) -> None:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
         ...

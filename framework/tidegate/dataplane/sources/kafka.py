@@ -6,8 +6,10 @@ back or forward by itself, and commits to a consumer group only so that lag moni
 to see.
 
 Invariant: `snapshot` names, for each split, the offset after the last record that `poll` has
-returned (or refused by the source's policy); so a barrier that is injected when all of that was
-emitted cuts exactly there.
+returned (or refused by the source's policy), or behind the markers and aborted records that
+followed it; so a barrier that is injected when all of that was emitted cuts exactly there. An idle
+partition whose position stayed in front of a marker would lose it to retention, and a restart would
+be refused for records that never were.
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ class KafkaSourceReader:
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Each split with the next offset to read."""
+        self._pass_what_is_no_record()
         return tuple(
             SourceSplit(
                 source=self._uid,
@@ -133,6 +136,12 @@ class KafkaSourceReader:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+    def _pass_what_is_no_record(self) -> None:
+        """A split with an end hears of the positions behind markers as runs."""
+        for origin, position in self._open_reader().positions().items():
+            if self._splits[origin].end_offset is None:
+                self._next[origin] = max(self._next[origin], position)
 
     def _within_split(self, run: Run) -> Sequence[Message]:
         """The run's messages before the split's end; takes note of the position."""

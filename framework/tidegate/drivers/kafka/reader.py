@@ -133,6 +133,23 @@ class KafkaPartitionReader:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
         self._consumer.pause([TopicPartition(topic, part) for topic, part in origins])
 
+    def positions(self) -> dict[Origin, int]:
+        """The next offset of each partition: behind what `poll` has returned, and behind markers
+        and aborted records that followed it, of which nothing is delivered. A partition of which
+        nothing was read is left out.
+
+        To be asked once for a checkpoint. To hear of ends instead would cost a reader that keeps up
+        a sixth of its CPU (measured at 20,000 records/s).
+        """
+        partitions = self._consumer.position(
+            [TopicPartition(*origin) for origin in self._positions]
+        )
+        return {
+            Origin(each.topic, each.partition): each.offset
+            for each in partitions
+            if each.offset >= 0
+        }
+
     def high_watermarks(self) -> dict[Origin, int]:
         """The newest known end offset of each assigned partition, without asking the broker.
 
@@ -246,7 +263,8 @@ class KafkaPartitionReader:
                 f"Partition {where} at {self._servers} cannot be read from offset "
                 f"{self._positions.get(origin, 'unknown')}: it is not in the log any more, or not "
                 "yet (retention has deleted it, or the topic was made anew). Start from another "
-                "checkpoint, or from new offsets with --restore none; records between are lost."
+                "checkpoint, or from new offsets with --restore none; records between, if "
+                "any, are lost."
             )
         if code in _ABSENT:
             return self._absent(where)

@@ -86,6 +86,17 @@ class FakeReader:
             self._connection.sleep_until(min(end_s, now_s + POLL_SLICE_S))
             self._waits = False
 
+    def positions(self) -> dict[Origin, int]:
+        """The next offsets, behind what was passed over; without partitions that nothing was read
+        of.
+        """
+        self._check_alone()
+        return {
+            origin: each.position
+            for origin, each in self._assigned.items()
+            if each.position > each.start
+        }
+
     def pause(self, origins: Sequence[Origin]) -> None:
         """Stop fetching these partitions."""
         self._check_alone()
