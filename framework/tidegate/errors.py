@@ -91,7 +91,7 @@ class UserCodeError(UserError):
 
 
 class RecordTooLargeError(UserError):
-    """A record that fits in no frame between slots, or is larger than its topic takes.
+    """A record that fits in no frame between slots, or is larger than its topic or its queue takes.
 
     The first names the edge and the record's origin.
     """

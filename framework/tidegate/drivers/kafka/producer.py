@@ -268,16 +268,20 @@ class KafkaProducer:
     ) -> None:
         """The same record until it is taken: order and completeness allow nothing else.
 
-        Bounded by the message timeout: records in the queue then fail, and so does this.
+        Bounded by the message timeout: records in the queue then fail, and so does this. With
+        nothing in the queue no room will come: the record is larger than all of it.
         """
         while True:
             self._poll(ROOM_PAUSE_S)
             self._failure.check()
+            empty = not len(self._client)
             try:
                 self._send_whole(topic, value, key, headers, timestamp_ms)
                 return
             except BufferError:
-                continue
+                if empty:
+                    self._failure.larger_than_the_queue(topic, value)
+                    self._failure.check()
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
         """Note the first failure, and raise what is noted."""
@@ -319,14 +323,25 @@ class _Failures:
         if event.code() == Code._AUTHENTICATION:
             self.denied = event
 
+    def larger_than_the_queue(self, topic: str, value: bytes | None) -> None:
+        """A record was refused by an empty queue."""
+        self.too_large = True
+        self.text = (
+            f"{self.what} cannot take a record of {_size(value)} bytes for topic {topic}: it is "
+            "larger than its whole queue. Raise queue.buffering.max.kbytes of the sink (kafka=), "
+            "or write smaller records."
+        )
+
     def delivered(self, error: Any, message: Any) -> None:
         """Called by librdkafka for records that were not delivered, and only for those."""
         if error is None or self.text is not None:
             return
         self.too_large = error.code() == Code.MSG_SIZE_TOO_LARGE
-        value = message.value()
-        size = 0 if value is None else len(value)
         self.text = (
-            f"{self.what} could not deliver a record of {size} bytes to topic {message.topic()}: "
-            f"{error.str()}. {_REMEDIES.get(error.code(), '')}"
+            f"{self.what} could not deliver a record of {_size(message.value())} bytes to "
+            f"topic {message.topic()}: {error.str()}. {_REMEDIES.get(error.code(), '')}"
         ).rstrip()
+
+
+def _size(value: bytes | None) -> int:
+    return 0 if value is None else len(value)
