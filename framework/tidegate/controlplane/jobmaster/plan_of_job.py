@@ -26,8 +26,9 @@ from tidegate.protocol.messages import Submission
 PRODUCER_START_S: Final = 0.6
 """A new transactional producer takes 0.06 or 0.5 s to initialise (measured); with some air."""
 
-TRANSACTION_SLOTS_MAX: Final = 16
-"""Per sink subtask: each is an id that the broker remembers and a producer with four threads."""
+SPARE_SLOTS_MAX: Final = 13
+"""Per sink subtask, besides those of unfinished checkpoints, which nothing may cap: each is an id
+that the broker remembers, and most are a producer with four threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def transaction_slots(settings: CheckpointSettings) -> int:
     one and those that may fail in a row), the warm ones, the current one and one being freed.
     """
     unfinished = 1 + settings.tolerable_failures
-    return min(unfinished + warm_producers(settings) + 2, TRANSACTION_SLOTS_MAX)
+    return unfinished + min(warm_producers(settings) + 2, SPARE_SLOTS_MAX)
 
 
 def _step(node: Node) -> StepFacts:

@@ -1,0 +1,27 @@
+"""How many transactional ids a sink subtask gets from the checkpoint settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.config import CheckpointSettings
+from tidegate.controlplane.jobmaster.plan_of_job import transaction_slots
+
+
+@pytest.mark.parametrize("failures", [0, 2, 14, 100])
+@pytest.mark.parametrize("interval_ms", [10, 100, 10_000])
+def test_checkpoints_that_may_fail_never_take_all_transaction_slots(
+    failures: int, interval_ms: int
+) -> None:
+    """Each that fails leaves its transaction prepared, until one is published that names it. With
+    none left the sink would read nothing up to the barrier of the one that could.
+    """
+    settings = CheckpointSettings(interval=interval_ms, tolerable_failures=failures)
+    prepared = failures + 1
+    current, warm, freed = 1, 1, 1
+    assert transaction_slots(settings) >= prepared + current + warm + freed
+
+
+def test_short_intervals_do_not_take_ids_without_end() -> None:
+    assert transaction_slots(CheckpointSettings(interval=1, tolerable_failures=2)) == 16
+    assert transaction_slots(CheckpointSettings(interval=10_000, tolerable_failures=2)) == 7
