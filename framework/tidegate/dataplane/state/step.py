@@ -5,7 +5,8 @@ uses `rows`, the task `snapshot` at each barrier: the cache is flushed and the s
 its files are awaited and uploaded in an I/O thread, whose outcome comes back to the mailbox thread.
 
 Invariant: uploads of one step go one after the other, in the order of their barriers, so that a
-file is either known to be in the storage or sent once.
+file is either known to be in the storage or sent once. The next one begins when the mailbox thread
+hears of the end of the one before: none waits in an I/O thread, which sinks and other steps need.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import CheckpointId, Uid
 from tidegate.ports.kv import Frozen
-from tidegate.ports.threads import Lock
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 Done = Callable[[KeyedSnapshot], None]
@@ -80,7 +80,6 @@ def open_step_state(
         state,
         uploader,
         directory / "checkpoints",
-        uploading=runtime.drivers.threads.lock(),
         post=runtime.post,
         run_io=runtime.run_io,
     )
@@ -95,7 +94,6 @@ class StepState:
         uploader: SnapshotUploader,
         directory: Path,
         *,
-        uploading: Lock,
         post: Callable[[Action], None],
         run_io: Callable[[Action], None],
     ) -> None:
@@ -103,7 +101,8 @@ class StepState:
         self._post, self._run_io = post, run_io
         self._frozen: deque[tuple[Path, Frozen, Done, Failed]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
-        self._uploading = uploading
+        self._uploading = False
+        """Whether one is under way; known to the mailbox thread alone."""
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
         """The row of each of a batch's keys; valid until the next call."""
@@ -119,7 +118,7 @@ class StepState:
         directory = self._directory / str(checkpoint)
         frozen = self._state.snapshot_sync(directory)
         self._frozen.append((directory, frozen, done, failed))
-        self._run_io(self._upload_oldest)
+        self._begin_upload()
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """The checkpoint is published: nothing to do, files are deleted by who keeps the
@@ -131,18 +130,27 @@ class StepState:
         self._frozen.clear()
         self._state.close()
 
+    def _begin_upload(self) -> None:
+        if self._frozen and not self._uploading:
+            self._uploading = True
+            self._run_io(self._upload_oldest)
+
     def _upload_oldest(self) -> None:
-        """In an I/O thread. One call comes for each frozen checkpoint, but not in any order."""
-        with self._uploading:
-            try:
-                directory, frozen, done, failed = self._frozen.popleft()
-            except IndexError:  # closed meanwhile
-                return
-            frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
-            try:
-                snapshot = self._uploader.upload(directory, frozen, self._state.schemas)
-            except StorageError as error:
-                reason = str(error)  # declined: how many failures are tolerable is configured
-                self._post(lambda: failed(reason))
-                return
-            self._post(lambda: done(snapshot))
+        """In an I/O thread."""
+        try:
+            directory, frozen, done, failed = self._frozen.popleft()
+        except IndexError:  # closed meanwhile
+            return
+        frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
+        try:
+            snapshot = self._uploader.upload(directory, frozen, self._state.schemas)
+        except StorageError as error:
+            reason = str(error)  # declined: how many failures are tolerable is configured
+            self._post(lambda: self._uploaded(lambda: failed(reason)))
+            return
+        self._post(lambda: self._uploaded(lambda: done(snapshot)))
+
+    def _uploaded(self, report: Action) -> None:
+        self._uploading = False
+        self._begin_upload()
+        report()
