@@ -291,6 +291,20 @@ class TestABadRecord:
         assert letters.values[0].headers[0] == ("h", b"1")
         assert ("tidegate.source.timestamp", b"-1") in letters.values[0].headers
 
+    def test_is_not_one_for_which_there_was_no_memory(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """That says nothing of the record, which a restart may well decode."""
+
+        def exhausted(data: bytes) -> int:
+            raise MemoryError
+
+        monkeypatch.setattr(Json, "decoder", lambda _: exhausted)
+        bench = Bench(self.source(on_bad_record="skip"))
+        with pytest.raises(MemoryError):
+            bench.poll(run(P0, MessageDouble(0, b"1")))
+        assert bench.around.counters.skipped == 0
+
     def test_of_nothing_else_leaves_no_batch(self) -> None:
         bench = Bench(self.source(on_bad_record="skip"))
         assert bench.poll(run(P0, MessageDouble(0, b"x"), MessageDouble(1, b"y"))) == []

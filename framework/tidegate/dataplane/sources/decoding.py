@@ -64,7 +64,9 @@ class BatchDecoder:
             try:
                 values.extend(decoded(messages[start:] if start else messages))
                 break
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is about its record
+            except MemoryError:  # about the process, and so the attempt: the record may be good
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever else: about its record
                 index = len(values) + len(bad)
                 self._refuse(origin, messages[index], error)
                 bad.append(index)
