@@ -121,7 +121,7 @@ class KafkaPartitionReader:
             if first is None:
                 self._when_idle()
                 return []
-            self._heard_at = time.monotonic()
+            self._heard_at, self._denied = time.monotonic(), None
             messages = [first, *self._consume(max_records - 1, 0)] if max_records > 1 else [first]
         except KafkaException as error:
             raise self._error(Origin("", -1), error.args[0]) from None
@@ -241,15 +241,12 @@ class KafkaPartitionReader:
                 records.append(message)
                 continue
             if event.code() == Code.GROUP_AUTHORIZATION_FAILED:
-                self._on_commit(event, [])
+                self._on_commit(event, [])  # the group is for lag monitors, reading needs no right
                 continue
             if records:
                 runs += self._runs(records)
                 records = []
             origin = Origin(message.topic() or "", cast("int", message.partition()))
-            if event.code() == Code.GROUP_AUTHORIZATION_FAILED:
-                self._on_commit(event, [])  # the group is for lag monitors, reading needs no right
-                continue
             if event.code() != Code._PARTITION_EOF:
                 raise self._error(origin, event)
             runs.append(Run(origin, (), cast("int", message.offset())))
