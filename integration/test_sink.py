@@ -76,7 +76,6 @@ class SinkBench:
         self.writer.freed(names)
 
     def close(self) -> None:
-        self.writer.close()
         self.around.close()
 
 

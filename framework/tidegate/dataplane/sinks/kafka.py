@@ -68,7 +68,11 @@ class _Closing:
 
 
 class KafkaSinkWriter:
-    """Writes one sink in one subtask. `prepare` answers, in order, through the mailbox."""
+    """Writes one sink in one subtask. `prepare` answers, in order, through the mailbox.
+
+    It is never closed, but dropped with its process: what is prepared stays open for the
+    transaction committer, and the rest is fenced.
+    """
 
     def __init__(self, sink: KafkaSink[Any], uid: Uid, runtime: Runtime) -> None:
         configured = runtime.config.sinks.get(uid, ConnectorSettings())
@@ -176,12 +180,6 @@ class KafkaSinkWriter:
     def sent(self) -> int:
         """Records handed to producers since the start."""
         return self._sent
-
-    def close(self) -> None:
-        """Drop all producers. What is prepared stays Ongoing; what is not will be fenced."""
-        self._lane.close()
-        self._intervals = deque([_Interval()])
-        self._closing.clear()
 
     def _proceed(self) -> None:
         """Send what may be sent, close what is all sent, as far as flushes and producers allow."""

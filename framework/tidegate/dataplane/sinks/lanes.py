@@ -61,8 +61,6 @@ class Lane(Protocol):
         """The transaction to name in the acknowledgement, checked; None if there is none."""
         ...
 
-    def close(self) -> None: ...
-
 
 class TransactionLane:
     """One producer, and so one producer id and epoch, per interval."""
@@ -142,10 +140,6 @@ class TransactionLane:
             start_ms=facts.start_ms,
         )
 
-    def close(self) -> None:
-        """Drop what is warm."""
-        self._pool.close()
-
 
 class PlainLane:
     """One idempotent producer for all intervals; nothing is named, nothing is ever undone."""
@@ -156,7 +150,6 @@ class PlainLane:
         self._runtime, self._settings, self._made = runtime, settings, made
         self._flushes = flushes
         self._producer: Producer | None = None
-        self._closed = False
 
     def open(self) -> None:
         """Make the producer."""
@@ -186,19 +179,14 @@ class PlainLane:
     def describe(self, sending: Sending) -> None:
         """Nothing to name."""
 
-    def close(self) -> None:
-        """Drop the producer."""
-        self._closed, self._producer = True, None
-
     def _make(self) -> None:
         """In an I/O thread."""
         producer = self._runtime.drivers.producer(self._settings, None, 0)
         self._runtime.post(lambda: self._ready(producer))
 
     def _ready(self, producer: Producer) -> None:
-        if not self._closed:
-            self._producer = producer
-            self._made()
+        self._producer = producer
+        self._made()
 
 
 def _warm(sending: Sending) -> WarmProducer:

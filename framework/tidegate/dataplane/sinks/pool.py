@@ -61,7 +61,6 @@ class ProducerPool:
         self._runtime, self._slots, self._id_of = runtime, slots, id_of
         self._make, self._made = make, made
         self._warm: deque[WarmProducer] = deque()
-        self._closed = False
 
     def fill(self) -> None:
         """Start to initialise what is missing; replace what has been idle for a day."""
@@ -90,11 +89,6 @@ class ProducerPool:
         self.fill()
         return taken
 
-    def close(self) -> None:
-        """Drop all, also those on their way. Nothing is open in them."""
-        self._closed = True
-        self._warm.clear()
-
     def _initialise(self, slot: int) -> None:
         self._runtime.run_io(partial(self._warm_up, slot))
 
@@ -120,8 +114,6 @@ class ProducerPool:
         self._runtime.post(partial(self._ready, warm))
 
     def _ready(self, warm: WarmProducer) -> None:
-        if self._closed:
-            return
         self._slots.warmed(warm.slot)
         self._warm.append(warm)
         self._made()
