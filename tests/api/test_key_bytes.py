@@ -165,6 +165,34 @@ def test_a_type_that_may_not_be_a_key_is_refused(of: Any, words: str) -> None:
         key_encoder(of)
 
 
+@pytest.mark.parametrize(
+    ("of", "key"),
+    [
+        (bytes, 5),  # bytes(5) would be five zeros
+        (bytes, "a"),
+        (bytes, [1, 2]),
+        (str, b"a"),
+        (int, "5"),
+        (tuple[str, str], ("a", "b", "c")),  # would be one key with ("a", "b")
+        (tuple[str, str], ("a",)),
+        (tuple[str, str], "ab"),
+        (tuple[str, ...], "ab"),
+        (tuple[bytes, int], (5, 5)),
+    ],
+)
+def test_bytes_are_never_made_of_a_key_of_another_type(of: Any, key: Any) -> None:
+    """They would be another key's: records would meet in its state."""
+    with pytest.raises((PipelineError, TypeError)):
+        key_encoder(of)(key)
+
+
+def test_a_key_of_another_type_is_named_with_the_declared_one() -> None:
+    with pytest.raises(PipelineError, match="5 is an int, and the declared keys are bytes"):
+        key_encoder(bytes)(5)
+    with pytest.raises(PipelineError, match=r"a tuple of 1, and the declared .* tuple\[str, str\]"):
+        key_encoder(tuple[str, str])(("a",))
+
+
 def test_keys_of_another_type_than_declared_are_refused() -> None:
     check_key(5, int, "step 'a'")
     check_key(("a", 5), tuple[str, int], "step 'a'")

@@ -3,9 +3,10 @@ every machine and in every run, which Python's `hash()` does not.
 
 They decide a key's group, and with it where its state lies, so they can never change:
 docs/formats.md specifies them, and tests/api/test_key_bytes.py holds golden vectors. A step has one
-key type, so the bytes say nothing of types (a str and its UTF-8 bytes are never keys of one step);
-`check_key` is for the first key of a batch, where a user's function gives another type than it
-declared.
+key type, so the bytes say nothing of types (a str and its UTF-8 bytes are never keys of one step).
+Where a user's function gives a key of another type than it declared, an encoder refuses it rather
+than make another key's bytes of it: that costs nothing where a key's bytes are remembered.
+`check_key` says so in the words of the step, for tests.
 
 The exchange and the state backends ask for an encoder once and call it for every record.
 """
@@ -18,7 +19,7 @@ import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 from uuid import UUID
 
 from tidegate.api.fields import RecordField, class_of, fields_of, name_of
@@ -46,7 +47,8 @@ def key_encoder(of: object) -> KeyEncoder:
     """The function from keys of a type to their canonical bytes.
 
     PipelineError if the type may not be a key. The function raises PipelineError for a key that has
-    no canonical bytes (a datetime without a zone, an int beyond 64 bits, NaN).
+    no canonical bytes (a datetime without a zone, an int beyond 64 bits, NaN), and that or what
+    Python raises for one of another type.
     """
     why_not = type_info(of).why_not_key
     if why_not:
@@ -72,11 +74,27 @@ def _encoder(of: object) -> KeyEncoder:
     if isinstance(of, type) and issubclass(of, enum.Enum):
         return {member: member.name.encode() for member in of}.__getitem__
     if get_origin(of) is tuple:
-        return _tuple(get_args(of))
+        return _tuple(of, get_args(of))
     fields = fields_of(of)
     if fields is not None:
         return _record(of, fields)
     return _SCALARS[of]
+
+
+def _refuse(key: object, of: object) -> NoReturn:
+    size = f" of {len(key)}" if isinstance(key, tuple) else ""
+    raise PipelineError(
+        f"{key!r} is {_article(type(key).__name__)}{size}, and the declared keys are "
+        f"{name_of(of)}; correct the function that gives it, or the declared type"
+    )
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _bytes(key: object) -> bytes:
+    return key if isinstance(key, bytes) else _refuse(key, bytes)
 
 
 def _int(key: int) -> bytes:
@@ -100,17 +118,22 @@ def _datetime(key: datetime) -> bytes:
     return _pack_int((key - _EPOCH) // _MICROSECOND)
 
 
-def _tuple(arguments: tuple[object, ...]) -> KeyEncoder:
+def _tuple(of: object, arguments: tuple[object, ...]) -> KeyEncoder:
     if ... in arguments:
         item = _encoder(arguments[0])
 
         def encode(key: tuple[Any, ...]) -> bytes:
+            if not isinstance(key, tuple):
+                _refuse(key, of)
             parts = [item(part) for part in key]
             return b"".join([_pack_length(len(part)) + part for part in parts])
 
         return encode
     shapes = _KeyShapes()
-    return shapes.joined([(f"key[{i}]", argument) for i, argument in enumerate(arguments)])
+    parts = [(f"key[{i}]", argument) for i, argument in enumerate(arguments)]
+    refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
+    fits = f"isinstance(key, tuple) and len(key) == {len(parts)}"
+    return shapes.joined(parts, f"{{}} if {fits} else {refused}")
 
 
 def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
@@ -121,12 +144,13 @@ def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
 class _KeyShapes(Shapes):
     """Generates `length(a) + a + length(b) + b` with the parts' encoders in place."""
 
-    def joined(self, parts: list[tuple[str, object]]) -> KeyEncoder:
-        """The encoder of a key of parts: source of the part, and its type."""
+    def joined(self, parts: list[tuple[str, object]], guard: str = "{}") -> KeyEncoder:
+        """The encoder of a key of parts: source of the part, and its type; `guard` goes around."""
         length = self.name(_pack_length)
         names = [(f"p{i}", source, self.name(_encoder(of))) for i, (source, of) in enumerate(parts)]
         terms = [f"{length}(len({p} := {encode}({source}))) + {p}" for p, source, encode in names]
-        function: KeyEncoder = self.define("encode_key", "key", " + ".join(terms) or "b''")[0]
+        source = guard.format(" + ".join(terms) or "b''")
+        function: KeyEncoder = self.define("encode_key", "key", source)[0]
         return function
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
@@ -138,7 +162,7 @@ class _KeyShapes(Shapes):
 
 _SCALARS: dict[object, KeyEncoder] = {
     str: str.encode,
-    bytes: bytes,
+    bytes: _bytes,
     bool: {False: b"\x00", True: b"\x01"}.__getitem__,
     int: _int,
     Decimal: _decimal,
