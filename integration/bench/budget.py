@@ -345,9 +345,11 @@ class BareSlot:
                 break
         self._around.until(lambda: self._open_checkpoints == 0, timeout_s=120)
 
-    def acknowledge(self, checkpoint: Any, snapshot: SubtaskSnapshot, sync_ms: int) -> None:
+    def acknowledge(
+        self, checkpoint: Any, snapshot: SubtaskSnapshot, *, alignment_ms: int, sync_ms: int
+    ) -> None:
         """What the JobMaster does when all have answered, without its journal."""
-        del sync_ms
+        del alignment_ms, sync_ms
         self._ending.submit(self._end, checkpoint, snapshot.transactions)
 
     def _end(self, checkpoint: Any, found: tuple[PreparedTransaction, ...]) -> None:

@@ -155,13 +155,20 @@ class Reader:
 class JobMaster:
     def __init__(self) -> None:
         self.acknowledged: list[tuple[CheckpointId, SubtaskSnapshot]] = []
+        self.alignments_ms: list[int] = []
         self.declined: list[CheckpointId] = []
         self.ended: list[SubtaskId] = []
 
     def acknowledge(
-        self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
+        self,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        *,
+        alignment_ms: int,
+        sync_ms: int,
     ) -> None:
         self.acknowledged.append((checkpoint, snapshot))
+        self.alignments_ms.append(alignment_ms)
 
     def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
         self.declined.append(checkpoint)
@@ -174,7 +181,8 @@ class World:
     def __init__(self) -> None:
         self.sink, self.outlet, self.master = Sink(), Outlet(), JobMaster()
         self.chain = cast("Chain", FakeChain(self.sink, self.outlet))
-        clock = SimpleNamespace(monotonic=lambda: 0.0)
+        self.now_s = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
         runtime = SimpleNamespace(
             subtask=SUBTASK,
             counters=Counters(),
@@ -314,6 +322,42 @@ def test_records_behind_a_barrier_wait_until_all_channels_have_brought_theirs(
     steps(task)
     assert world.sink.story[:3] == [[1], [3], C1]
     assert sorted(map(str, world.sink.story[3:])) == ["[2]", "[4]"]
+
+
+def test_the_time_from_the_first_barrier_to_the_last_is_told(world: World) -> None:
+    task, channels = world.inputs(3)
+    for at_s, channel in zip((1.0, 1.5, 3.25), channels, strict=True):
+        world.now_s = at_s
+        offer(channel, Barrier(C1))
+        steps(task)
+    world.now_s = 9.0
+    world.sink.answer(C1)
+    assert world.master.alignments_ms == [2250]
+
+
+def test_the_time_of_an_alignment_that_was_given_up_counts_for_no_other(world: World) -> None:
+    task, (first, second) = world.inputs(2)
+    offer(first, Barrier(C1))
+    steps(task)
+    task.checkpoint_aborted(C1)
+    world.now_s = 7.0
+    offer(second, Barrier(C1), Barrier(C2))
+    steps(task)
+    world.now_s = 7.5
+    offer(first, Barrier(C2))
+    steps(task)
+    world.sink.answer(C2)
+    assert world.master.alignments_ms == [500]
+    assert not task._first_barriers_s
+
+
+def test_a_source_aligns_nothing(world: World) -> None:
+    task = world.source(Reader([batch(0)]))
+    world.now_s = 5.0
+    task.trigger(Barrier(C1))
+    steps(task)
+    world.sink.answer(C1)
+    assert world.master.alignments_ms == [0]
 
 
 def test_an_aborted_alignment_lets_records_flow_and_its_late_barrier_starts_nothing(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.jobmaster.shell import JOB, Shell
+from tidegate.checkpoint.coordination import Published
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.service import GOODBYE_S, RELEASE_S
@@ -147,12 +148,43 @@ def test_a_part_of_a_checkpoint_brings_what_its_slot_has_counted() -> None:
             attempt=Attempt(1),
             checkpoint=CheckpointId(Attempt(1), 1),
             snapshot=SubtaskSnapshot(vertex=VertexId("orders"), index=SubtaskIndex(0)),
+            alignment_ms=0,
+            sync_ms=0,
             ordinal=0,
             metrics=SlotMetrics(records_in=7),
         )
     )
     shell.master._report()
     assert shell.reports[-1].records_in == 7
+
+
+def test_how_long_subtasks_aligned_and_stood_still_is_reported() -> None:
+    shell = running()
+    live = shell.master._live
+    assert live is not None
+    shell.run_until(1.7)
+    cast("Any", shell.master._journal).publish = lambda complete, outcome: None
+    checkpoint, (subtask,) = live.coordinator.pending, live.coordinator.missing
+    assert checkpoint is not None
+    shell.master.take(
+        AcknowledgeCheckpoint(
+            job=JOB,
+            attempt=Attempt(1),
+            checkpoint=checkpoint,
+            snapshot=SubtaskSnapshot(vertex=subtask.vertex, index=subtask.index),
+            alignment_ms=40,
+            sync_ms=7,
+            ordinal=0,
+            metrics=SlotMetrics(),
+        )
+    )
+    live.tell(Published(checkpoint=checkpoint, now_s=1.8))
+    complete = SimpleNamespace(checkpoint=checkpoint, final=False)
+    shell.master._committed(live, cast("Any", complete), (), ())
+    shell.master._report()
+    last = shell.reports[-1].last_checkpoint
+    assert last is not None
+    assert (last.alignment_ms, last.sync_ms) == (40, 7)
 
 
 def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:

@@ -40,7 +40,8 @@ NOT_BEFORE_THE_FLUSH = (
 LATE_SNAPSHOT = (
     Edit(
         InputTask._carry_out,
-        "                self.take_snapshot(barrier)\n",
+        "                self.take_snapshot("
+        "barrier, alignment_ms=self._aligned(barrier.checkpoint))\n",
         "                self.__dict__['late'] = barrier\n",
     ),
     Edit(

@@ -211,7 +211,12 @@ class Slot:
     # --- where the task reports -----------------------------------------------------------------
 
     def acknowledge(
-        self, checkpoint: CheckpointId, _snapshot: SubtaskSnapshot, _sync_ms: int
+        self,
+        checkpoint: CheckpointId,
+        _snapshot: SubtaskSnapshot,
+        *,
+        alignment_ms: int,
+        sync_ms: int,
     ) -> None:
         """Told by the snapshot; what is judged here is what goes downstream."""
 

@@ -11,7 +11,15 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import InternalError, RpcError
-from tidegate.ids import Attempt, CheckpointId, JobName, SlotId, TaskManagerId
+from tidegate.ids import (
+    Attempt,
+    CheckpointId,
+    JobName,
+    SlotId,
+    SubtaskIndex,
+    TaskManagerId,
+    VertexId,
+)
 from tidegate.protocol.messages import (
     CloseTasks,
     Done,
@@ -20,6 +28,7 @@ from tidegate.protocol.messages import (
     StartSlot,
     TriggerCheckpoint,
 )
+from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.slot.control import ControlLine
 from tidegate.slot.main import Slot
 
@@ -173,6 +182,16 @@ def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Pat
     given_up._abandon("it is not wanted")
     assert not given_up._local.exists()
     assert (successor._local / "state").exists()
+
+
+def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None:
+    slot = slot_of(serial=1)
+    sent: list[Any] = []
+    cast("Any", slot._control).send = sent.append
+    snapshot = SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0))
+    slot.acknowledge(CheckpointId(Attempt(1), 1), snapshot, alignment_ms=40, sync_ms=7)
+    (message,) = sent
+    assert (message.alignment_ms, message.sync_ms) == (40, 7)
 
 
 def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:

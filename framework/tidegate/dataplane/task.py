@@ -64,7 +64,12 @@ class Coordination(Protocol):
     """Where a subtask reports: the slot passes it on to the JobMaster."""
 
     def acknowledge(
-        self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
+        self,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        *,
+        alignment_ms: int,
+        sync_ms: int,
     ) -> None:
         """The subtask's part of a checkpoint is durable."""
         ...
@@ -120,12 +125,15 @@ class _Subtask:
         """Close the user's functions and the clients that may be closed."""
         self.chain.close()
 
-    def take_snapshot(self, barrier: Barrier, splits: tuple[SourceSplit, ...] = ()) -> None:
+    def take_snapshot(
+        self, barrier: Barrier, splits: tuple[SourceSplit, ...] = (), alignment_ms: int = 0
+    ) -> None:
         """The synchronous part, now; the acknowledgement follows when the rest is durable."""
-        started = self.runtime.drivers.clock.monotonic()
+        started = self._now()
         gathering = _Gathering(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
+            alignment_ms=alignment_ms,
             done=lambda gathered: self._acknowledge(barrier.checkpoint, gathered),
         )
         for sink in self.chain.sinks.values():
@@ -138,8 +146,7 @@ class _Subtask:
             )
         for outlet in self.chain.outlets:
             outlet.emit_control(barrier)
-        elapsed = self.runtime.drivers.clock.monotonic() - started
-        gathering.synchronous_part_done(round(elapsed * 1000))
+        gathering.synchronous_part_done(round((self._now() - started) * 1000))
 
     def _acknowledge(self, checkpoint: CheckpointId, gathered: _Gathering) -> None:
         snapshot = SubtaskSnapshot(
@@ -149,7 +156,12 @@ class _Subtask:
             splits=gathered.splits,
             transactions=tuple(gathered.transactions),
         )
-        self._coordination.acknowledge(checkpoint, snapshot, gathered.sync_ms)
+        self._coordination.acknowledge(
+            checkpoint, snapshot, alignment_ms=gathered.alignment_ms, sync_ms=gathered.sync_ms
+        )
+
+    def _now(self) -> float:
+        return self.runtime.drivers.clock.monotonic()
 
     def _end_output(self) -> None:
         for outlet in self.chain.outlets:
@@ -268,6 +280,8 @@ class InputTask(_Subtask):
         super().__init__(runtime, chain, coordination)
         self._gate, self._alignment = gate, alignment
         self._emit = chain.entry()
+        self._first_barriers_s: dict[CheckpointId, float] = {}
+        """When the first barrier of a checkpoint came, until one as new has its snapshot."""
 
     def step(self, timeout_s: float) -> bool:
         """Take one element off an unblocked channel; never waits."""
@@ -282,6 +296,7 @@ class InputTask(_Subtask):
             case RecordBatch():
                 self._emit(element)
             case Barrier():
+                self._first_barriers_s.setdefault(element.checkpoint, self._now())
                 self._carry_out(self._alignment.barrier(channel, element))
             case EndOfInput():
                 self._carry_out(self._alignment.end_of_input(channel))
@@ -297,12 +312,19 @@ class InputTask(_Subtask):
                 case Block(channel=channel):
                     self._gate.block(channel)
                 case TakeSnapshot(barrier=barrier):
-                    self.take_snapshot(barrier)
+                    self.take_snapshot(barrier, alignment_ms=self._aligned(barrier.checkpoint))
                 case Unblock(channels=channels):
                     for channel in channels:
                         self._gate.unblock(channel)
                 case InputEnded():
                     self._end_output()
+
+    def _aligned(self, checkpoint: CheckpointId) -> int:
+        """Milliseconds since its first barrier; older ones will have no snapshot any more."""
+        first_s = self._first_barriers_s[checkpoint]
+        for known in [each for each in self._first_barriers_s if each <= checkpoint]:
+            del self._first_barriers_s[known]
+        return round((self._now() - first_s) * 1000)
 
 
 Task = SourceTask | InputTask
@@ -318,10 +340,11 @@ class _Gathering:
         *,
         parts: int,
         splits: tuple[SourceSplit, ...],
+        alignment_ms: int,
         done: Callable[[_Gathering], None],
     ) -> None:
         self._missing, self._done = parts, done
-        self.splits = splits
+        self.splits, self.alignment_ms = splits, alignment_ms
         self.keyed: list[KeyedSnapshot] = []
         self.transactions: list[PreparedTransaction] = []
         self.sync_ms = 0

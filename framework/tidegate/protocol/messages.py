@@ -132,6 +132,10 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes of keyed state that the checkpoint refers to."""
     transactions: int
+    alignment_ms: int = 0
+    """From the first barrier to the last, in the subtask where that took longest."""
+    sync_ms: int = 0
+    """For which the subtask stood still that stood longest."""
 
 
 class SlotReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,8 +379,9 @@ class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
     attempt: Attempt
     checkpoint: CheckpointId
     snapshot: SubtaskSnapshot
-    alignment_ms: int = 0
-    sync_ms: int = 0
+    alignment_ms: int
+    """From the first barrier to the last; 0 in sources."""
+    sync_ms: int
     """Time for which the subtask stood still for its snapshot."""
     ordinal: int
     metrics: SlotMetrics

@@ -280,7 +280,12 @@ class Slot:
     # -------------------------------------------------------
 
     def acknowledge(
-        self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, sync_ms: int
+        self,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        *,
+        alignment_ms: int,
+        sync_ms: int,
     ) -> None:
         """A subtask's part of a checkpoint is durable."""
         self._look_at_lag()
@@ -290,6 +295,7 @@ class Slot:
                 attempt=self._start.attempt,
                 checkpoint=checkpoint,
                 snapshot=snapshot,
+                alignment_ms=alignment_ms,
                 sync_ms=sync_ms,
                 ordinal=self._start.ordinal,
                 metrics=self._metrics(),

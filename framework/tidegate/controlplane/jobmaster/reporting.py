@@ -71,6 +71,8 @@ class Reporting:
             duration_ms=checkpoint.duration_ms,
             size=checkpoint.size,
             transactions=checkpoint.transactions,
+            alignment_ms=checkpoint.alignment_ms,
+            sync_ms=checkpoint.sync_ms,
         )
 
     def told(self, report: JobReport) -> None:
