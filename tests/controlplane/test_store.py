@@ -104,12 +104,25 @@ def test_jobs_of_other_clusters_are_left_alone(blobs: Blobs) -> None:
     assert store_of(blobs, "other").jobs() == [(other, None)]
 
 
-def test_a_deposed_job_is_forgotten_without_a_trace_in_its_folder(blobs: Blobs) -> None:
+def test_a_job_that_another_cluster_has_taken_is_forgotten_without_a_trace_in_its_folder(
+    blobs: Blobs,
+) -> None:
+    store = store_of(blobs)
+    store.put_submission(HERE)
+    other = msgspec.structs.replace(HERE, cluster="other")
+    store_of(blobs, "other").put_submission(other)
+    store.forget(A)
+    assert not [path for path in blobs.objects if "/jobs/" in path and "other" not in path]
+    assert "a/result.json" not in blobs.objects
+    assert store_of(blobs, "other").jobs() == [(other, None)]
+
+
+def test_a_job_that_another_jobmanager_of_the_cluster_runs_is_found_again(blobs: Blobs) -> None:
+    """The one that was deposed forgets a job of which the other one relies on the list."""
     store = store_of(blobs)
     store.put_submission(HERE)
     store.forget(A)
-    assert store.jobs() == []
-    assert "a/result.json" not in blobs.objects
+    assert store.jobs() == [(HERE, None)]
 
 
 def limited(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:

@@ -93,8 +93,12 @@ class JobStore:
         self._blobs.put(f"{report.job}/result.json", msgspec.json.encode(report))
 
     def forget(self, job: JobName) -> None:
-        """The job is another cluster's now."""
-        self._blobs.delete(f"{self._folder}/jobs/{job}")
+        """The job was deposed: it is taken off the list if it is another cluster's now. If it is
+        still this one's, another JobManager of this cluster runs it, and must find it again.
+        """
+        data = self._blobs.get(f"{job}/submission.json")
+        if data is None or self._submission(job, data).cluster != self._cluster:
+            self._blobs.delete(f"{self._folder}/jobs/{job}")
 
     def _newest_epoch(self) -> int:
         taken = self._blobs.list(f"{self._folder}/leaders")
@@ -108,7 +112,7 @@ class JobStore:
             data = self._blobs.get(f"{job}/submission.json")
             if data is None:
                 continue
-            submission = _decode(data, Submission, f"{job}/submission.json")
+            submission = self._submission(job, data)
             if submission.cluster != self._cluster:
                 continue
             submission = msgspec.structs.replace(
@@ -122,6 +126,9 @@ class JobStore:
                 )
             )
         return found
+
+    def _submission(self, job: str, data: bytes) -> Submission:
+        return _decode(data, Submission, f"{job}/submission.json")
 
 
 def without_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
