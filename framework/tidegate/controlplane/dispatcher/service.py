@@ -4,11 +4,6 @@ At its start it takes its port, claims a leader epoch, reads the jobs it is to r
 then announces its address: whoever finds it finds its jobs. The main thread is the loop; RPC
 threads, waiters on child processes and worker threads only post to it. It imports no user code, and
 everything it started ends with it.
-
-Two standing JobManagers of one cluster may live at once: the host of one stood still, another was
-started, and the first goes on. The newer epoch counts. Before it writes a job down or starts a
-JobMaster, and now and then, each looks whether there is a newer one, and ends if so: its JobMasters
-would depose the other's, and forgetting a job that was deposed would take it from the other, too.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ from tidegate.controlplane.dispatcher import job_events as jobs
 from tidegate.controlplane.dispatcher import resource_events as slots
 from tidegate.controlplane.dispatcher.connections import Connections
 from tidegate.controlplane.dispatcher.imposing import foreign_secret, impose
+from tidegate.controlplane.dispatcher.leadership import Action, Leadership
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.store import JobStore
@@ -59,53 +55,14 @@ from tidegate.protocol.messages import (
 WORKERS = 32
 """Threads for calls to other processes: a process that hangs holds one for up to ten seconds."""
 
-LEADERSHIP_MS = 10_000
-"""Between two looks for a newer JobManager, while there is no other reason to look."""
-
 EXITS_SHOWN = 50
 """Ends of processes that are still told of."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TaskManagerDue:
-    id: TaskManagerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """A message that needs no decision was delivered, or not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Looked:
-    """Whether there is a newer JobManager: there is none, or the storage does not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Superseded:
-    """A newer JobManager of this cluster has claimed its epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MayStart:
-    """No newer JobManager would start this JobMaster."""
-
-    start: jobs.StartJobMaster
-
-
-_Event = (
-    jobs.Event
-    | jobs.StartJobMaster  # put off
-    | slots.Event
-    | Question
-    | _TaskManagerDue
-    | _Told
-    | _Looked
-    | _Superseded
-    | _MayStart
-)
+_Event = jobs.Event | slots.Event | Question | Action
+"""What a machine decides about, a message of another process, or what is only to be done."""
 
 _OF_RESOURCES = (
     RegisterTaskManager,
@@ -193,8 +150,12 @@ class JobManager:
     _asks: dict[int, Question] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
-    _looking: bool = False
-    _looked_ms: int = 0
+    _leadership: Leadership = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leadership = Leadership(
+            self.store, self.dispatcher.cluster, self.epoch, self.loop, alone=not self.standing
+        )
 
     def start(self) -> None:
         """Start TaskManagers, recover jobs, begin to tick."""
@@ -207,23 +168,14 @@ class JobManager:
             self._of_dispatcher(order)
         self._tick()
 
-    def handle(self, event: _Event) -> None:  # noqa: C901  # a case per event
+    def handle(self, event: _Event) -> None:
         """One event of the loop."""
+        if callable(event):
+            event()
+            return
         match event:
             case Question():
                 self._asked(event)
-            case _TaskManagerDue(id=id_):
-                self._start_task_manager(id_)
-            case _Told():
-                pass
-            case _Looked():
-                self._looking = False
-            case _Superseded():
-                self._step_down()
-            case _MayStart(start=start):
-                self._start_jobmaster(start.job, start.start, start.working_folder)
-            case jobs.StartJobMaster():
-                self._start_if_leading(event)
             case jobs.Tick() | slots.Tick():
                 self._tick()
             case (
@@ -251,40 +203,7 @@ class JobManager:
         self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, jobs.Tick())
         self._to_dispatcher(jobs.Tick())
         self._to_resources(slots.Tick())
-        self._look_for_successor()
-
-    # --- one JobManager of several
-
-    def _look_for_successor(self) -> None:
-        now_ms = self._now_ms()
-        if self.standing and not self._looking and now_ms - self._looked_ms >= LEADERSHIP_MS:
-            self._looking, self._looked_ms = True, now_ms
-            self._if_leading(lambda: None, _Looked(), _logged(_Looked()))
-
-    def _if_leading(
-        self, work: Callable[[], object], done: _Event, failed: Callable[[TidegateError], _Event]
-    ) -> None:
-        """Work in a worker thread, unless a newer JobManager has come. A local cluster has one
-        alone: its client starts the next when it has seen this one's end.
-        """
-
-        def work_if_leading() -> bool:
-            leads = not self.standing or self.store.is_leader(self.epoch)
-            if leads:
-                work()
-            return leads
-
-        self.loop.submit(work_if_leading, lambda leads: done if leads else _Superseded(), failed)
-
-    def _step_down(self) -> None:
-        _log.error(
-            "another JobManager has taken over cluster %s: this one, of epoch %d, stood still or "
-            "was forgotten. It ends with all that it has started. One JobManager of a cluster.name "
-            "is enough: see that this one is not started again beside the other",
-            self.dispatcher.cluster,
-            self.epoch,
-        )
-        self.loop.stop()
+        self._leadership.look(self._now_ms())
 
     def _asked(self, question: Question) -> None:
         ask = next(self._numbers)
@@ -329,7 +248,7 @@ class JobManager:
                 self._reply(ask, message)
             case jobs.StoreSubmission(submission=submission):
                 job = submission.job
-                self._if_leading(
+                self._leadership.if_leading(
                     functools.partial(self.store.put_submission, submission),
                     jobs.SubmissionStored(job=job),
                     lambda error: jobs.SubmissionNotStored(job=job, error=ErrorReport.of(error)),
@@ -358,7 +277,7 @@ class JobManager:
             else:
                 self.store.put_result(report)
 
-        self._if_leading(
+        self._leadership.if_leading(
             store,
             jobs.ResultStored(job=report.job),
             _logged(jobs.ResultNotStored(job=report.job)),
@@ -366,16 +285,20 @@ class JobManager:
 
     def _start_if_leading(self, start: jobs.StartJobMaster) -> None:
         """As soon as the storage says so; without it the JobMaster could claim nothing anyway."""
+        begin = functools.partial(
+            self._start_jobmaster, start.job, start.start, start.working_folder
+        )
+        if not self.standing:
+            begin()
+            return
 
         def put_off(error: TidegateError) -> _Event:
             _log.warning("the JobMaster of %s is not started yet: %s", start.job, error)
-            self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, start)
-            return _Told()
+            again = functools.partial(self._start_if_leading, start)
+            self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, again)
+            return _nothing
 
-        if self.standing:
-            self._if_leading(lambda: None, _MayStart(start=start), put_off)
-        else:
-            self._start_jobmaster(start.job, start.start, start.working_folder)
+        self._leadership.if_leading(_nothing, begin, put_off)
 
     def _start_jobmaster(self, job: JobName, start: int, working_folder: str) -> None:
         def exited(status: int) -> None:
@@ -405,7 +328,7 @@ class JobManager:
         not_taken = jobs.StopNotTaken(job=stop.job, start=stop.start)
 
         def done(reply: Message) -> _Event:
-            return not_taken if isinstance(reply, Refused) else _Told()
+            return not_taken if isinstance(reply, Refused) else _nothing
 
         self._call(stop.address, stop.message, done, _logged(not_taken))
 
@@ -429,11 +352,13 @@ class JobManager:
             case slots.TellJobMaster(address=address, message=message):
                 if isinstance(message, SlotLost):
                     _log.warning("%s", message)
-                self._call(address, message, lambda _: _Told(), _logged(_Told()))
+                self._call(address, message, lambda _: _nothing, _logged(_nothing))
             case slots.StartTaskManager(id=id_, after_ms=0):
                 self._start_task_manager(id_)
             case slots.StartTaskManager(id=id_, after_ms=after_ms):
-                self.loop.call_later(after_ms / 1000, _TaskManagerDue(id=id_))
+                self.loop.call_later(
+                    after_ms / 1000, functools.partial(self._start_task_manager, id_)
+                )
             case slots.DropTaskManager(id=id_, reason=reason):
                 _log.warning("TaskManager %s is given up: %s", id_, reason)
                 self._kill(id_)
@@ -538,6 +463,10 @@ class JobManager:
 
     def _now_ms(self) -> int:
         return int(self.drivers.clock.monotonic() * 1000)
+
+
+def _nothing() -> None:
+    """The event of a message that was delivered, or not, and needs no decision."""
 
 
 def _logged(event: _Event) -> Callable[[TidegateError], _Event]:
