@@ -118,7 +118,6 @@ class TestMistakes:
                 ("checkpoint.interval = '0 s'", "greater than 0"),
             ),
             ({"TIDEGATE_CLUSTER__HEARTBEAT_INTERVAL": "0 s"}, ("greater than 0",)),
-            ({"TIDEGATE_SINKS__TOTALS__TOPIC": "a b"}, ("sinks.totals.topic = 'a b'", "pattern")),
             (
                 {"TIDEGATE_CLUSTER__HEARTBEAT_TIMEOUT": "1999 ms"},
                 ("'1999 ms'", "1000 ms apart", "at least twice cluster.heartbeat_interval"),

@@ -185,7 +185,7 @@ class LogSettings(Section):
 class ConnectorSettings(Section):
     """Overrides of one source or sink, by its attribute name."""
 
-    topic: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    topic: str | None = None
     properties: dict[str, str] = Field(default_factory=dict)
 
 

@@ -7,10 +7,13 @@ beyond being written as text and parsed back.
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType, Self
+from typing import Final, NamedTuple, NewType, Self
 
 JobName = NewType("JobName", str)
-"""A job is its name: `[a-z0-9][a-z0-9-]{0,62}`, no dot (it is part of transactional ids)."""
+"""A job is its name, no dot in it: it is part of transactional ids."""
+
+JOB_NAME: Final = "[a-z0-9][a-z0-9-]{0,62}"
+"""The regular expression that a whole `JobName` matches."""
 
 Attempt = NewType("Attempt", int)
 """One life of a job between two restarts: the journal number of the claim that began it."""

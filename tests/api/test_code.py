@@ -50,6 +50,9 @@ def package(folder: Path, name: str) -> Path:
     (made / "nameless.py").write_text(
         "from tidegate import Pipeline\nclass Totals(Pipeline):\n    pass\n"
     )
+    (made / "misspelt.py").write_text(
+        "from tidegate import Pipeline\nclass Totals(Pipeline, name='t', paralelism=2):\n    pass\n"
+    )
     return made
 
 
@@ -79,6 +82,7 @@ def test_a_class_is_found_and_the_folder_is_first_on_the_path(tmp_path: Path) ->
         ("lost.nowhere:Copies", "there is no module 'lost.nowhere' in"),
         ("./lost/good.py:Copies", "is not MODULE:CLASS; write, say, lost.good:Copies"),
         ("lost/good.py", "write, say, pipelines.order_totals:OrderTotals"),
+        ("lost.misspelt:Copies", "unexpected keyword argument 'paralelism'"),
         ("lost.nameless:Copies", 'with its name: class Totals(Pipeline, name="totals")'),
         ("lost.good:Copy", "lost.good has no pipeline 'Copy'; it has Copies"),
         ("lost.good:Base", "lost.good has no pipeline 'Base'; it has Copies"),

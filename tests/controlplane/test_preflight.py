@@ -18,7 +18,7 @@ from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import JobLock
 from tidegate.controlplane.client.preflight import RunOptions, check_world, make_submission
-from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError
+from tidegate.errors import ConfigError, KafkaUnavailableError, PipelineError, RefusedError
 from tidegate.ids import JobName
 from tidegate.ports.kafka import EndOutcome
 
@@ -127,6 +127,12 @@ def test_settings_of_a_source_or_sink_that_is_not_there_are_a_mistyped_name(
         f"its {kind}s are: {known}."
     )
     with pytest.raises(ConfigError, match=words):
+        make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
+
+
+def test_a_topic_that_kafka_cannot_have_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+    settings = load(command_line={"sinks.totals.topic": ".."})
+    with pytest.raises(PipelineError, match=r"^sinks\.totals\.topic: '\.\.' is no name of a topic"):
         make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
 
 

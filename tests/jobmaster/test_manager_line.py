@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.controlplane.jobmaster.manager_line import ManagerLine
+from tidegate.controlplane.jobmaster.manager_line import ASK_S_MAX, ManagerLine
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import RpcError
@@ -99,3 +99,33 @@ def test_a_jobmaster_asks_until_it_knows_whether_another_has_taken_its_place() -
     assert not line.wanted()
     assert told.is_set()
     assert answers == []
+
+
+def test_a_jobmaster_that_no_jobmanager_answers_ends_instead_of_claiming() -> None:
+    """Its lifeline was lost: it would ask for ever, and nobody would end it."""
+
+    class Away(JobManager):
+        def call(self, message: Any, timeout_s: float = 10.0) -> Message:
+            if calls:
+                clock.now_s += 1.0
+                raise RpcError("away")
+            calls.append(message)
+            return JobMasterAccepted(submission=SUBMISSION)
+
+    class Clock(SystemClock):
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        def sleep(self, seconds: float) -> None:
+            self.now_s += seconds
+
+    clock, calls, told = Clock(), list[Message](), threading.Event()
+    line = ManagerLine(
+        Away(Message), clock, SystemThreads(), JOB, LeaderEpoch(1), unwanted=told.set
+    )
+    line.register("here", 1)
+    assert not line.wanted()
+    assert told.is_set()
+    assert ASK_S_MAX <= clock.now_s < ASK_S_MAX + 2.0

@@ -72,7 +72,7 @@ def _example(reference: str) -> str:
 
 def _remedy(error: Exception) -> str:
     """For the one mistake in a class statement that Python itself reports."""
-    if not (isinstance(error, TypeError) and "__init_subclass__" in str(error)):
+    if not (isinstance(error, TypeError) and str(error).endswith("argument: 'name'")):
         return ""
     return '. A pipeline is declared with its name: class Totals(Pipeline, name="totals")'
 

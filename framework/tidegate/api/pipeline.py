@@ -25,9 +25,9 @@ from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
 from tidegate.graph.logical import Graph
+from tidegate.ids import JOB_NAME
 
 V = TypeVar("V")
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
@@ -111,7 +111,7 @@ class Pipeline:
         checkpoint_interval: Duration | None = None,
     ) -> None:
         cls.pipeline_name = name
-        if name is not None and _NAME.fullmatch(name) is None:
+        if name is not None and re.fullmatch(JOB_NAME, name) is None:
             raise PipelineError(
                 f"{cls.__name__}: name={name!r} must be lower-case letters, digits and hyphens, 63 "
                 "at most: it is part of transactional ids"

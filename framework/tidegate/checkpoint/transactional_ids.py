@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import check
-from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
+from tidegate.ids import JOB_NAME, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
 _WHOLE: Final = re.compile(
-    r"tidegate\.(?P<job>[a-z0-9][a-z0-9-]{0,62})\.(?P<journal>[a-z0-9]{1,32})"
+    rf"tidegate\.(?P<job>{JOB_NAME})"
+    r"\.(?P<journal>[a-z0-9]{1,32})"
     r"\.(?P<sink>[a-z0-9][a-z0-9_-]{0,99})\.(?P<attempt>[1-9][0-9]{0,17})"
     r"\.(?P<subtask>0|[1-9][0-9]{0,8})\.(?P<slot>0|[1-9][0-9]{0,8})"
 )

@@ -52,9 +52,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="For scripts: one JSON valu
 def job_name(text: str) -> JobName:
     """The name of a job; ConfigError for what no pipeline can be named."""
     from tidegate.errors import ConfigError
-    from tidegate.ids import JobName
+    from tidegate.ids import JOB_NAME, JobName
 
-    if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text) is None:
+    if re.fullmatch(JOB_NAME, text) is None:
         raise ConfigError(
             f"{text!r} is no name of a pipeline, which has lower-case letters, digits and hyphens, "
             "63 at most."

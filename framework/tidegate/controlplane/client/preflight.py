@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.api.code import code_digest, load_pipeline
-from tidegate.api.declared import OURS
+from tidegate.api.declared import OURS, check_topic
 from tidegate.api.kafka import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.topics import topic_of
@@ -221,6 +221,8 @@ def _check_overrides(graph: Graph, config: Config) -> None:
                     f"The configuration has {section}.{name}, and the pipeline has no {kind} of "
                     f"that name; its {section} are: {', '.join(names)}.{hint}"
                 )
+            if settings.topic is not None:
+                check_topic(f"{section}.{name}.topic", settings.topic)
             _check_properties(f"{section}.{name}.properties", settings.properties)
     _check_properties("kafka.properties", config.kafka.properties)
 

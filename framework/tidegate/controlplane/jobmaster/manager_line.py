@@ -2,8 +2,9 @@
 
 Requests are few and repeated by those who make them; reports come twice a second while there is
 news and seldom while there is none, and only the newest counts. A JobManager that is gone takes
-this process with it (the lifeline), so nothing here gives up; one that refuses a report has another
-JobMaster for the job.
+this process with it (the lifeline), so messages are repeated for as long as it lives; one that
+refuses a report has another JobMaster for the job. Only who waits to claim gives up in the end: by
+then the JobManager is gone and the lifeline was lost, or stands still and will start another.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from tidegate.protocol.messages import (
 )
 
 RETRY_PAUSE_S: Final = 0.1
+ASK_S_MAX: Final = 60.0
+"""So long a JobManager may be silent to a JobMaster that is about to claim; four times the default
+heartbeat timeout."""
 DRAIN_S: Final = 5.0
 """What is still to be sent at the end of the process may take so long."""
 
@@ -71,20 +75,26 @@ class ManagerLine:
         return submission
 
     def wanted(self) -> bool:
-        """Whether this is still the job's JobMaster; asks until the JobManager answers.
+        """Whether this is still the job's JobMaster; asks until the JobManager answers, or has not
+        for `ASK_S_MAX`: then it is not.
 
         Registering again changes nothing for the one that is registered.
         """
-        while True:
+        end_s = self._clock.monotonic() + ASK_S_MAX
+        wanted = None
+        while wanted is None:
             try:
                 wanted = self._ask() is not None
             except RpcError as error:
-                _log.debug("the JobManager does not answer", extra={"error": str(error)})
-                self._clock.sleep(RETRY_PAUSE_S)
-                continue
-            if not wanted:
-                self._unwanted()
-            return wanted
+                if self._clock.monotonic() >= end_s:
+                    _log.warning("no JobManager answers", extra={"error": str(error)})
+                    wanted = False
+                else:
+                    _log.debug("the JobManager does not answer", extra={"error": str(error)})
+                    self._clock.sleep(RETRY_PAUSE_S)
+        if not wanted:
+            self._unwanted()
+        return wanted
 
     def _ask(self) -> Submission | None:
         reply = self._client.call(self._registration)
