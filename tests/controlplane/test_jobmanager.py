@@ -13,6 +13,7 @@ from tests.controlplane.test_connections import Rpc
 from tests.controlplane.test_imposing import submission
 from tidegate.config import Config
 from tidegate.config_load import load
+from tidegate.controlplane.dispatcher import job_events as jobs
 from tidegate.controlplane.dispatcher.connections import Connections
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
@@ -25,7 +26,9 @@ from tidegate.protocol.messages import (
     JobReport,
     Message,
     Refused,
+    RegisterJobMaster,
     RegisterTaskManager,
+    ReportJob,
     RequestSlots,
     Submission,
     SubmitJob,
@@ -36,22 +39,40 @@ EPOCH = LeaderEpoch(7)
 PASSWORD = "kafka.properties.sasl.password"
 
 
+class Processes:
+    """Starts nothing; `exits` are what to call when one ends, by its pid."""
+
+    def __init__(self) -> None:
+        self.exits: dict[int, Any] = {}
+        self.killed: list[int] = []
+
+    def spawn(self, _role: str, _arguments: Any, *, on_exit: Any, **_others: Any) -> Any:
+        pid = 100 + len(self.exits)
+        self.exits[pid] = on_exit
+        return SimpleNamespace(pid=pid, kill=lambda: self.killed.append(pid))
+
+
 class Shell:
     """A JobManager whose own settings are these."""
 
+    manager: JobManager
+
     def __init__(self, *, standing: bool, **own: str) -> None:
         self.rpc = Rpc()
+        self.processes = Processes()
         self.stored: list[Submission] = []
         config = load(command_line={key.replace("__", "."): value for key, value in own.items()})
         parts: dict[str, Any] = {
-            "loop": SimpleNamespace(submit=lambda call, *_: call()),
+            "loop": SimpleNamespace(submit=lambda call, *_: call(), post=self._post),
             "store": SimpleNamespace(
-                put_submission=self.stored.append, is_leader=lambda epoch: True
+                put_submission=self.stored.append,
+                put_result=lambda _: None,
+                is_leader=lambda epoch: True,
             ),
             "drivers": SimpleNamespace(
                 clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0)
             ),
-            "processes": None,
+            "processes": self.processes,
         }
         self.manager = JobManager(
             epoch=EPOCH,
@@ -63,6 +84,9 @@ class Shell:
             standing=standing,
             **parts,
         )
+
+    def _post(self, event: Any) -> None:
+        self.manager.handle(event)
 
     def ask(self, message: Message) -> Message | None:
         """The reply, if there is one at once."""
@@ -115,3 +139,24 @@ def test_a_report_says_which_jobmanager_shows_it() -> None:
     report = shell.ask(GetJob(job=JobName("a")))
     assert isinstance(report, JobReport)
     assert report.epoch == EPOCH
+
+
+def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told_of() -> None:
+    shell, job = Shell(standing=False), JobName("a")
+    submit = SubmitJob(submission=submission(Config().to_dict()))
+
+    shell.ask(submit)
+    shell.manager.handle(jobs.SubmissionStored(job=job))
+    shell.ask(RegisterJobMaster(job=job, epoch=EPOCH, address="h:1", pid=100))
+    finished = JobReport(job=job, state="FINISHED", attempt=1, jobmaster_pid=100)
+    shell.ask(ReportJob(epoch=EPOCH, report=finished))
+    shell.manager.handle(jobs.ResultStored(job=job))
+    shell.ask(submit)
+    assert shell.processes.killed == [100]
+    shell.manager.handle(jobs.SubmissionStored(job=job))
+    shell.processes.exits[100](-9)
+    report = shell.ask(GetJob(job=job))
+    assert isinstance(report, JobReport)
+    assert [(each.pid, each.status) for each in report.exits] == [(100, -9)]
+    shell.manager.end_children()
+    assert shell.processes.killed == [100, 101]

@@ -159,6 +159,7 @@ class KillJobMaster:
     """SIGKILL the process; JobMasterExited follows."""
 
     job: JobName
+    start: int
     pid: int
     reason: str
 

@@ -473,7 +473,7 @@ def _between(job: _Job, error: ErrorReport) -> JobReport:
 
 
 def _kill(job: _Job, reason: str) -> Instruction:
-    return KillJobMaster(job=job.submission.job, pid=job.pid, reason=reason)
+    return KillJobMaster(job=job.submission.job, start=job.start, pid=job.pid, reason=reason)
 
 
 def _unknown(name: JobName) -> Refused:

@@ -145,8 +145,8 @@ class JobManager:
     resources: ResourceManager
     connections: Connections
     standing: bool
-    _children: dict[str, Child] = field(default_factory=dict)
-    """JobMasters by `job/<name>`, TaskManagers by id."""
+    _children: dict[int | str, Child] = field(default_factory=dict)
+    """Those that have not exited: JobMasters by the number of their start, TaskManagers by id."""
     _asks: dict[int, Question] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
@@ -188,8 +188,8 @@ class JobManager:
                 | slots.Asked()
             ):
                 self._to_resources(event)
-            case jobs.JobMasterExited(job=job, status=status):
-                self._ended("jobmaster", self._children.get(f"job/{job}"), status)
+            case jobs.JobMasterExited(start=start, status=status):
+                self._ended("jobmaster", self._children.pop(start, None), status)
                 self._to_dispatcher(event)
             case _:
                 self._to_dispatcher(event)
@@ -259,9 +259,9 @@ class JobManager:
                 self.loop.call_later(after_ms / 1000, jobs.StartDue(job=job, start=start))
             case jobs.StartJobMaster():
                 self._start_if_leading(instruction)
-            case jobs.KillJobMaster(job=job, reason=reason):
+            case jobs.KillJobMaster(job=job, start=start, reason=reason):
                 _log.warning("the JobMaster of %s is killed: %s", job, reason)
-                self._kill(f"job/{job}")
+                self._kill(start)
             case jobs.ForwardStop():
                 self._forward_stop(instruction)
             case jobs.FreeSlots(job=job):
@@ -320,7 +320,7 @@ class JobManager:
             failed = jobs.JobMasterExited(job=job, start=start, status=None, reason=str(error))
             self.loop.post(failed)
             return
-        self._children[f"job/{job}"] = child
+        self._children[start] = child
         _log.info("JobMaster of %s is process %d", job, child.pid)
         self._to_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
 
@@ -456,7 +456,7 @@ class JobManager:
             ended_ms = self.drivers.clock.now_ms()
             self._exits.append(ProcessExit(kind=kind, pid=pid, status=status, ended_ms=ended_ms))
 
-    def _kill(self, key: str) -> None:
+    def _kill(self, key: int | str) -> None:
         child = self._children.get(key)
         if child is not None:
             child.kill()
