@@ -16,6 +16,7 @@ from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sinks.lanes import TransactionLane
 from tidegate.dataplane.sinks.pool import ProducerPool
 from tidegate.dataplane.sinks.slots import SlotTable
+from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.snapshots import _copy
 from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.ports.kafka import TransactionState
@@ -166,6 +167,7 @@ SPLIT_LOST = (
         "return tuple(tuple(part[-1:] if parallelism > 1 else part) for part in dealt)",
     ),
 )
+BEFORE_THE_MARKERS = (Edit(KafkaSourceReader.snapshot, "    self._pass_what_is_no_record()\n", ""),)
 STATE_LOST = (Edit(_copy, "new.write(batch, ())", "new.write(batch[1:], ())"),)
 
 MUTANTS = [
@@ -180,6 +182,7 @@ MUTANTS = [
     ),
     Mutant("an offset is recorded after more was read", LATE_OFFSET, simulator, 40, 1),
     Mutant("a barrier overtakes what was read", EARLY_OFFSET, simulator, 40, 1),
+    Mutant("a position stands before the markers", BEFORE_THE_MARKERS, simulator, 40, 1),
     Mutant(
         "a flush is tried again after an exception",
         FLUSH_AGAIN,

@@ -16,6 +16,7 @@ from tidegate.controlplane.dispatcher.service import run_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager
 from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.elements import Origin
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -36,6 +37,7 @@ from tidegate.testing.sim.invariants import Watch
 from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.testing.sim.kafka.faults import Call, Verdict
 from tidegate.testing.sim.kafka.log import PartitionLog
+from tidegate.testing.sim.kafka.reader import FakeReader
 from tidegate.testing.sim.network import Network
 from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.processes import Announce, Paces, Role, SimProcesses, SlotMain
@@ -75,6 +77,7 @@ class SimCluster:
         self.calling = Calling(self.network)
         self.kafka = FakeKafka(WorldClock(scheduler), faults=self, marked=self._marked)
         self.watch = Watch(scheduler, self.blobs, self.kafka, oracle)
+        self._readers: list[tuple[SimProcess, FakeReader]] = []
         self._clients: dict[str, tuple[SimProcess, FakeProcess]] = {}
         """Kafka clients by the name that the hook of faults is told."""
         self._chance = scheduler.random_for("cluster")
@@ -108,6 +111,20 @@ class SimCluster:
             lambda _status: made.kill(drop_in_flight=self._chance.random() < 0.5)
         )
         return made
+
+    def reads(self, process: SimProcess, reader: FakeReader) -> None:
+        """A process has made a reader."""
+        self._readers.append((process, reader))
+
+    def passed(self, attempt: int) -> dict[Origin, int]:
+        """How far the readers of an attempt have come, by partition."""
+        self._readers = [(process, reader) for process, reader in self._readers if process.alive]
+        of_attempt = [
+            reader.passed
+            for process, reader in self._readers
+            if self.watch.attempt_of(process) == attempt
+        ]
+        return {origin: at for passed in of_attempt for origin, at in passed.items()}
 
     def _marked(self, log: PartitionLog) -> None:
         self.watch.marked(log)
@@ -246,9 +263,11 @@ class SimDrivers:
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
     ) -> PartitionReader:
         self._world.watch.source_starts(self._process)
-        return self._kafka.partition_reader(
+        made = self._kafka.partition_reader(
             kafka, group, with_end_of_partition=with_end_of_partition
         )
+        self._world.reads(self._process, made)
+        return made
 
     def producer(
         self,

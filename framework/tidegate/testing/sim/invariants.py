@@ -78,6 +78,10 @@ class Watch:
         self._attempts[process.pid] = attempt
         self._slots.add(process.pid)
 
+    def attempt_of(self, process: SimProcess) -> int | None:
+        """The attempt that a slot belongs to, or a JobMaster has claimed last."""
+        return self._attempts.get(process.pid)
+
     def violated(self, message: str) -> None:
         """Keep the first violation."""
         if self.found is None:

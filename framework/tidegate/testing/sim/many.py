@@ -36,6 +36,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int
     losses: int
     visible: int
+    expired: int
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Summary:
     publications: int = 0
     retractions: int = 0
     losses: int = 0
+    expired: int = 0
     seconds: float = 0.0
     violations: list[Verdict] = field(default_factory=list)
 
@@ -65,6 +67,7 @@ class Summary:
         self.publications += verdict.publications
         self.retractions += verdict.retractions
         self.losses += verdict.losses
+        self.expired += verdict.expired
         if verdict.violation is not None:
             self.violations.append(verdict)
 
@@ -75,7 +78,7 @@ class Summary:
             f"{len(self.violations)} with a violation; {self.virtual_s / 3600:.1f} h of virtual "
             f"time, {self.turns} turns, {self.kills} kills, {self.freezes} freezes, "
             f"{self.attempts} attempts, {self.publications} publications, {self.retractions} taken "
-            f"back, {self.losses} losses by right"
+            f"back, {self.losses} losses by right, {self.expired} offsets of inputs expired"
         )
 
 
@@ -166,6 +169,7 @@ def serve() -> None:
             retractions=outcome.retractions,
             losses=outcome.losses,
             visible=outcome.visible,
+            expired=outcome.expired,
         )
         sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
         sys.stdout.buffer.flush()

@@ -30,6 +30,8 @@ BY_HAND: Final = 0.3
 RETAINED_MAX: Final = 4
 PLAIN: Final = 0.2
 """Share of the runs with sinks that are written at least once."""
+RETENTION: Final = 0.4
+"""Share of the runs whose inputs go, of those that never go back to an older checkpoint."""
 IMPATIENT_OUTAGE_MS: Final = 5_000
 """The same in runs with a blackout."""
 
@@ -72,6 +74,8 @@ class Plan:
     partitions: dict[str, int]
     settings: dict[str, Any]
     load: Load
+    retention: bool
+    """Whether inputs are written in transactions, and go when all checkpoints are past them."""
 
     @property
     def blackout_s(self) -> float:
@@ -100,6 +104,7 @@ class Plan:
         lives, retained = _by_hand(chance, lives, losing=bool(weights.blackout))
         settings["checkpoint"]["retained"] = retained
         shape = _promising_less(chance, shape)
+        goes_back = bool(weights.blackout) or any(life.back is not None for life in lives)
         return cls(
             shape=shape,
             weights=weights,
@@ -111,6 +116,7 @@ class Plan:
             if weights.blackout
             else load.settled(settings),
             load=load,
+            retention=chance.random() < RETENTION and not goes_back,
         )
 
 

@@ -36,6 +36,7 @@ from tidegate.testing.sim.faults import Trouble
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
 from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.plan import Input, Life, Plan
+from tidegate.testing.sim.retention import Retention
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.story import Story, Told
 from tidegate.testing.sim.surroundings import CODE_DIGEST, declared, loaded, surroundings
@@ -72,6 +73,8 @@ class Outcome:
     """By right, and accepted afterwards."""
     visible: int
     """Results that readers saw."""
+    expired: int
+    """Offsets of inputs that retention has taken."""
 
 
 def run_seed(
@@ -105,6 +108,7 @@ class Run:
         self._striker = Striker(self.world, plan.weights)
         self._watch = self.world.watch
         self._watch.may_lose = bool(plan.weights.blackout)
+        self._retention = Retention(self.world, scheduler.random_for("retention"))
         self._lives = list(plan.lives)
         self._tries = self._life_tries = 0
         self._by_hand: str | None = None
@@ -129,6 +133,8 @@ class Run:
                 scheduler.call_later(each.at_s, partial(self._write, each))
             else:
                 self._write(each)
+        if self.plan.retention:
+            self._retention.begin()
         self._run_life()
         self._striker.begin()
         blackout_s = self.plan.blackout_s
@@ -166,6 +172,7 @@ class Run:
             retractions=kinds[Retracted],
             losses=kinds[Lost],
             visible=self._oracle.visible,
+            expired=self._retention.expired,
         )
 
     def _violation(self) -> str | None:
@@ -214,26 +221,28 @@ class Run:
             f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; {lives}; "
             f"{len(plan.inputs)} records; "
             f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
+            f"{'retention; ' if plan.retention else ''}"
             f"{plan.settings}"
         )
 
     # --- input ----------------------------------------------------------------------------------
 
     def _write(self, each: Input) -> None:
-        """Append a record, or one of a transaction that is aborted at once."""
+        """Append a record, or one of a transaction that is ended at once."""
         origin = Origin(each.topic, each.partition)
         log = self.world.kafka.log(origin)
         record = Record(msgspec.json.encode(each.event), each.event.key.encode(), (), 0)
-        producer = INPUT_PRODUCER + (not each.committed)
-        sequence = self._sequences.get(log, 0) if each.committed else 0
-        if each.committed:
-            log.append(producer, 0, sequence, [record], is_open=None)
+        at = log.end
+        if each.committed and not self.plan.retention:
+            sequence = self._sequences.get(log, 0)
+            log.append(INPUT_PRODUCER, 0, sequence, [record], is_open=None)
             self._sequences[log] = sequence + 1
-            self._oracle.expect(origin, each.event, log.end - 1)
         else:
-            epoch = self._written  # of a producer of its own
+            producer, epoch = INPUT_PRODUCER + 1, self._written
             log.append(producer, epoch, 0, [record], is_open=lambda: True)
-            log.mark(producer, epoch, 0, commit=False)
+            log.mark(producer, epoch, 0, commit=each.committed)
+        if each.committed:
+            self._oracle.expect(origin, each.event, at)
         self._written += 1
 
     # --- the user -------------------------------------------------------------------------------

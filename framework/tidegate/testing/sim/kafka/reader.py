@@ -97,6 +97,11 @@ class FakeReader:
             if each.position > each.start
         }
 
+    @property
+    def passed(self) -> dict[Origin, int]:
+        """The same of all partitions. For checkers: while it is waited for, too."""
+        return {origin: each.position for origin, each in self._assigned.items()}
+
     def pause(self, origins: Sequence[Origin]) -> None:
         """Stop fetching these partitions."""
         self._check_alone()
