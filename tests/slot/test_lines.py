@@ -211,3 +211,27 @@ def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
     for number in (1, 1, 2, 3, 1, 2, 3):
         assert slot._handle(trigger(number)) == Done()
     assert len(obeyed) == 3
+
+
+def test_a_slot_that_leaves_does_no_more_work() -> None:
+    """Found by the simulator: a batch that had been read met state that was closed, and so empty;
+    a sink that is written at least once showed what came of it.
+    """
+    slot, story = slot_of(serial=1), list[str]()
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    slot._drivers = cast("Any", SimpleNamespace(clock=clock))
+
+    def step(_timeout_s: float) -> bool:
+        story.append("step")
+        return False
+
+    task: Any = SimpleNamespace(
+        step=step,
+        flush=lambda: story.append("flush"),
+        close=lambda: story.append("close"),
+        subtask=None,
+    )
+    slot._tasks = [task]
+    slot._mailbox.post(lambda: slot._obey(MESSAGE))
+    slot._loop()
+    assert story == ["close"]

@@ -283,6 +283,14 @@ def test_after_a_failed_flush_nothing_is_flushed_any_more(
         state.snapshot_sync(tmp_path / "checkpoint")
 
 
+def test_a_closed_state_has_no_empty_rows_to_give(store: CountingStore) -> None:
+    state = keyed(store, total=total())
+    add(state, ["a"])
+    state.close()
+    with pytest.raises(InternalError, match="the state of 'running-total' is closed"):
+        state.rows(["a"])
+
+
 def test_a_value_of_another_type_names_uid_and_state(store: CountingStore) -> None:
     state = keyed(store, total=total(), when=ValueState(Decimal, default=Decimal(0)))
     _, when = state.rows(["a"])[0]

@@ -165,8 +165,10 @@ class Slot:
         longest_s = max(IDLE_WAIT_MAX_S, min(IDLE_SHARE * interval_s, IDLE_WAIT_LONGEST_S))
         clock = self._drivers.clock
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
-        while self._exit_code is None:
+        while True:
             self._guarded(self._mailbox.run_posted, None)
+            if self._exit_code is not None:
+                return  # what is closed does no more: its state is gone, and what it writes is seen
             worked = False
             for task in self._tasks:
                 worked |= self._step(task, 0.0)

@@ -113,7 +113,7 @@ class KeyedState:
         """The rows of the batches since the last flush, unless there were more than are cached."""
         self._touched = 0
         """How many rows that are, also where the lists were dropped."""
-        self._torn = False
+        self._torn = self._closed = False
         self._all_cached = not stored
         """Whether the store has nothing that is not in the cache: it began empty (every snapshot
         states the schema of its keys at least), and no row was dropped. New keys need not be looked
@@ -178,7 +178,8 @@ class KeyedState:
         return self._store.checkpoint(directory)
 
     def close(self) -> None:
-        """Release the store. What was not flushed is gone."""
+        """Release the store. What was not flushed is gone, and no row is to be had any more."""
+        self._closed = True
         self._cache.clear()
         self._handed_out.clear()
         self._store.close()
@@ -191,6 +192,7 @@ class KeyedState:
         return dict(zip(map(id, rows), rows, strict=True)).values()  # each once, all of it in C
 
     def _load(self, keys: Iterable[Any]) -> None:
+        check(not self._closed, f"the state of {self._uid!r} is closed; a new key's would be empty")
         places = self._places(keys)
         loads = self._loads
         if loads == (True,):
