@@ -65,7 +65,9 @@ class KafkaSourceReader:
             consumer_group(self._runtime.job, self._uid),
             with_end_of_partition=any(split.end_offset is not None for split in splits),
         )
-        self._reader.assign({origin: self._next[origin] for origin in self._unfinished})
+        self._reader.assign(
+            {origin: at for origin, at in self._next.items() if origin in self._unfinished}
+        )
 
     def poll(self, timeout_s: float) -> list[RecordBatch]:
         """Up to BATCH_RECORDS_MAX records, a batch per run of one partition, waiting for the first.

@@ -151,7 +151,7 @@ class LocalStore:
 
     def probe(self) -> None:
         """See BlobStore."""
-        prove_create_if_absent(self, str(self._root))
+        prove_create_if_absent(self, str(self._root), secrets.token_hex(8))
         self._remove_abandoned()
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ the caller sends the same bytes again.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,7 +108,7 @@ class ObjectStore:
 
     def probe(self) -> None:
         """See BlobStore."""
-        prove_create_if_absent(self, self._where)
+        prove_create_if_absent(self, self._where, secrets.token_hex(8))
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self._where}>"

@@ -6,8 +6,6 @@ accept both creates. Both drivers' `probe` call this; a job is refused where it 
 
 from __future__ import annotations
 
-import secrets
-
 from tidegate.errors import RefusedError, StorageError
 from tidegate.ports.blobs import BlobStore, Created
 
@@ -15,9 +13,11 @@ TRIES: int = 3
 """Creates whose outcome stays unknown: three in a row are no hiccup of the store."""
 
 
-def prove_create_if_absent(store: BlobStore, where: str) -> None:
-    """StorageError if the store does not work, RefusedError if it creates a name twice."""
-    path = f"probe/{secrets.token_hex(8)}"
+def prove_create_if_absent(store: BlobStore, where: str, nonce: str) -> None:
+    """StorageError if the store does not work, RefusedError if it creates a name twice. `nonce` is
+    one that nobody else has.
+    """
+    path = f"probe/{nonce}"
     data, other = b"first", b"second"
     first = _create(store, path, data, where)
     second = _create(store, path, other, where)

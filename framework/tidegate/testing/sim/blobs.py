@@ -17,6 +17,7 @@ from tidegate.drivers.storage.probing import prove_create_if_absent
 from tidegate.errors import StorageError
 from tidegate.ports.blobs import BlobStore, Created
 from tidegate.testing.sim.scheduler import SimProcess
+from tidegate.testing.sim.threads import SimEntropy
 
 T = TypeVar("T")
 
@@ -109,7 +110,8 @@ class SimBlobStore:
         self._certainly("delete", path, lambda: self._delete(path))
 
     def probe(self) -> None:
-        prove_create_if_absent(self, "of the simulation")
+        nonce = SimEntropy(self._process).token_hex(8)
+        prove_create_if_absent(self, "of the simulation", nonce)
 
     def _put(self, path: str, data: bytes) -> None:
         self._blobs.objects[path] = data
