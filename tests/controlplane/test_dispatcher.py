@@ -344,6 +344,36 @@ class TestEnd:
         assert isinstance(stored, j.StoreResult)
         assert stored.deposed
 
+    def test_of_a_deposed_job_is_shown_once_another_cluster_has_it(self, running: Shell) -> None:
+        running.report(100, "DEPOSED")
+        assert running.shown().state == "RECOVERING"
+        running.event(j.ResultStored(job=A))
+        assert running.shown().state == "DEPOSED"
+
+    @pytest.mark.parametrize("leaves_first", [False, True])
+    def test_is_none_where_no_other_cluster_has_the_deposed_job(
+        self, running: Shell, *, leaves_first: bool
+    ) -> None:
+        running.ask(StopJob(job=A, final_checkpoint=True))
+        running.report(100, "DEPOSED")
+        if leaves_first:
+            assert running.exits(0) == [j.FreeSlots(job=A)]
+        *_, answer, wait = done = running.event(j.StillOurs(job=A))
+        assert isinstance(wait, j.AwaitStart)
+        if leaves_first:
+            assert done == [answer, wait]
+        else:
+            assert [type(each) for each in done[1:3]] == [j.KillJobMaster, j.FreeSlots]
+            assert running.exits(0) == [], "of a start that is over"
+        running.event(j.StartDue(job=A, start=wait.start))
+        running.started(101)
+        assert running.machine.phase(A) is Phase.RUNNING
+        assert isinstance(running.last(j.ForwardStop), j.ForwardStop)
+        shown = running.shown()
+        assert shown.restarts == 1
+        assert shown.history[-1].error is not None
+        assert shown.history[-1].error.kind == "DeposedError"
+
     def test_is_stored_again_until_the_storage_takes_it(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         running.exits(0)
@@ -476,6 +506,8 @@ class Adversary:
             case j.StoreSubmission():
                 error = ErrorReport.of(StorageError(""))
                 shell.event(j.SubmissionNotStored(job=A, error=error))
+            case j.StoreResult(deposed=True) if good and self.chance.random() < 0.5:
+                shell.event(j.StillOurs(job=A))
             case j.StoreResult():
                 shell.event(j.ResultStored(job=A) if good else j.ResultNotStored(job=A))
             case j.StartJobMaster(start=start):

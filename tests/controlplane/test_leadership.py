@@ -30,7 +30,13 @@ from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, StorageError, TidegateError
-from tidegate.protocol.messages import JobReport, Message, SubmitJob
+from tidegate.protocol.messages import (
+    JobReport,
+    Message,
+    RegisterJobMaster,
+    ReportJob,
+    SubmitJob,
+)
 
 CLUSTER = "here"
 HERE = msgspec.structs.replace(submission(), cluster=CLUSTER)
@@ -106,8 +112,11 @@ class ByHand:
         self.turn()
 
     def submit(self) -> None:
+        self.ask(SubmitJob(submission=HERE))
+
+    def ask(self, message: Message) -> None:
         question: Any = SimpleNamespace(put=self.replies.append)
-        self.service.handle(Question(SubmitJob(submission=HERE), question))
+        self.service.handle(Question(message, question))
         self.turn()
 
     def turn(self) -> None:
@@ -153,6 +162,18 @@ def test_one_that_was_replaced_takes_no_job_from_the_other(
     old.instructed(j.StoreResult(report=report, deposed=report is DEPOSED))
     assert old.loop.stopped
     assert [each.job for each, result in new.store.jobs() if result is None] == [A]
+
+
+def test_the_one_that_leads_takes_back_a_job_that_the_other_has_deposed(tmp_path: Path) -> None:
+    ByHand(tmp_path)
+    new = ByHand(tmp_path)
+    new.submit()
+    assert new.spawned == ["jobmaster"]
+    epoch, pid = new.service.epoch, 101
+    new.ask(RegisterJobMaster(job=A, epoch=epoch, address="h:1", pid=pid))
+    new.ask(ReportJob(epoch=epoch, report=msgspec.structs.replace(DEPOSED, jobmaster_pid=pid)))
+    new.goes_on(after_s=60.0)
+    assert (new.spawned, new.loop.stopped) == (["jobmaster", "jobmaster"], False)
 
 
 def test_one_that_was_replaced_accepts_no_submit(tmp_path: Path) -> None:

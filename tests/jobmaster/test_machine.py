@@ -299,6 +299,13 @@ def test_a_stop_whose_journal_could_not_be_closed_is_no_success() -> None:
     assert (job.state, str(job.error)) == (JobState.FAILED, "no broker answers")
 
 
+def test_a_stop_whose_journal_another_has_claimed_is_deposed_not_failed() -> None:
+    job = running()
+    job.handle(StopRequested(final_checkpoint=False))
+    job.handle(CloseFailed(error=DeposedError("attempt 2 has claimed the job")))
+    assert job.state is JobState.DEPOSED
+
+
 def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
     job = machine(delay=None)
     job.handle(Begin())

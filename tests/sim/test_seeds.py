@@ -18,7 +18,7 @@ from tidegate.testing.sim.many import Summary, Verdict, simulate
 from tidegate.testing.sim.run import run_seed
 
 SAMPLE = range(16)
-ONCE_VIOLATED = (883, 1470)
+ONCE_VIOLATED = (579, 883, 1470, 1621)
 SEEDS = range(2_000)
 WORKERS = 2
 

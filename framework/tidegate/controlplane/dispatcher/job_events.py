@@ -47,6 +47,15 @@ class ResultStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StillOurs:
+    """The job was deposed, and no other cluster has it: by a JobMaster of this one that had been
+    given up, or of an earlier JobManager, and woke up late.
+    """
+
+    job: JobName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultNotStored:
     """The storage failed; it is tried again at the next tick."""
 
@@ -98,6 +107,7 @@ Event = (
     | SubmissionStored
     | SubmissionNotStored
     | ResultStored
+    | StillOurs
     | ResultNotStored
     | StartDue
     | JobMasterStarted
@@ -129,7 +139,8 @@ class StoreSubmission:
 class StoreResult:
     """Make the job's end durable; ResultStored or ResultNotStored follows.
 
-    A deposed job is only forgotten by this cluster: its name in the storage is another's by now.
+    A deposed job is only forgotten by this cluster where its name in the storage is another's by
+    now; else StillOurs follows.
     """
 
     report: JobReport

@@ -37,6 +37,7 @@ from tidegate.controlplane.dispatcher.job_events import (
     ResultStored,
     StartDue,
     StartJobMaster,
+    StillOurs,
     StopNotTaken,
     StoreResult,
     StoreSubmission,
@@ -45,7 +46,7 @@ from tidegate.controlplane.dispatcher.job_events import (
     Tick,
 )
 from tidegate.controlplane.jobmaster.events import ENDED, JobState
-from tidegate.errors import ExternalError, check
+from tidegate.errors import DeposedError, ExternalError, check
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.errors import ErrorReport
@@ -105,6 +106,7 @@ TRANSITIONS = frozenset(
         (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
         (Phase.WAITING, Phase.STARTING),  # the pause is over
         (Phase.ENDING, Phase.ENDED),  # the result is durable
+        (Phase.ENDING, Phase.WAITING),  # deposed, and by no other cluster
     }
 )
 
@@ -221,6 +223,8 @@ class Dispatcher:
                 yield from self._answer(job, Done())
                 self._become(job, Phase.ENDED, now_ms)
                 self._forget_oldest()
+            case StillOurs(job=name):
+                yield from self._deposed(self._jobs[name], now_ms, wall_ms)
             case ResultNotStored(job=name):
                 self._jobs[name].result_under_way = False
             case StartDue(job=name, start=start):
@@ -356,6 +360,36 @@ class Dispatcher:
         error = ErrorReport.of(
             ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
         )
+        between = self._note_end(job, error, wall_ms)
+        if job.stillborn >= STILLBORN_MAX:
+            failed = msgspec.structs.replace(between, state=JobState.FAILED.name)
+            yield from self._end(job, failed, now_ms)
+            return
+        self._become(job, Phase.WAITING, now_ms)
+        yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+
+    def _deposed(self, job: _Job, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
+        """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as
+        its JobManager, if it still has one, looks then who leads, and ends.
+        """
+        name = job.submission.job
+        yield from self._answer(job, Done())
+        if job.pid:
+            yield _kill(job, "it was deposed")
+            yield FreeSlots(job=name)
+        job.pid, job.result_under_way = 0, False
+        job.backoff.died(now_ms)
+        error = ErrorReport.of(
+            DeposedError(f"The JobMaster of {name} was deposed by one that was given up before.")
+        )
+        self._note_end(job, error, wall_ms)
+        self._starts += 1
+        job.start = self._starts  # the exit of the one before is no exit of the next
+        self._become(job, Phase.WAITING, now_ms)
+        yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+
+    def _note_end(self, job: _Job, error: ErrorReport, wall_ms: int) -> JobReport:
+        """Of a JobMaster that another one follows; what is shown until then."""
         died = AttemptReport(
             attempt=job.report.attempt if job.report else 0, ended_ms=wall_ms, error=error
         )
@@ -363,12 +397,7 @@ class Dispatcher:
         job.history = (*job.history, *earlier, died)[-HISTORY_MAX:]
         job.restarts += 1 + (job.report.restarts if job.report else 0)
         job.report = _between(job, error)
-        if job.stillborn >= STILLBORN_MAX:
-            failed = msgspec.structs.replace(job.report, state=JobState.FAILED.name)
-            yield from self._end(job, failed, now_ms)
-            return
-        self._become(job, Phase.WAITING, now_ms)
-        yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+        return job.report
 
     def _tick(self, now_ms: int) -> Iterator[Instruction]:
         for job in self._jobs.values():
@@ -417,7 +446,7 @@ class Dispatcher:
 
     def _store_result(self, job: _Job) -> Instruction:
         job.result_under_way = True
-        report = _view(job)
+        report = _report(job)
         return StoreResult(report=report, deposed=report.state == JobState.DEPOSED.name)
 
     def _answer(self, job: _Job, message: Message) -> Iterator[Instruction]:
@@ -447,7 +476,15 @@ class Dispatcher:
 
 
 def _view(job: _Job) -> JobReport:
-    """What is shown: the last report, over the restarts of JobMasters before it."""
+    """What is shown. That a job was deposed is not before another cluster is known to have it."""
+    report = _report(job)
+    if job.phase is Phase.ENDING and report.state == JobState.DEPOSED.name:
+        return msgspec.structs.replace(report, state=JobState.RECOVERING.name)
+    return report
+
+
+def _report(job: _Job) -> JobReport:
+    """The last report, over the restarts of JobMasters before it."""
     if job.report is None:
         return JobReport(job=job.submission.job, state=JobState.CREATED.name, jobmaster_pid=job.pid)
     return msgspec.structs.replace(

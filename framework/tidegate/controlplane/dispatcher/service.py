@@ -269,19 +269,24 @@ class JobManager:
 
     def _store_result(self, instruction: jobs.StoreResult) -> None:
         report = instruction.report
-        _log.info("job %s has ended: %s", report.job, report.state)
+        job, stored = report.job, jobs.ResultStored(job=report.job)
+        not_stored = _logged(jobs.ResultNotStored(job=job))
+        _log.info("job %s has ended: %s", job, report.state)
 
         def store() -> None:
-            if instruction.deposed:
-                self.store.forget(report.job)
-            else:
-                self.store.put_result(report)
+            self.store.put_result(report)
 
-        self._leadership.if_leading(
-            store,
-            jobs.ResultStored(job=report.job),
-            _logged(jobs.ResultNotStored(job=report.job)),
-        )
+        def forget() -> None:
+            if not self.store.forget(job):
+                _log.warning("job %s was deposed by a JobMaster that had been given up", job)
+                self.loop.post(jobs.StillOurs(job=job))
+            else:
+                self.loop.post(stored)
+
+        if instruction.deposed:
+            self._leadership.if_leading(forget, _nothing, not_stored)
+        else:
+            self._leadership.if_leading(store, stored, not_stored)
 
     def _start_if_leading(self, start: jobs.StartJobMaster) -> None:
         """As soon as the storage says so; without it the JobMaster could claim nothing anyway."""

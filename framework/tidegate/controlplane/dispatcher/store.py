@@ -92,13 +92,15 @@ class JobStore:
         """Make a job's end durable: no later JobManager starts it again."""
         self._blobs.put(f"{report.job}/result.json", msgspec.json.encode(report))
 
-    def forget(self, job: JobName) -> None:
-        """The job was deposed: it is taken off the list if it is another cluster's now. If it is
-        still this one's, another JobManager of this cluster runs it, and must find it again.
+    def forget(self, job: JobName) -> bool:
+        """The job was deposed: it is taken off the list if it is another cluster's now. False where
+        it is still this one's: then it stays, for whoever leads this cluster.
         """
         data = self._blobs.get(f"{job}/submission.json")
-        if data is None or self._submission(job, data).cluster != self._cluster:
-            self._blobs.delete(f"{self._folder}/jobs/{job}")
+        if data is not None and self._submission(job, data).cluster == self._cluster:
+            return False
+        self._blobs.delete(f"{self._folder}/jobs/{job}")
+        return True
 
     def _newest_epoch(self) -> int:
         taken = self._blobs.list(f"{self._folder}/leaders")

@@ -167,7 +167,8 @@ class JobMachine:
                 # What is published may not be committed yet: whoever reads "finished" would not
                 # submit again, and the transactions would time out.
                 self.error = self.error or event.error
-                return self._end(JobState.FAILED)
+                deposed = isinstance(event.error, DeposedError)
+                return self._end(JobState.DEPOSED if deposed else JobState.FAILED)
         assert_never(event)
 
     def validate(self) -> None:

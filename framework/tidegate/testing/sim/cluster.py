@@ -7,6 +7,7 @@ own way to the one network, the one Kafka and the one storage that all share.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.processes import Announce, Paces, Role, SimProcesses, SlotMain
 from tidegate.testing.sim.rpc import Calling
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.testing.sim.standing import HOST, rejoining
 from tidegate.testing.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf, SimThreads
 
 STORAGE = "sim://checkpoints"
@@ -84,13 +86,15 @@ class SimCluster:
 
     # --- what processes run (`processes.Programs`) ------------------------------------------------
 
-    def programs(self, cluster: str, config: Config) -> Programs:
+    def programs(self, cluster: str, config: Config, *, standing: bool = False) -> Programs:
         """The mains of one cluster's processes."""
-        return Programs(self, cluster, config)
+        return Programs(self, cluster, config, standing=standing)
 
-    def processes(self, owner: SimProcess, cluster: str, config: Config) -> SimProcesses:
+    def processes(
+        self, owner: SimProcess, cluster: str, config: Config, *, standing: bool = False
+    ) -> SimProcesses:
         """`ports.processes` for a process of a cluster."""
-        programs = self.programs(cluster, config)
+        programs = self.programs(cluster, config, standing=standing)
         return SimProcesses(owner, programs, self._paces, self.trouble.of_start)
 
     # --- drivers --------------------------------------------------------------------------------
@@ -161,27 +165,32 @@ def kind_of(process: SimProcess) -> str:
 
 
 def host_of(process: SimProcess) -> SimProcess:
-    """The process that stands for where this one runs: TaskManagers have hosts of their own, the
-    JobManager and the JobMasters are where the user is.
+    """The process that stands for where this one runs: TaskManagers and standing JobManagers have
+    hosts of their own, a local JobManager is where the user is, and JobMasters where theirs is.
     """
     parent = process.parent
-    return process if parent is None or kind_of(process) == "taskmanager" else host_of(parent)
+    apart = kind_of(process) == "taskmanager" or HOST in process.name
+    return process if parent is None or apart else host_of(parent)
 
 
 class Programs:
     """`processes.Programs`: the mains of one cluster, as `bootstrap` runs them."""
 
-    def __init__(self, world: SimCluster, cluster: str, config: Config) -> None:
+    def __init__(
+        self, world: SimCluster, cluster: str, config: Config, *, standing: bool = False
+    ) -> None:
         self._world, self._cluster, self._config = world, cluster, config
+        self._standing = standing
         self.roles: Mapping[str, Role] = {
             "jobmanager": self._jobmanager,
             "jobmaster": self._jobmaster,
             "taskmanager": self._taskmanager,
+            "standing taskmanager": self._standing_taskmanager,
         }
         self.slot: SlotMain = self._slot
 
     def _processes(self, owner: SimProcess) -> SimProcesses:
-        return self._world.processes(owner, self._cluster, self._config)
+        return self._world.processes(owner, self._cluster, self._config, standing=self._standing)
 
     def _jobmanager(
         self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
@@ -193,6 +202,7 @@ class Programs:
             self._world.drivers(process),
             self._processes(process),
             announce=announce,
+            standing=self._standing,
         )
 
     def _jobmaster(
@@ -219,6 +229,25 @@ class Programs:
             self._world.drivers(process),
             self._processes(process),
         )
+
+    def _standing_taskmanager(
+        self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
+    ) -> ExitStatus:
+        del announce
+        drivers, numbers = self._world.drivers(process), itertools.count(1)
+
+        def serve() -> None:
+            run_taskmanager(
+                TaskManagerId(f"{process.name}-{process.pid}-{next(numbers)}"),
+                arguments["jobmanager_address"],
+                None,
+                arguments["slots"],
+                self._config,
+                drivers,
+                self._processes(process),
+            )
+
+        rejoining(serve, drivers.clock)
 
     def _slot(
         self, process: SimProcess, start: StartSlot, arguments: Mapping[str, Any]

@@ -32,6 +32,8 @@ PLAIN: Final = 0.2
 """Share of the runs with sinks that are written at least once."""
 RETENTION: Final = 0.4
 """Share of the runs whose inputs go, of those that never go back to an older checkpoint."""
+STANDING: Final = 0.3
+"""Share of the runs on a standing cluster."""
 IMPATIENT_OUTAGE_MS: Final = 5_000
 """The same in runs with a blackout."""
 
@@ -76,6 +78,8 @@ class Plan:
     load: Load
     retention: bool
     """Whether inputs are written in transactions, and go when all checkpoints are past them."""
+    standing: bool
+    """Whether each life is on a standing cluster, or on one of its own."""
 
     @property
     def blackout_s(self) -> float:
@@ -117,6 +121,7 @@ class Plan:
             else load.settled(settings),
             load=load,
             retention=chance.random() < RETENTION and not goes_back,
+            standing=chance.random() < STANDING,
         )
 
 

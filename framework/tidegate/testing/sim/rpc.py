@@ -27,6 +27,11 @@ STOP_GRACE_S: Final = 0.2
 SHUT: Final = "its connection was shut meanwhile"
 
 
+def service_address(port: int) -> str:
+    """Behind which the newest server with this port is, on whatever host."""
+    return f"sim:service:{port}"
+
+
 class Calling:
     """The control calls of all processes of a network: who serves at which address."""
 
@@ -47,10 +52,12 @@ class SimRpc:
         self._calling, self._process = calling, process
 
     def serve(self, handler: Handler, port: int = 0) -> SimServer:
-        del port  # an address is a name of its own here
+        """At an address of its own, and with a port behind that service, too, from now on."""
         self._process.scheduler.point()
         server = SimServer(self._calling.network, self._process, handler)
         self._calling.servers[server.address] = server
+        if port:
+            self._calling.servers[service_address(port)] = server
         return server
 
     def connect(self, address: str) -> SimClient:

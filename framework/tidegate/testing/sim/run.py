@@ -8,6 +8,7 @@ its end, is the verdict.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import random
 import traceback
@@ -38,6 +39,7 @@ from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.plan import Input, Life, Plan
 from tidegate.testing.sim.retention import Retention
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.testing.sim.standing import StandingCluster
 from tidegate.testing.sim.story import Story, Told
 from tidegate.testing.sim.surroundings import CODE_DIGEST, declared, loaded, surroundings
 from tidegate.testing.sim.weather import Fates
@@ -222,6 +224,7 @@ class Run:
             f"{len(plan.inputs)} records; "
             f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
             f"{'retention; ' if plan.retention else ''}"
+            f"{'a standing cluster; ' if plan.standing else ''}"
             f"{plan.settings}"
         )
 
@@ -283,8 +286,10 @@ class Run:
         error = report.error
         if report.state == "FAILED" and lost and error and error.kind == DataLossError.__name__:
             self._losses_told += 1
-        elif report.state == "FAILED":
-            self._watch.violated(f"the job failed: {error and f'{error.kind}: {error.message}'}")
+        elif report.state in {"FAILED", "DEPOSED"}:  # no other cluster has the name
+            self._watch.violated(
+                f"the job is {report.state.lower()}: {error and f'{error.kind}: {error.message}'}"
+            )
         elif lost and report.state == "FINISHED":
             self._watch.violated("the job has finished after a loss that is not accepted")
         if not lost:
@@ -348,13 +353,16 @@ class Run:
 
 
 class _User:
-    """The process of one `tidegate run`: supervises a JobManager, submits, waits, stops."""
+    """The process of one `tidegate run`, which supervises a JobManager, or of who looks after a
+    standing cluster and is its client, too: submits, waits, stops.
+    """
 
     def __init__(self, run: Run, life: Life, process: SimProcess, cluster: str) -> None:
         self._run, self._life, self._process, self._cluster_name = run, life, process, cluster
         self.report: JobReport | None = None
         self.crashed = False
         self._told: int | None = None
+        """The epoch of the JobManager that was told to stop."""
 
     def crash(self) -> None:
         """Everything of this run dies."""
@@ -364,36 +372,40 @@ class _User:
 
     def main(self) -> int:
         """As `cli/running.py` does it."""
-        run, drivers = self._run, self._run.world.drivers(self._process)
-        config = run.config(self._life)
+        run, config = self._run, self._run.config(self._life)
         submission = run.submission(self._life, config, self._cluster_name)
-        cluster = LocalCluster(
-            run.world.processes(self._process, self._cluster_name, config),
-            drivers.rpc,
-            drivers.clock,
-            drivers.threads,
-        )
-        client = cluster.client()
-        try:
-            client.submit(submission)
-            self.report = client.wait(
-                submission.job, lambda report: self._reported(report, client, cluster)
-            )
-        except (ExternalError, RefusedError) as error:
-            self._process.scheduler.tell("gives up: %s", error)
-            return 1
-        finally:
-            cluster.close()
+        with contextlib.ExitStack() as ending:
+            client = self._client(config, ending)
+            try:
+                client.submit(submission)
+                self.report = client.wait(
+                    submission.job, lambda report: self._reported(report, client)
+                )
+            except (ExternalError, RefusedError) as error:
+                self._process.scheduler.tell("gives up: %s", error)
+                return 1
         return 0
 
-    def _reported(self, report: JobReport, client: Client, cluster: LocalCluster) -> None:
-        restarts = cluster.restarts
-        if self._told == restarts or report.state in ENDED or not self._run.may_end(self._life):
+    def _client(self, config: Config, ending: contextlib.ExitStack) -> Client:
+        """Of a cluster that begins now; it ends with this process at the latest."""
+        world, standing = self._run.world, self._run.plan.standing
+        drivers = world.drivers(self._process)
+        processes = world.processes(self._process, self._cluster_name, config, standing=standing)
+        if standing:
+            parts = drivers.rpc, drivers.clock, drivers.threads
+            return StandingCluster(processes, *parts, config).client()
+        local = LocalCluster(processes, drivers.rpc, drivers.clock, drivers.threads)
+        ending.callback(local.close)
+        return local.client()
+
+    def _reported(self, report: JobReport, client: Client) -> None:
+        told = self._told == report.epoch
+        if told or report.state in ENDED or not self._run.may_end(self._life):
             return
         try:
             client.stop(report.job, final_checkpoint=self._life.ends != "cancel")
-            self._told = restarts
+            self._told = report.epoch
         except RefusedError:
-            self._told = restarts
+            self._told = report.epoch
         except RpcError as error:
             self._process.scheduler.tell("the stop could not be delivered: %s", error)

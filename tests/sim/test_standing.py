@@ -1,0 +1,75 @@
+"""Runs on a standing cluster, whose JobManager is replaced where it does not answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tidegate.protocol.messages import Done, ListJobs
+from tidegate.testing.sim.cluster import host_of
+from tidegate.testing.sim.network import Network
+from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.rpc import Calling, service_address
+from tidegate.testing.sim.run import run_seed
+from tidegate.testing.sim.scheduler import Scheduler
+from tidegate.testing.sim.story import Told
+
+RUNS = 24
+
+
+def test_behind_a_service_is_the_newest_server() -> None:
+    scheduler = Scheduler(0)
+    calling = Calling(Network(scheduler))
+    heard: list[str] = []
+
+    def serve(name: str) -> None:
+        def handler(_: object) -> Done:
+            heard.append(name)
+            return Done()
+
+        process = scheduler.process(name)
+        process.start(lambda: calling.of(process).serve(handler, 7), name="main")
+        scheduler.run(scheduler.now + 1.0, lambda: False)
+
+    def ask() -> None:
+        process = scheduler.process("client")
+        client = calling.of(process).connect(service_address(7))
+        process.start(lambda: client.call(ListJobs()), name="main")
+        scheduler.run(scheduler.now + 1.0, lambda: False)
+
+    try:
+        for name in ("first", "second"):
+            serve(name)
+            ask()
+    finally:
+        scheduler.close()
+    assert heard == ["first", "second"]
+
+
+def test_a_standing_jobmanager_has_a_host_of_its_own_and_a_local_one_has_not() -> None:
+    scheduler = Scheduler(0)
+    user = scheduler.process("run-1")
+    standing = scheduler.process("jobmanager-host-1", user)
+    local = scheduler.process("jobmanager", user)
+    assert host_of(scheduler.process("a/jobmaster", standing)) is standing
+    assert host_of(scheduler.process("a/jobmaster", local)) is user
+    scheduler.close()
+
+
+@pytest.mark.seeds
+def test_a_jobmanager_that_was_replaced_harms_no_job() -> None:
+    seeds = (s for s in range(10_000) if Plan.drawn(random.Random(f"{s}/plan")).standing)
+    replaced: set[int] = set()
+    violations = {}
+    for _, seed in zip(range(RUNS), seeds, strict=False):
+
+        def listen(told: Told, seed: int = seed) -> None:
+            if "taken over cluster" in str(told):
+                replaced.add(seed)
+
+        outcome = run_seed(seed, listen=listen)
+        if outcome.violation is not None:
+            violations[seed] = outcome.violation
+    assert violations == {}
+    assert len(replaced) > 2
