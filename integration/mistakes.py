@@ -227,6 +227,8 @@ class Folder:
         text = re.sub(r"-[0-9a-f]{8}\b", "", text)
         text = re.sub(r"\b[0-9a-f]{16}\b", "JOURNAL", text)
         text = re.sub(r"(JOURNAL\.[\w-]+)\.\d+\.\d+\.\d+", r"\1.ATTEMPT.SUBTASK.SLOT", text)
+        # A first attempt's checkpoints: a busy machine takes some before the final one.
+        text = re.sub(r"\b1-\d+(?:, 1-\d+)*\b", "1-1", text)
         return re.sub(r"process \d+", "process PID", text)
 
 

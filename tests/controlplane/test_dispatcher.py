@@ -350,12 +350,16 @@ class TestEnd:
         running.event(j.ResultStored(job=A))
         assert running.shown().state == "DEPOSED"
 
+    @pytest.mark.parametrize("stopped_first", [False, True])
     @pytest.mark.parametrize("leaves_first", [False, True])
     def test_is_none_where_no_other_cluster_has_the_deposed_job(
-        self, running: Shell, *, leaves_first: bool
+        self, running: Shell, *, leaves_first: bool, stopped_first: bool
     ) -> None:
-        running.ask(StopJob(job=A, final_checkpoint=True))
+        if stopped_first:
+            running.ask(StopJob(job=A, final_checkpoint=True))
         running.report(100, "DEPOSED")
+        if not stopped_first:
+            assert running.ask(StopJob(job=A, final_checkpoint=True)) == Done()
         if leaves_first:
             assert running.exits(0) == [j.FreeSlots(job=A)]
         *_, answer, wait = done = running.event(j.StillOurs(job=A))
@@ -368,7 +372,9 @@ class TestEnd:
         running.event(j.StartDue(job=A, start=wait.start))
         running.started(101)
         assert running.machine.phase(A) is Phase.RUNNING
-        assert isinstance(running.last(j.ForwardStop), j.ForwardStop)
+        (told,) = running.event(j.Tick())
+        assert isinstance(told, j.ForwardStop)
+        assert (told.start, told.address) == (running.start_number(), "master 101")
         shown = running.shown()
         assert shown.restarts == 1
         assert shown.history[-1].error is not None

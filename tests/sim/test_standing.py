@@ -18,7 +18,7 @@ from tidegate.testing.sim.story import Told
 RUNS = 24
 
 
-def test_behind_a_service_is_the_newest_server() -> None:
+def test_behind_a_service_is_the_newest_server_for_whoever_connects_anew() -> None:
     scheduler = Scheduler(0)
     calling = Calling(Network(scheduler))
     heard: list[str] = []

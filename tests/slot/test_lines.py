@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.protocol.messages import (
+    CheckpointCompleted,
     CloseTasks,
     Done,
     SlotMetrics,
@@ -232,6 +234,20 @@ def test_a_slot_that_leaves_does_no_more_work() -> None:
         subtask=None,
     )
     slot._tasks = [task]
-    slot._mailbox.post(lambda: slot._obey(MESSAGE))
+    sent: list[Any] = []
+    cast("Any", slot._control).send = lambda message, then: sent.append(message)
+    completed = CheckpointCompleted(
+        job=JobName("job"),
+        attempt=Attempt(1),
+        checkpoint=CheckpointId(Attempt(1), 1),
+        ended=(),
+        freed=(),
+    )
+
+    def fails() -> None:
+        raise InternalError("the reader is closed")
+
+    for action in (lambda: slot._obey(MESSAGE), lambda: slot._obey(completed), fails):
+        slot._mailbox.post(partial(slot._guarded, action, None))
     slot._loop()
-    assert story == ["close"]
+    assert (story, sent) == (["close"], [])

@@ -227,7 +227,7 @@ class Slot:
         return Done()
 
     def _obey(self, message: Message) -> None:  # noqa: C901 - one arm for each message
-        if self._failed and not isinstance(message, CloseTasks):
+        if self._exit_code is not None or (self._failed and not isinstance(message, CloseTasks)):
             return
         match message:
             case Deploy():
@@ -334,9 +334,9 @@ class Slot:
 
     def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
         """Tell the JobMaster why, close the user's functions, and leave. The first failure
-        counts.
+        counts, and none of what was closed in order.
         """
-        if self._failed:
+        if self._failed or self._exit_code is not None:
             return
         self._failed = True
         report = ErrorReport.of(error)

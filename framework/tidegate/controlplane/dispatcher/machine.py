@@ -294,7 +294,7 @@ class Dispatcher:
         job = self._jobs.get(message.job)
         if job is None:
             yield Reply(ask=ask, message=_unknown(message.job))
-        elif job.phase in {Phase.ENDING, Phase.ENDED}:
+        elif _view(job).state in _ENDED:
             reason = f"Job {message.job} has ended already ({_view(job).state})."
             yield Reply(ask=ask, message=Refused(reason=reason))
         else:

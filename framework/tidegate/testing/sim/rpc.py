@@ -139,6 +139,8 @@ class SimClient:
 
     def __init__(self, calling: Calling, process: SimProcess, address: str) -> None:
         self._calling, self._process, self._address = calling, process, address
+        self._server: SimServer | None = None
+        """To which it is connected, whoever is behind the address by now; until a call fails."""
         self._under_way: dict[_Call, None] = {}
         self._closed = False
 
@@ -150,7 +152,8 @@ class SimClient:
         if self._closed:
             raise calls.not_sent(message, self._address)
         call = _Call(scheduler.running())
-        network, server = self._calling.network, self._calling.servers.get(self._address)
+        network = self._calling.network
+        server = self._server = self._server or self._calling.servers.get(self._address)
         self._under_way[call] = None
         if server is None:
             scheduler.call_later(CALM_S, partial(call.finish, None, calls.NOBODY))
@@ -164,6 +167,7 @@ class SimClient:
             del server.under_way[call]
         if call.reply is not None:
             return calls.result(call.reply)
+        self._server = None
         raise calls.failed(message, self._address, call.why or calls.in_time(timeout_s))
 
     def close(self) -> None:

@@ -363,6 +363,7 @@ class _User:
         self.crashed = False
         self._told: int | None = None
         """The epoch of the JobManager that was told to stop."""
+        self._submitted = self._refused = False
 
     def crash(self) -> None:
         """Everything of this run dies."""
@@ -378,11 +379,14 @@ class _User:
             client = self._client(config, ending)
             try:
                 client.submit(submission)
+                self._submitted = True
                 self.report = client.wait(
                     submission.job, lambda report: self._reported(report, client)
                 )
             except (ExternalError, RefusedError) as error:
                 self._process.scheduler.tell("gives up: %s", error)
+                if self._submitted and isinstance(error, RefusedError):
+                    run.world.watch.violated(f"a job that was accepted is gone: {error}")
                 return 1
         return 0
 
@@ -399,6 +403,8 @@ class _User:
         return local.client()
 
     def _reported(self, report: JobReport, client: Client) -> None:
+        if self._refused and report.state not in ENDED:
+            self._run.world.watch.violated("a stop was refused, and the job goes on")
         told = self._told == report.epoch
         if told or report.state in ENDED or not self._run.may_end(self._life):
             return
@@ -406,6 +412,6 @@ class _User:
             client.stop(report.job, final_checkpoint=self._life.ends != "cancel")
             self._told = report.epoch
         except RefusedError:
-            self._told = report.epoch
+            self._refused = True  # it has ended meanwhile
         except RpcError as error:
             self._process.scheduler.tell("the stop could not be delivered: %s", error)
