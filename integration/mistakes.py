@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,9 @@ class Totals(Pipeline, name="{job}"):
         by_customer.process(Running(), uid="running").to(self.totals)
 """
 """A small stateful pipeline, with places for its names."""
+
+ONE_CHECKPOINT = {"checkpoint.interval": "1min", "checkpoint.min_pause": "1min"}
+"""A bounded run takes only its final checkpoint, which waits for no pause, however slow it is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,7 +220,11 @@ class Folder:
     def journal(self) -> list[dict[str, Any]]:
         """The entries of the job's journal, oldest first."""
         folder = self.path / ".tidegate" / "checkpoints" / self.job / "journal"
-        return [json.loads(path.read_bytes())["body"] for path in sorted(folder.glob("*.json"))]
+        found = []
+        for path in sorted(folder.glob("*.json")):
+            with suppress(FileNotFoundError):  # it was just trimmed
+                found.append(json.loads(path.read_bytes())["body"])
+        return found
 
     def published(self) -> list[str]:
         """The ids of the job's published checkpoints, oldest first; a busy machine takes some

@@ -159,6 +159,12 @@ def eventually(ask: Callable[[], T], holds: Callable[[T], bool], clock: Clock = 
     return found
 
 
+def write(producer: Producer, topic: str, *values: bytes | None) -> None:
+    """Send and flush: what fails may be told by either."""
+    producer.send(topic, values, None)
+    producer.flush(TIMEOUT_S)
+
+
 class KafkaContract:
     """Inherit, and override the fixture `cluster`."""
 
@@ -274,7 +280,7 @@ class KafkaContract:
         outcome = cluster.log.end(name, before.producer_id, before.epoch, commit=True)
         assert outcome is EndOutcome.REFUSED
         with pytest.raises(TransactionError):
-            _write(zombie, topic)
+            _write_on(zombie, topic)
         assert cluster.read(topic) == [[]]
 
     def test_an_initialised_id_that_wrote_nothing_is_fenced_too(
@@ -285,7 +291,7 @@ class KafkaContract:
         cluster.log.fence(name)
         zombie.begin()
         with pytest.raises(TransactionError):
-            _write(zombie, topic)
+            _write_on(zombie, topic)
         with pytest.raises(TransactionError):
             zombie.flush(TIMEOUT_S)
         assert cluster.facts(name).state is not TransactionState.ONGOING
@@ -317,13 +323,34 @@ class KafkaContract:
         producer.begin()
         producer.send(topic, [b"fine"], None)
         producer.flush(TIMEOUT_S)
-        producer.send(topic, [b"x" * 3_000_000], None)
+        with pytest.raises(RecordTooLargeError, match=topic):
+            write(producer, topic, b"x" * 3_000_000)
         for _ in range(3):
             with pytest.raises(RecordTooLargeError, match=topic):
                 producer.flush(TIMEOUT_S)
         with pytest.raises(RecordTooLargeError, match=topic):
             producer.send(topic, [b"more"], None)
         assert cluster.facts(name).state is TransactionState.ONGOING, "Describe would not tell"
+        cluster.log.fence(name)
+
+    def test_the_cause_is_told_and_not_what_followed_from_it(self, cluster: KafkaUnderTest) -> None:
+        """The client knows of the refusal before its owner asks; what is handed over then meets a
+        failed transaction, and what was behind the record in the queue is dropped.
+        """
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        settings = {**cluster.settings, "message.max.bytes": "8000000", "linger.ms": "0"}
+        producer = cluster.drivers.producer(settings, name, TRANSACTION_TIMEOUT_MS)
+        producer.begin()
+
+        def send_on() -> None:
+            producer.send(topic, [b"x" * 3_000_000, *[b"fine"] * 5_000], None)
+            cluster.clock.sleep(1.0)
+            producer.send_one(topic, b"more", None, (), None)
+
+        with pytest.raises(RecordTooLargeError, match=topic):
+            send_on()
+        with pytest.raises(RecordTooLargeError, match=topic):
+            producer.flush(TIMEOUT_S)
         cluster.log.fence(name)
 
     def test_records_keep_their_order(self, cluster: KafkaUnderTest) -> None:
@@ -475,7 +502,6 @@ class KafkaContract:
         assert cluster.admin.transaction_max_timeout_ms() == 900_000
 
 
-def _write(producer: Producer, topic: str) -> None:
-    producer.send(topic, [b"late"], None)
-    producer.flush(TIMEOUT_S)
+def _write_on(producer: Producer, topic: str) -> None:
+    write(producer, topic, b"late")
     producer.send(topic, [b"later"], None)

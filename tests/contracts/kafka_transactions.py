@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contracts.kafka import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, KafkaUnderTest
+from tests.contracts.kafka import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, KafkaUnderTest, write
 from tidegate.elements import Origin
 from tidegate.errors import RefusedError, TransactionError
 from tidegate.ids import TransactionalId
@@ -20,11 +20,6 @@ from tidegate.ports.kafka import EndOutcome, Producer, TransactionFacts, Transac
 EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
 COMMITTED, ABORTED = TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT
 ACCEPTED, REFUSED, RETRY = EndOutcome.ACCEPTED, EndOutcome.REFUSED, EndOutcome.RETRY
-
-
-def write(producer: Producer, topic: str, *values: bytes | None) -> None:
-    producer.send(topic, values, None)
-    producer.flush(TIMEOUT_S)
 
 
 def opened(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest
-from tests.contracts.kafka_transactions import end, opened, write
+from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, write
+from tests.contracts.kafka_transactions import end, opened
 from tidegate.elements import Origin
 
 

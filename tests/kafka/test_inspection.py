@@ -406,7 +406,7 @@ class TestMarker:
 
     def test_is_sent_again_where_the_leader_moved(self) -> None:
         cluster = self.written(theirs.NotLeaderForPartitionError.errno, OK)
-        inspector_of(cluster).write_abort_marker(B, self.PRODUCER)
+        inspector_of(cluster, deadline_s=30.0).write_abort_marker(B, self.PRODUCER)
         assert cluster.asked(WriteTxnMarkersRequest) == [2, 2]
 
     def test_without_a_leader_is_not_sent(self) -> None:

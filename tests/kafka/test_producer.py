@@ -1,18 +1,85 @@
-"""The real producer where no broker is needed: what it refuses before anything is sent."""
+"""The real producer where no broker is needed: what its client is made with, and what it refuses
+before anything is sent.
+"""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from tidegate.drivers.kafka.producer import KafkaProducer
+import pytest
+from confluent_kafka import KafkaError as Code
+
+from tests.kafka.given import BROKERS, settings_given
+from tidegate.api.declared import OURS
+from tidegate.drivers.kafka.failures import Failures
+from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
 from tidegate.errors import RecordTooLargeError
+from tidegate.ids import TransactionalId
 
 SETTINGS = {
-    "bootstrap.servers": "127.0.0.1:1",
+    **BROKERS,
     "message.max.bytes": "2000000",
     "queue.buffering.max.kbytes": "1000",
 }
 LARGE = b"x" * 1_500_000
+
+
+def made_with(
+    monkeypatch: pytest.MonkeyPatch,
+    transactional_id: TransactionalId | None = None,
+    **overrides: str,
+) -> dict[str, Any]:
+    """What the client of a producer is given."""
+    return settings_given(
+        monkeypatch,
+        "tidegate.drivers.kafka.producer.Client",
+        lambda settings: KafkaProducer(settings, transactional_id, 660_000),
+        ("on_delivery", "error_cb"),
+        overrides,
+    )
+
+
+COMMON = {
+    **BROKERS,
+    "enable.idempotence": True,
+    "acks": "all",
+    "delivery.report.only.error": True,  # else a call of Python for every record
+    "linger.ms": "5",
+    "batch.size": "1000000",
+    "queue.buffering.max.messages": "100000",
+    "queue.buffering.max.kbytes": "65536",
+    "partitioner": "murmur2_random",
+    "reconnect.backoff.max.ms": "1000",
+}
+
+
+def test_the_settings_that_a_producer_is_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full: one that is lost costs exactness or a part of the throughput, and fails nothing."""
+    assert made_with(monkeypatch) == {**COMMON, "message.timeout.ms": 300_000}
+    assert made_with(monkeypatch, TransactionalId("tidegate.x")) == {
+        **COMMON,
+        "message.timeout.ms": 660_000,
+        "transactional.id": "tidegate.x",
+        "transaction.timeout.ms": 660_000,
+    }
+
+
+def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = made_with(
+        monkeypatch,
+        queue_buffering_max_messages="7",
+        queue_buffering_max_kbytes="8",
+        linger_ms="9",
+        acks="1",
+        delivery_report_only_error="false",
+    )
+    assert given == {
+        **COMMON,
+        "message.timeout.ms": 300_000,
+        "queue.buffering.max.messages": "7",
+        "queue.buffering.max.kbytes": "8",
+        "linger.ms": "9",
+    }
 
 
 @pytest.mark.timeout(20)
@@ -28,3 +95,48 @@ def test_a_record_that_the_empty_queue_does_not_take_is_too_large_and_not_waited
     producer = KafkaProducer(SETTINGS, None, 0)
     with pytest.raises(RecordTooLargeError, match="1500000 bytes"):
         producer.send_one("out", LARGE, b"key", [("h", b"x")], None)
+
+
+class _Undelivered:
+    """What a delivery report is of."""
+
+    def value(self) -> bytes:
+        return b"x" * 3_000_000
+
+    def topic(self) -> str:
+        return "out"
+
+
+CONSEQUENCES = [Code._PURGE_QUEUE, Code._PURGE_INFLIGHT, Code._STATE, Code._FATAL]
+
+
+@pytest.mark.parametrize("consequence", CONSEQUENCES)
+def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: int) -> None:
+    """As when the record was refused by one broker, and the thread of another was quicker."""
+    failures = Failures("the producer of tidegate.x")
+    failures.delivered(Code(consequence), _Undelivered())
+    assert failures.text is None
+    failures.delivered(Code(Code.MSG_SIZE_TOO_LARGE), _Undelivered())
+    failures.delivered(Code(Code._MSG_TIMED_OUT), _Undelivered())
+    error = failures.error()
+    assert isinstance(error, RecordTooLargeError)
+    assert "3000000 bytes" in str(error)
+    assert "max.message.bytes" in str(error)
+
+
+def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not passed over: who sets `acks` must hear that it does not count."""
+    given = made_with(monkeypatch, TransactionalId("tidegate.x"))
+    assert given.keys() - DEFAULTS.keys() <= OURS.keys()
+
+
+def test_a_fatal_error_of_the_client_is_a_cause() -> None:
+    """Records are then refused without a word of it."""
+    failures = Failures("the producer of tidegate.x")
+    failures.told(Code(Code._ALL_BROKERS_DOWN))
+    assert failures.text is None
+    failures.told(Code(Code._FENCED, "it was fenced", True))
+    failures.happened("it could not write", Code(Code._FATAL))
+    assert "it was fenced. Another producer took" in str(failures.error())

@@ -1,19 +1,79 @@
-"""The real reader where no broker is needed: what it makes of what its client says."""
+"""The real reader where no broker is needed: what its client is made with, and what it makes of
+what that says.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError as Code
 from confluent_kafka import Message
 
-from tidegate.drivers.kafka.reader import KafkaPartitionReader
+from tests.kafka.given import BROKERS, settings_given
+from tidegate.api.declared import OURS
+from tidegate.drivers.kafka.reader import DEFAULTS, KafkaPartitionReader
 from tidegate.elements import Origin
 from tidegate.errors import KafkaNotAuthorisedError
 
 ORIGIN = Origin("in", 0)
 DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")
+
+
+def made_with(monkeypatch: pytest.MonkeyPatch, **overrides: str) -> dict[str, Any]:
+    """What the client of a reader is given."""
+    return settings_given(
+        monkeypatch,
+        "tidegate.drivers.kafka.reader.Consumer",
+        lambda settings: KafkaPartitionReader(settings, "group"),
+        ("error_cb", "on_commit"),
+        overrides,
+    )
+
+
+MADE_WITH = {
+    **BROKERS,
+    "group.id": "group",
+    "enable.partition.eof": False,
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "max.poll.interval.ms": 86_400_000,
+    "fetch.queue.backoff.ms": "5",  # the default costs a factor 4
+    "queued.min.messages": "50000",
+    "queued.max.messages.kbytes": "32768",
+    "reconnect.backoff.max.ms": "1000",
+}
+
+
+def test_the_settings_that_a_reader_is_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full: one that is lost costs exactness or a part of the throughput, and fails nothing."""
+    assert made_with(monkeypatch) == MADE_WITH
+
+
+def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = made_with(
+        monkeypatch,
+        fetch_queue_backoff_ms="50",
+        queued_min_messages="7",
+        queued_max_messages_kbytes="8",
+        isolation_level="read_uncommitted",
+        enable_auto_commit="true",
+    )
+    assert given == {
+        **MADE_WITH,
+        "fetch.queue.backoff.ms": "50",
+        "queued.min.messages": "7",
+        "queued.max.messages.kbytes": "8",
+    }
+
+
+def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert made_with(monkeypatch).keys() - DEFAULTS.keys() <= OURS.keys()
 
 
 class Scripted:
@@ -30,7 +90,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    reader = KafkaPartitionReader({"bootstrap.servers": "127.0.0.1:1"}, "group")
+    reader = KafkaPartitionReader(BROKERS, "group")
     yield Scripted(reader, monkeypatch)
     reader.close()
 

@@ -12,7 +12,7 @@ from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Raw, Utf8
 from tidegate.api.kafka import KafkaRecord, KafkaSource, OutgoingRecord
 from tidegate.config import Config
-from tidegate.dataplane.sources.kafka import BATCH_RECORDS_MAX, KafkaSourceReader
+from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, KafkaSourceReader
 from tidegate.elements import Origin
 from tidegate.errors import BadRecordError, InternalError
 from tidegate.ids import Uid
@@ -58,6 +58,7 @@ class ReaderDouble:
     group = ""
     with_ends = False
     closed = False
+    asked = 0
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
@@ -69,7 +70,7 @@ class ReaderDouble:
         self.assigned = dict(positions)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Run]:
-        assert max_records == BATCH_RECORDS_MAX
+        self.asked = max_records
         return self.runs.pop(0) if self.runs else []
 
     def pause(self, origins: Sequence[Origin]) -> None:
@@ -117,6 +118,7 @@ class Bench:
         *splits: SourceSplit,
         config: Config | None = None,
         keep_keys: bool = False,
+        receivers: int = 1,
     ) -> None:
         self.double = ReaderDouble()
         self.around = Surroundings(self.double, cast("TransactionLog", None), config=config)
@@ -125,6 +127,7 @@ class Bench:
             Uid("src"),
             self.around.runtime,
             keep_keys=keep_keys,
+            receivers=receivers,
         )
         self.reader.open(splits or (split(P0), split(P1, 5)))
 
@@ -214,6 +217,17 @@ class TestBounded:
         bench.poll(run(P1, *texts(0, "a")))
         assert bench.reader.finished()
         assert [each.end_offset for each in bench.reader.snapshot()] == [4, 1]
+
+    @pytest.mark.parametrize(
+        ("receivers", "asked"),
+        [(1, BATCH_RECORDS), (2, 2 * BATCH_RECORDS), (64, BATCH_RECORDS_MAX)],
+    )
+    def test_a_poll_asks_for_a_batch_for_each_receiver_within_the_limit(
+        self, receivers: int, asked: int
+    ) -> None:
+        bench = Bench(receivers=receivers)
+        bench.poll()
+        assert bench.double.asked == asked
 
     def test_a_subtask_without_splits_is_finished(self) -> None:
         bench = Bench()

@@ -22,6 +22,15 @@ OURS: Final = {
     "enable.auto.commit": "offsets live in checkpoints",
     "auto.offset.reset": "start= says where a source begins",
     "group.id": "it is tidegate.<job>.<source>",
+    "enable.auto.offset.store": "offsets live in checkpoints",
+    "enable.partition.eof": "whether ends of partitions are told is the run's affair",
+    "isolation.level": "a source reads what is committed, and nothing else",
+    "max.poll.interval.ms": "a source is in no group that could expel it, and may wait for long",
+    "acks": "what a checkpoint names is on all replicas in sync, whatever the guarantee",
+    "request.required.acks": "it is acks, and those are all",
+    "message.timeout.ms": "it follows from the checkpoint settings",
+    "delivery.timeout.ms": "it is message.timeout.ms, and follows from the checkpoint settings",
+    "delivery.report.only.error": "a report for every record would cost more than the record",
 }
 """librdkafka settings that belong to the framework, with what a user does instead."""
 

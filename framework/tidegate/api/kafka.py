@@ -154,7 +154,9 @@ class KafkaSource(Connector, Generic[T]):
     left out begin at the earliest).
     `on_bad_record`: what becomes of a record that the format cannot decode: "fail" the job (the
     default), "skip" and count it, or "dead_letter": send its raw bytes to the topic `dead_letters`.
-    `kafka`: librdkafka settings of its consumer; those that tidegate sets itself are refused.
+    `kafka`: librdkafka settings of its consumer, such as "fetch.queue.backoff.ms" (5 here: with the
+    default of 1000 a full queue costs a factor 4) and "queued.min.messages" (50000, records read
+    ahead in each partition). Those that tidegate sets itself are refused.
 
     A record without a value (a tombstone) is a bad record here; `records` can let it through.
     """
@@ -310,7 +312,9 @@ class KafkaSink(Connector, Generic[T]):
     records may be lost or come again).
     `compression`: "none" (the default), "gzip", "snappy", "lz4" or "zstd". `linger`: how long a
     batch may wait for more records, as "5 ms" (the default) or a timedelta. `kafka`: librdkafka
-    settings of its producers; those that tidegate sets itself are refused.
+    settings of its producers, such as the limits of what waits in one of them,
+    "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes" (65536). Those that
+    tidegate sets itself are refused.
 
     PipelineError, with file and line, for whatever of this cannot be.
     """

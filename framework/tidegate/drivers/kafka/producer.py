@@ -11,6 +11,9 @@ transaction committer ends what a publication names.
 After a fatal error librdkafka's flush raises once and then reports success for ever; and one record
 that was refused leaves a transaction that the broker would still commit. So a producer that has
 seen any exception or any failed delivery has failed for good, and every further call says so.
+
+What it says is the cause (`failures.py`), and it waits for that where librdkafka told a consequence
+first: whether trying again is of any use hangs on it.
 """
 
 from __future__ import annotations
@@ -24,15 +27,14 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Client
 
+from tidegate.drivers.kafka.failures import CONSEQUENCES, REMEDIES, Failures
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
     KafkaUnavailableError,
-    RecordTooLargeError,
     RefusedError,
     TidegateError,
-    TransactionError,
 )
 from tidegate.ids import TransactionalId
 
@@ -51,7 +53,11 @@ by default, although the transaction is lost: so it looks for failures in betwee
 """
 ROOM_PAUSE_S: Final = 0.005
 """Between tries while the queue is full: successful deliveries wake nobody, so this is the wait."""
-MS_PER_S: Final = 1000
+CAUSE_WAIT_S: Final = 1.0
+"""For the report of the record that made the transaction fail, after a consequence was told. It is
+microseconds behind, or on its way from another broker's thread.
+"""
+CAUSE_SLICE_S: Final = 0.05
 
 SETTINGS: Final[dict[str, object]] = {
     "enable.idempotence": True,
@@ -78,23 +84,6 @@ _DENIED: Final = frozenset(
         Code._AUTHENTICATION,
     }
 )
-_REMEDIES: Final = {
-    Code.MSG_SIZE_TOO_LARGE: "Raise message.max.bytes of the sink (kafka=) and of the topic "
-    "(max.message.bytes), or write smaller records.",
-    Code.UNKNOWN_TOPIC_OR_PART: "Create the topic again.",
-    Code._UNKNOWN_TOPIC: "Create the topic again.",
-    Code._UNKNOWN_PARTITION: "Create the topic with all of its partitions.",
-    Code.TOPIC_AUTHORIZATION_FAILED: "Grant the job's principal WRITE on the topic.",
-    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant the job's principal WRITE on transactional "
-    "ids with the prefix tidegate.",
-    Code.INVALID_TRANSACTION_TIMEOUT: "Raise the broker's transaction.max.timeout.ms, or lower "
-    "checkpoint.timeout, checkpoint.tolerable_failures or checkpoint.tolerated_outage.",
-    Code._AUTHENTICATION: "Correct the credentials in kafka.properties.",
-    Code._FENCED: "Another producer took the transactional id: a newer attempt of the job runs, or "
-    "something else uses ids with the prefix tidegate.",
-    Code._MSG_TIMED_OUT: "The leader of the partition did not take the record in time: check the "
-    "brokers.",
-}
 
 
 class KafkaProducer:
@@ -104,7 +93,16 @@ class KafkaProducer:
     KafkaNotAuthorisedError or KafkaError.
     """
 
-    __slots__ = ("__weakref__", "_client", "_failure", "_poll", "_produce", "_servers", "_what")
+    __slots__ = (
+        "__weakref__",
+        "_begun",
+        "_client",
+        "_failure",
+        "_poll",
+        "_produce",
+        "_servers",
+        "_what",
+    )
 
     def __init__(
         self,
@@ -116,12 +114,13 @@ class KafkaProducer:
         self._what = (
             "a producer" if transactional_id is None else f"the producer of {transactional_id}"
         )
-        failures = _Failures(self._what)
+        self._begun = False
+        failures = Failures(self._what)
         self._failure = failures
         ours = {
             **SETTINGS,
             "on_delivery": failures.delivered,
-            "error_cb": failures.happened,
+            "error_cb": failures.told,
             "logger": CLIENT_LOG,
         }
         if transactional_id is None:
@@ -143,11 +142,12 @@ class KafkaProducer:
 
     def begin(self) -> None:
         """Begin the transaction (transactional producers only)."""
-        self._failure.check()
+        self._check()
         try:
             self._client.begin_transaction()
         except Exception as error:  # noqa: BLE001  # whatever it is, the transaction is lost
             self._fail("begin a transaction", error)
+        self._begun = True
 
     def send(
         self,
@@ -159,10 +159,12 @@ class KafkaProducer:
 
         TransactionError for anything that fails, now or since the last call.
         """
-        self._failure.check()
+        self._check()
         produce = self._produce
         try:
             for value, key in zip(values, repeat(None) if keys is None else keys, strict=False):
+                # Inside of the loop, to go on with this very record: to enter it costs nothing, as
+                # since Python 3.11 only what is raised is looked up in the table of handlers.
                 try:
                     produce(topic, value, key)
                 except BufferError:
@@ -170,7 +172,7 @@ class KafkaProducer:
             self._poll(0)
         except Exception as error:  # noqa: BLE001  # as in begin
             self._fail(f"write to topic {topic}", error)
-        self._failure.check()
+        self._check()
 
     def send_one(
         self,
@@ -184,7 +186,7 @@ class KafkaProducer:
 
         Failed deliveries are noticed by `flush` or `send`.
         """
-        self._failure.check()
+        self._check()
         try:
             try:
                 self._send_whole(topic, value, key, headers, timestamp_ms or 0)
@@ -202,19 +204,19 @@ class KafkaProducer:
         end = time.monotonic() + timeout_s
         left = 1
         while left and time.monotonic() < end:
-            self._failure.check()
+            self._check()
             try:
                 left = self._client.flush(FLUSH_SLICE_S)
             except Exception as error:  # noqa: BLE001  # as in begin
                 self._fail("flush", error)
-        self._failure.check()
+        self._check()
         if left:
-            self._failure.text = (
+            self._failure.note(
                 f"{left} records of {self._what} were not acknowledged by {self._servers} within "
                 f"{timeout_s:.0f} s. Check that the leaders of the sink's partitions run and that "
                 "enough replicas are in sync."
             )
-            self._failure.check()
+            self._check()
 
     def _initialise(self) -> None:
         end = time.monotonic() + INITIALISE_TIMEOUT_S
@@ -242,7 +244,7 @@ class KafkaProducer:
             kind = KafkaError
         return kind(
             f"Kafka at {self._servers} did not initialise {self._what}: {cause.str()}. "
-            f"{_REMEDIES.get(code, 'Check that the brokers run and are reachable.')}"
+            f"{REMEDIES.get(code, 'Check that the brokers run and are reachable.')}"
         )
 
     def _send_whole(
@@ -273,7 +275,7 @@ class KafkaProducer:
         """
         while True:
             self._poll(ROOM_PAUSE_S)
-            self._failure.check()
+            self._check()
             empty = not len(self._client)
             try:
                 self._send_whole(topic, value, key, headers, timestamp_ms)
@@ -281,67 +283,44 @@ class KafkaProducer:
             except BufferError:
                 if empty:
                     self._failure.larger_than_the_queue(topic, value)
-                    self._failure.check()
+                    self._check()
+
+    def _check(self) -> None:
+        """Raise the failure, if there was one."""
+        if self._failure.text is not None or self._failure.symptom is not None:
+            self._raise()
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
         """Note the first failure, and raise what is noted."""
+        if isinstance(error, KafkaException):
+            self._failure.happened(f"{self._what} could not {what}", error.args[0])
+        else:
+            said = f"{type(error).__name__}: {error}"
+            self._failure.note(f"{self._what} could not {what}: {said}.")
+        self._raise()
+
+    def _raise(self) -> NoReturn:
         if self._failure.text is None:
-            cause = error.args[0] if isinstance(error, KafkaException) else None
-            said = f"{type(error).__name__}: {error}" if cause is None else cause.str()
-            remedy = "" if cause is None else _REMEDIES.get(cause.code(), "")
-            self._failure.too_large = cause is not None and cause.code() == Code.MSG_SIZE_TOO_LARGE
-            self._failure.text = f"{self._what} could not {what}: {said}. {remedy}".rstrip()
+            self._find_cause()
         raise self._failure.error()
 
+    def _find_cause(self) -> None:
+        """Wait while records are unreported; else ask what the transaction failed of.
 
-class _Failures:
-    """The first failure of a producer. Apart from it, so that the client's reference to the
-    callback does not keep the producer alive: dropping it must free the client at once.
-    """
-
-    __slots__ = ("denied", "text", "too_large", "what")
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.denied: Any = None
-        self.text: str | None = None
-        self.too_large = False
-
-    def check(self) -> None:
-        """Raise what was noted, if anything was."""
-        if self.text is not None:
-            raise self.error()
-
-    def error(self) -> TransactionError | RecordTooLargeError:
-        """What was noted; of a record that is too large it is no use to try again."""
-        text = self.text or f"{self.what} failed"
-        kind = RecordTooLargeError if self.too_large else TransactionError
-        return kind(text[0].upper() + text[1:])
-
-    def happened(self, event: Any) -> None:
-        """Called by librdkafka for errors of the client as a whole; it mends lost connections."""
-        if event.code() == Code._AUTHENTICATION:
-            self.denied = event
-
-    def larger_than_the_queue(self, topic: str, value: bytes | None) -> None:
-        """A record was refused by an empty queue."""
-        self.too_large = True
-        self.text = (
-            f"{self.what} cannot take a record of {_size(value)} bytes for topic {topic}: it is "
-            "larger than its whole queue. Raise queue.buffering.max.kbytes of the sink (kafka=), "
-            "or write smaller records."
-        )
-
-    def delivered(self, error: Any, message: Any) -> None:
-        """Called by librdkafka for records that were not delivered, and only for those."""
-        if error is None or self.text is not None:
+        librdkafka tells that in answer to any transactional call, and to begin again is the one
+        that changes nothing on the broker, nor here while the transaction is open.
+        """
+        failure = self._failure
+        end = time.monotonic() + CAUSE_WAIT_S
+        while failure.text is None and len(self._client) and time.monotonic() < end:
+            self._poll(CAUSE_SLICE_S)
+        if failure.text is not None or failure.symptom is None:
             return
-        self.too_large = error.code() == Code.MSG_SIZE_TOO_LARGE
-        self.text = (
-            f"{self.what} could not deliver a record of {_size(message.value())} bytes to "
-            f"topic {message.topic()}: {error.str()}. {_REMEDIES.get(error.code(), '')}"
-        ).rstrip()
-
-
-def _size(value: bytes | None) -> int:
-    return 0 if value is None else len(value)
+        what, error = failure.symptom
+        if self._begun:
+            try:
+                self._client.begin_transaction()
+            except KafkaException as asked:
+                if asked.args[0].code() not in CONSEQUENCES:
+                    error = asked.args[0]
+        failure.cause(what, error)

@@ -1,0 +1,48 @@
+"""What a client of librdkafka's is made with, looked at instead of made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tidegate.drivers.kafka.settings import CLIENT_LOG
+
+BROKERS = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+class Client:
+    """A consumer or producer that does nothing; `given` are the settings of the newest."""
+
+    given: Mapping[str, Any]
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        Client.given = given
+
+    def poll(self) -> None:
+        raise AssertionError
+
+    consume = produce = poll
+
+    def init_transactions(self, _timeout_s: float) -> None:
+        pass
+
+
+def settings_given(
+    monkeypatch: pytest.MonkeyPatch,
+    client: str,
+    make: Callable[[dict[str, str]], object],
+    callbacks: tuple[str, ...],
+    overrides: Mapping[str, str],
+) -> dict[str, Any]:
+    """What `make` gives the class of the qualified name `client`, but for callbacks and log, where
+    a user gives `overrides` (underscores for dots).
+    """
+    monkeypatch.setattr(client, Client)
+    make({**BROKERS, **{name.replace("_", "."): value for name, value in overrides.items()}})
+    given = dict(Client.given)
+    assert given.pop("logger") is CLIENT_LOG
+    for name in callbacks:
+        assert callable(given.pop(name))
+    return given
