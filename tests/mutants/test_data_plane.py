@@ -78,18 +78,19 @@ EARLY_OFFSET = (
 FLUSH_AGAIN = (
     Edit(
         KafkaSinkWriter._prepare,
-        "    self._lane.flush(sending)\n",
+        "    self._lane.flush(sending, final=final)\n",
         "    try:\n"
-        "        self._lane.flush(sending)\n"
+        "        self._lane.flush(sending, final=final)\n"
         "    except Exception:\n"
-        "        self._lane.flush(sending)\n",
+        "        self._lane.flush(sending, final=final)\n",
     ),
 )
 DELIVERY_IGNORED = (
     Edit(
         KafkaSinkWriter._prepare,
-        "    self._lane.flush(sending)\n",
-        "    try:\n        self._lane.flush(sending)\n    except Exception:\n        pass\n",
+        "    self._lane.flush(sending, final=final)\n",
+        "    try:\n        self._lane.flush(sending, final=final)\n"
+        "    except Exception:\n        pass\n",
     ),
 )
 NO_DESCRIBE = (

@@ -36,12 +36,12 @@ class Bench:
         self.acks: dict[int, tuple[PreparedTransaction, ...]] = {}
         self.writer.open()
 
-    def prepare(self, number: int) -> None:
+    def prepare(self, number: int, *, final: bool = False) -> None:
         def done(found: tuple[PreparedTransaction, ...]) -> None:
             assert number not in self.acks
             self.acks[number] = found
 
-        self.writer.prepare(CheckpointId(Attempt(1), number), done)
+        self.writer.prepare(CheckpointId(Attempt(1), number), done, final=final)
 
     def posted(self) -> None:
         self.around.mailbox.run_posted()
@@ -294,6 +294,26 @@ def test_a_producer_that_was_idle_for_a_day_is_made_anew(bench: Bench) -> None:
     assert bench.broker.initialised.count(first) == 2
     assert bench.broker.transactions[first].epoch == 1
     assert bench.values() == [b"a"]
+
+
+@pytest.mark.parametrize("last", [(), (b"b",)], ids=["an empty interval", "records"])
+def test_what_nobody_waited_for_is_waited_for_at_the_end(last: tuple[bytes, ...]) -> None:
+    """What a producer holds goes with its process, and a job that ends in order loses nothing."""
+    bench = Bench(KafkaSink("out", value=Raw(), guarantee="none"))
+    bench.around.settle()
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.around.settle()
+    if last:
+        bench.writer.write(batch(*last))
+    (producer,) = bench.broker.producers
+    assert producer.flushes == 0
+    bench.prepare(2, final=True)
+    bench.posted()
+    assert list(bench.acks) == [1]
+    bench.around.settle()
+    assert producer.flushes == 1
+    assert bench.acks == {1: (), 2: ()}
 
 
 @pytest.mark.parametrize(("guarantee", "flushes"), [("at_least_once", 2), ("none", 0)])

@@ -55,6 +55,7 @@ class _Interval:
     checkpoint: CheckpointId | None = None
     """Set when a barrier has closed it."""
     done: Done | None = None
+    final: bool = False
 
 
 @dataclass(slots=True)
@@ -149,14 +150,15 @@ class KafkaSinkWriter:
         self._buffered_bytes += size
         self._proceed()
 
-    def prepare(self, checkpoint: CheckpointId, done: Done) -> None:
-        """A barrier: close the interval, and call `done` in the mailbox when all before is flushed.
+    def prepare(self, checkpoint: CheckpointId, done: Done, *, final: bool = False) -> None:
+        """A barrier: close the interval, and call `done` in the mailbox when all before is flushed;
+        where the guarantee waits for nothing, when it is the `final` one.
 
         `done` gets every prepared transaction that is not told ended, oldest first. A failure ends
         the attempt instead.
         """
         last = self._intervals[-1]
-        last.checkpoint, last.done = checkpoint, done
+        last.checkpoint, last.done, last.final = checkpoint, done, final
         self._intervals.append(_Interval())
         self._lane.keep_ready()
         self._proceed()
@@ -194,7 +196,10 @@ class KafkaSinkWriter:
             if first.checkpoint is None or first.done is None:
                 return
             self._intervals.popleft()
-            self._close(first.sending, first.checkpoint, first.done)
+            sending = first.sending
+            if sending is None and first.final:
+                sending = self._lane.left()
+            self._close(sending, first.checkpoint, first.done, final=first.final)
 
     def _send_waiting(self, interval: _Interval, sending: Sending) -> None:
         while interval.waiting:
@@ -216,7 +221,9 @@ class KafkaSinkWriter:
             producer.send_one(self._topic, value, key, headers, timestamp_ms)
         producer.send(self._topic, (), None)  # serves failed deliveries
 
-    def _close(self, sending: Sending | None, checkpoint: CheckpointId, done: Done) -> None:
+    def _close(
+        self, sending: Sending | None, checkpoint: CheckpointId, done: Done, *, final: bool
+    ) -> None:
         closing = _Closing(checkpoint, done, complete=sending is None)
         self._closing.append(closing)
         if sending is None:
@@ -225,11 +232,11 @@ class KafkaSinkWriter:
         self._flushing = True
         self._lane.closing(sending)
         # The I/O thread's action holds the last reference to the producer: it is dropped there.
-        self._runtime.run_io(partial(self._prepare, sending, closing))
+        self._runtime.run_io(partial(self._prepare, sending, closing, final=final))
 
-    def _prepare(self, sending: Sending, closing: _Closing) -> None:
+    def _prepare(self, sending: Sending, closing: _Closing, *, final: bool) -> None:
         """In an I/O thread: flush, then check; each lets the mailbox go on."""
-        self._lane.flush(sending)
+        self._lane.flush(sending, final=final)
         self._runtime.post(self._flushed)
         transaction = self._lane.describe(sending)
         self._runtime.post(partial(self._prepared, closing, transaction))

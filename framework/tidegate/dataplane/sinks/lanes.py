@@ -2,7 +2,8 @@
 
 A lane hands out producers, flushes them at the barrier, and says what there is to name in the
 acknowledgement. `TransactionLane` is `exactly_once`; `PlainLane` is `at_least_once` (flushed at the
-barrier) and `none` (not even that). `KafkaSinkWriter` keeps intervals in order; nothing here does.
+barrier) and `none` (not even that, but at the final one, for what is left in a producer goes with
+its process). `KafkaSinkWriter` keeps intervals in order; nothing here does.
 
 `flush` and `describe` are called in an I/O thread, everything else in the mailbox thread.
 """
@@ -53,7 +54,11 @@ class Lane(Protocol):
         """The interval is closed and about to be flushed."""
         ...
 
-    def flush(self, sending: Sending) -> None:
+    def left(self) -> Sending | None:
+        """What holds records of earlier intervals that nobody has waited for, if anything does."""
+        ...
+
+    def flush(self, sending: Sending, *, final: bool) -> None:
         """Return when all of the interval is acknowledged; raise if it is not."""
         ...
 
@@ -107,7 +112,10 @@ class TransactionLane:
         """The slot goes on to be flushed."""
         self._slots.flushing(_warm(sending).slot)
 
-    def flush(self, sending: Sending) -> None:
+    def left(self) -> None:
+        """Nothing: each interval is flushed."""
+
+    def flush(self, sending: Sending, *, final: bool) -> None:  # noqa: ARG002 - all are alike
         """As long as the transaction may last: a checkpoint that expires meanwhile changes nothing,
         what is prepared late is named with the next.
         """
@@ -171,9 +179,13 @@ class PlainLane:
     def closing(self, sending: Sending) -> None:
         """Nothing to note."""
 
-    def flush(self, sending: Sending) -> None:
-        """For `at_least_once` only."""
-        if self._flushes:
+    def left(self) -> Sending | None:
+        """The producer, where intervals are not flushed."""
+        return None if self._flushes else self.take()
+
+    def flush(self, sending: Sending, *, final: bool) -> None:
+        """For `at_least_once`, and at the end."""
+        if self._flushes or final:
             sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
 
     def describe(self, sending: Sending) -> None:
