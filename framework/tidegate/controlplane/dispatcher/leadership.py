@@ -3,7 +3,9 @@
 Two standing JobManagers of one cluster may live at once: the host of one stood still, another was
 started, and the first goes on. The newer leader epoch counts. Before it writes a job down or starts
 a JobMaster, and now and then, each looks whether there is a newer one: its JobMasters would depose
-the other's, and what it writes of a job would be out of date. It decides nothing else.
+the other's, and what it writes of a job would be out of date. It looks again when it has written: a
+newer one that came meanwhile has read its jobs without this one, which nobody may be told is
+accepted. One that comes after that look finds it. It decides nothing else.
 
 Called in the loop's thread; the storage is asked in worker threads.
 """
@@ -21,6 +23,9 @@ from tidegate.ids import LeaderEpoch
 
 LOOK_INTERVAL_MS: Final = 10_000
 """Between two looks for a newer JobManager, while there is no other reason to look."""
+
+CONFIRM_PAUSE_S: Final = 0.5
+"""Between two looks after a write, while the storage does not answer."""
 
 Action = Callable[[], object]
 
@@ -47,18 +52,41 @@ class Leadership:
         self._looking = False
         self._looked_ms = 0
 
-    def if_leading(self, work: Action, done: Any, failed: Callable[[TidegateError], Any]) -> None:
-        """Work in a worker thread and post `done`, unless a newer JobManager has come; post what
-        `failed` gives where the storage does not say, or the work fails.
+    def if_leading(
+        self, write: Action | None, done: Any, failed: Callable[[TidegateError], Any]
+    ) -> None:
+        """Write in a worker thread, if there is anything to, and post `done`, unless a newer
+        JobManager has come; post what `failed` gives where nothing was written, because the storage
+        does not say who leads, or does not take it.
         """
 
-        def work_if_leading() -> bool:
-            leads = self._alone or self._store.is_leader(self._epoch)
-            if leads:
-                work()
+        def write_if_leading() -> bool:
+            leads = self._leads()
+            if leads and write is not None:
+                write()
             return leads
 
-        self._loop.submit(work_if_leading, lambda leads: done if leads else self._end, failed)
+        def written() -> None:
+            self._confirm(done)
+
+        after = done if write is None or self._alone else written
+        self._loop.submit(write_if_leading, lambda leads: after if leads else self._end, failed)
+
+    def _confirm(self, done: Any) -> None:
+        """Post `done` once it is sure that nobody has come while it was written. It stands now: so
+        as long as the storage does not say, it is neither done nor failed.
+        """
+
+        def again(error: TidegateError) -> Action:
+            _log.warning("it is not known whether this JobManager still leads: %s", error)
+            self._loop.call_later(CONFIRM_PAUSE_S, lambda: self._confirm(done))
+            return _nothing
+
+        self._loop.submit(self._leads, lambda leads: done if leads else self._end, again)
+
+    def _leads(self) -> bool:
+        """In a worker thread."""
+        return self._alone or self._store.is_leader(self._epoch)
 
     def look(self, now_ms: int) -> None:
         """One look at a time, ten seconds after the last began."""
@@ -70,7 +98,7 @@ class Leadership:
             _log.warning("it is not known whether this JobManager leads: %s", error)
             return self._looked
 
-        self.if_leading(lambda: None, self._looked, not_known)
+        self.if_leading(None, self._looked, not_known)
 
     def _looked(self) -> None:
         self._looking = False
@@ -84,3 +112,7 @@ class Leadership:
             self._epoch,
         )
         self._loop.stop()
+
+
+def _nothing() -> None:
+    """The event of a look that was not answered."""

@@ -303,7 +303,7 @@ class JobManager:
             self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, again)
             return _nothing
 
-        self._leadership.if_leading(_nothing, begin, put_off)
+        self._leadership.if_leading(None, begin, put_off)
 
     def _start_jobmaster(self, job: JobName, start: int, working_folder: str) -> None:
         def exited(status: int) -> None:

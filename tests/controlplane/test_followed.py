@@ -1,0 +1,131 @@
+"""A JobManager that was followed by a newer one writes nothing, and says of nothing that it is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from tidegate.controlplane.dispatcher.leadership import LOOK_INTERVAL_MS, Leadership
+from tidegate.errors import StorageError
+from tidegate.ids import LeaderEpoch
+
+
+class Loop:
+    """Work is done at once; what it posts is written down."""
+
+    def __init__(self) -> None:
+        self.posted: list[Any] = []
+        self.pauses: list[float] = []
+        self.stopped = False
+
+    def submit(
+        self, work: Callable[[], Any], done: Callable[[Any], Any], failed: Callable[[Any], Any]
+    ) -> None:
+        try:
+            result = work()
+        except StorageError as error:
+            event = failed(error)
+        else:
+            event = done(result)
+        if callable(event):
+            event()
+        else:
+            self.posted.append(event)
+
+    def call_later(self, seconds: float, event: Callable[[], Any]) -> None:
+        self.pauses.append(seconds)
+        event()
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Store:
+    """What the looks for a newer JobManager find, one after the other; None: no answer."""
+
+    def __init__(self, *leads: bool | None) -> None:
+        self.leads, self.looks = list(leads), 0
+
+    def is_leader(self, epoch: LeaderEpoch) -> bool:
+        self.looks += 1
+        leads = self.leads.pop(0)
+        if leads is None:
+            raise StorageError("the storage does not answer")
+        return leads
+
+
+def of(store: Store, loop: Loop, *, alone: bool = False) -> Leadership:
+    return Leadership(cast("Any", store), "c", LeaderEpoch(1), cast("Any", loop), alone=alone)
+
+
+@pytest.mark.parametrize(
+    ("leads", "written", "posted"),
+    [((True, True), True, ["stored"]), ((False,), False, []), ((True, False), True, [])],
+    ids=["leads", "was followed before", "was followed while it wrote"],
+)
+def test_only_who_leads_before_and_after_has_written(
+    leads: tuple[bool, ...], written: bool, posted: list[str]
+) -> None:
+    """Found by the simulator: a submit was answered as accepted, and the newer JobManager, which
+    had read its jobs before, knew nothing of it.
+    """
+    store, loop, writes = Store(*leads), Loop(), list[str]()
+    of(store, loop).if_leading(lambda: writes.append("x"), "stored", str)
+    assert (writes == ["x"], loop.posted, loop.stopped) == (written, posted, not posted)
+
+
+def test_where_nothing_is_written_one_look_is_enough() -> None:
+    store, loop = Store(True), Loop()
+    of(store, loop).if_leading(None, "leads", str)
+    assert (loop.posted, store.looks) == (["leads"], 1)
+
+
+def test_a_local_one_never_looks() -> None:
+    store, loop, writes = Store(), Loop(), list[str]()
+    leadership = of(store, loop, alone=True)
+    leadership.if_leading(lambda: writes.append("x"), "stored", str)
+    leadership.look(LOOK_INTERVAL_MS)
+    assert (writes, loop.posted, store.looks) == (["x"], ["stored"], 0)
+
+
+def test_a_write_that_fails_is_told() -> None:
+    def broken() -> None:
+        raise StorageError("the disk is full")
+
+    loop = Loop()
+    of(Store(True), loop).if_leading(broken, "stored", str)
+    assert (loop.posted, loop.stopped) == (["the disk is full"], False)
+
+
+def test_it_looks_now_and_then() -> None:
+    store, loop = Store(True, False), Loop()
+    leadership = of(store, loop)
+    leadership.look(LOOK_INTERVAL_MS - 1)
+    assert store.looks == 0
+    leadership.look(LOOK_INTERVAL_MS)
+    leadership.look(LOOK_INTERVAL_MS + 1)
+    assert (store.looks, loop.stopped) == (1, False)
+    leadership.look(2 * LOOK_INTERVAL_MS)
+    assert (store.looks, loop.stopped) == (2, True)
+
+
+@pytest.mark.parametrize(("leads", "posted"), [(True, ["stored"]), (False, [])])
+def test_what_is_written_is_not_called_failed_while_the_storage_does_not_answer(
+    *, leads: bool, posted: list[str]
+) -> None:
+    """It stands, and whoever leads next finds it: to deny it now would start a job that its user
+    was told is none.
+    """
+    store, loop = Store(True, None, None, leads), Loop()
+    of(store, loop).if_leading(lambda: None, "stored", str)
+    assert (loop.posted, len(loop.pauses), loop.stopped) == (posted, 2, not posted)
+
+
+def test_without_an_answer_before_it_nothing_is_written() -> None:
+    store, loop, writes = Store(None), Loop(), list[str]()
+    of(store, loop).if_leading(lambda: writes.append("x"), "stored", str)
+    assert (writes, loop.posted) == ([], ["the storage does not answer"])
