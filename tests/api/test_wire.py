@@ -156,6 +156,31 @@ def test_values_columns_and_state_come_back(of: Any, value: Any) -> None:
     assert stored.decode(stored.encode(value)) == value
 
 
+IN_FRAMES: list[tuple[Any, Any]] = [
+    (Any, {"a": [1, None, "x", b"y"], "b": b"z" * 300}),
+    (Order | str | bytes, b"b" * 300),
+    (dict[str, bytes], {"k": b"v" * 300}),
+    (Pair[list[Order | Keyed]], Pair([ORDER, Keyed(a=2, b=b"b" * 300)], None)),
+    (Pair[Pair[int | str] | Order], Pair(Pair("long" * 100, 5), ORDER)),
+]
+
+
+@pytest.mark.parametrize(("of", "value"), VALUES + UNIONS + IN_FRAMES)
+def test_a_column_is_read_from_the_middle_of_a_frame_and_holds_nothing_of_it(
+    of: Any, value: Any
+) -> None:
+    codec = column_codec(of)
+    column = codec.encode([value, value])
+    frame = bytearray(b"\xc1head" + column + b"tail\xc1")
+    view = memoryview(frame)
+    read = codec.decode(view[5 : 5 + len(column)])
+    view.release()
+    frame[:] = bytes(len(frame))
+    frame.clear()  # BufferError while anything looks into it
+    assert read == [value, value] == codec.decode(column)
+    assert repr(read) == repr(codec.decode(column))  # True is equal to 1
+
+
 @pytest.mark.parametrize(("of", "value"), VALUES)
 @pytest.mark.parametrize("form", [Json, Avro])
 def test_formats_give_back_what_they_were_given(form: Any, of: Any, value: Any) -> None:

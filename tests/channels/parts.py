@@ -23,7 +23,9 @@ class PlainColumn:
 
     def __init__(self) -> None:
         self.encode: Callable[[list[Any]], bytes] = msgspec.msgpack.Encoder().encode
-        self.decode: Callable[[bytes], list[Any]] = msgspec.msgpack.Decoder(list[Any]).decode
+        self.decode: Callable[[bytes | memoryview], list[Any]] = msgspec.msgpack.Decoder(
+            list[Any]
+        ).decode
 
 
 def codec() -> FrameCodec:

@@ -74,6 +74,23 @@ def test_batches_come_back(batches: list[RecordBatch]) -> None:
     assert codec().decode(payload(*batches)) == batches
 
 
+def test_a_column_is_decoded_out_of_the_frame_without_a_copy() -> None:
+    seen: list[bytes | memoryview] = []
+
+    class Column(PlainColumn):
+        def __init__(self) -> None:
+            super().__init__()
+            self._plain, self.decode = self.decode, self.look
+
+        def look(self, data: bytes | memoryview) -> list[object]:
+            seen.append(data)
+            return self._plain(data)
+
+    frame = payload(batch(0, 2), batch(2, 1))
+    FrameCodec("a -> b", "a", Column()).decode(frame)
+    assert [view.obj is frame for view in seen if isinstance(view, memoryview)] == [True, True]
+
+
 @given(
     st.builds(
         Barrier,

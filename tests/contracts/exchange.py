@@ -19,6 +19,8 @@ from tests.contracts.surroundings import PATIENCE_S, Surroundings
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ports.exchange import MAX_FRAME_BYTES, Exchange, Frame
 
+SOON_S = 10.0
+"""A bound for a machine that is busy with other things, not a figure."""
 _STEP_S = 0.002
 
 
@@ -94,6 +96,12 @@ class ExchangeContract:
     @pytest.fixture
     def world(self) -> Iterator[ExchangeWorld]:
         raise NotImplementedError
+
+    @pytest.fixture
+    def long_farewell(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever waits for it is found out, however slow the machine is."""
+        for driver in ("tidegate.drivers.exchange.sockets", "tidegate.testing.sim.exchange"):
+            monkeypatch.setattr(f"{driver}.FAREWELL_S", 6 * SOON_S)
 
     # --- frames ---
 
@@ -200,7 +208,7 @@ class ExchangeContract:
         low.connect({1: high.address})
         for _ in range(100):
             low.exchange.send(1, 0, (b"x" * 100_000,))  # far more than a socket buffers
-        assert world.around.clock.monotonic() - began < 2.0
+        assert world.around.clock.monotonic() - began < SOON_S
         high.connect({0: low.address})
         high.run_until(lambda: len(high.frames[0]) == 100)
 
@@ -321,13 +329,13 @@ class ExchangeContract:
             assert not slot.lost
 
     def test_closing_does_not_wait_for_a_peer_to_which_nothing_was_said(
-        self, world: ExchangeWorld
+        self, world: ExchangeWorld, long_farewell: None
     ) -> None:
         waiting = world.slot(1)
         waiting.connect({0: world.nowhere()})
         began = world.around.clock.monotonic()
         waiting.exchange.close()
-        assert world.around.clock.monotonic() - began < 1.0
+        assert world.around.clock.monotonic() - began < SOON_S
 
     def test_closing_waits_no_longer_than_it_says(self, world: ExchangeWorld) -> None:
         low, high = world.slot(0), world.slot(1)
@@ -336,9 +344,11 @@ class ExchangeContract:
             low.exchange.send(1, 0, (b"x" * 100_000,))
         began = world.around.clock.monotonic()
         low.exchange.close()  # and nobody reads
-        assert 1.5 < world.around.clock.monotonic() - began < 4.0
+        assert 1.5 < world.around.clock.monotonic() - began < SOON_S
 
-    def test_both_may_leave_at_once_and_twice(self, world: ExchangeWorld) -> None:
+    def test_both_may_leave_at_once_and_twice(
+        self, world: ExchangeWorld, long_farewell: None
+    ) -> None:
         low, high = pair(world)
         low.exchange.send(1, 0, (b"linked",))
         high.run_until(lambda: bool(high.frames[0]))
@@ -347,7 +357,7 @@ class ExchangeContract:
         for join in joins:
             join()
         low.exchange.close()
-        assert world.around.clock.monotonic() - began < 1.5
+        assert world.around.clock.monotonic() - began < SOON_S
         for slot in (low, high):
             slot.run_rest()
             assert not slot.lost

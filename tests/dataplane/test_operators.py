@@ -62,6 +62,63 @@ def test_fused_steps_keep_offsets_and_source_keys_parallel_to_the_values() -> No
     assert out[0].origin == ORIGIN
 
 
+def doubled(value: int) -> int:
+    return value * 2
+
+
+def is_paid(value: int) -> bool:
+    return value > 2
+
+
+class Parts:
+    def __call__(self, value: int) -> list[int]:
+        return [value, value + 1]
+
+
+FUSED = """\
+def run(remaining, offsets, keys, out_values, out_offsets, out_keys):
+    add_value, add_offset = out_values.append, out_offsets.append
+    if keys is None:
+        for v, o in zip(remaining, offsets):
+            v0 = f0(v)  # map-1: doubled, pipeline.py:1
+            if not f1(v0): continue  # filter-1: is_paid, pipeline.py:1
+            for v2 in f2(v0):  # flat_map-1: Parts, pipeline.py:1
+                add_value(v2)
+                add_offset(o)
+    else:
+        add_key = out_keys.append
+        for v, o, k in zip(remaining, offsets, keys):
+            v0 = f0(v)  # map-1: doubled, pipeline.py:1
+            if not f1(v0): continue  # filter-1: is_paid, pipeline.py:1
+            for v2 in f2(v0):  # flat_map-1: Parts, pipeline.py:1
+                add_value(v2)
+                add_offset(o)
+                add_key(k)
+"""
+
+
+def test_the_loop_can_be_read_when_printed() -> None:
+    out = Collected()
+    steps = [step("map", doubled), step("filter", is_paid), step("flat_map", Parts())]
+    fused = FusedSteps("P", steps, out.append)
+    assert fused.source == FUSED
+    fused.process(batch(1, 2, 3))
+    assert out.values() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("name", ["a\nraise SystemExit", "a\x0c", "a\x00", "a\udc80", "a\r", "ü"])
+def test_a_name_of_whatever_marks_stays_a_comment(name: str) -> None:
+    def function(value: int) -> int:
+        return value + 1
+
+    function.__qualname__ = name
+    out = Collected()
+    fused = FusedSteps("P", [step("map", function)], out.append)
+    assert len(fused.source.splitlines()) == FUSED.count("\n") - 4
+    fused.process(batch(1))
+    assert out.values() == [2]
+
+
 def test_a_batch_of_which_nothing_is_left_is_not_emitted() -> None:
     out = Collected()
     FusedSteps("P", [step("filter", lambda _: False)], out.append).process(batch(1, 2))

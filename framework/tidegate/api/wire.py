@@ -27,11 +27,23 @@ from tidegate.errors import CorruptCheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Two functions; `source` is what was generated for them, for people."""
+    """Two functions; `source` is what was generated for them, for people.
+
+    What is decoded holds nothing of the buffer: strings and bytes are copied out of it.
+    """
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes | memoryview], Any]
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateCodec:
+    """A codec of stored values, which come as bytes."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
-    source: str = ""
+    source: str
 
 
 def value_codec(of: object) -> Codec:
@@ -51,7 +63,7 @@ def column_codec(of: object) -> Codec:
     return _codec(shapes, shapes.container(list, of), "values")
 
 
-def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> Codec:
+def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> StateCodec:
     """The codec of a stored value: written under schema `number`, read under that or any of
     `written` (numbers to Avro schemas, from the manifest). PipelineError if one of them cannot be
     resolved.
@@ -77,7 +89,7 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> C
             "does not list; the checkpoint's files and its manifest do not belong together"
         )
 
-    return Codec(inner.encode, decode, inner.source)
+    return StateCodec(inner.encode, decode, inner.source)
 
 
 class _WireShapes(Shapes):
@@ -107,6 +119,7 @@ class _WireShapes(Shapes):
             branch = which(value)
             return branch, packs[branch](value)
 
+        # Raw is a view of the buffer that is being decoded, and does not outlive this.
         def unpack(pair: tuple[int, msgspec.Raw]) -> Any:
             return codecs[pair[0]].decode(pair[1])
 

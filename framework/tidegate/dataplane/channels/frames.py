@@ -61,7 +61,9 @@ class ColumnCodec(Protocol):
     def encode(self) -> Callable[[list[Any]], bytes]: ...
 
     @property
-    def decode(self) -> Callable[[bytes], list[Any]]: ...
+    def decode(self) -> Callable[[bytes | memoryview], list[Any]]:
+        """What it returns holds nothing of the buffer, which is a part of a frame."""
+        ...
 
 
 class Segment(NamedTuple):
@@ -157,7 +159,7 @@ class FrameCodec:
             middle, end = at + head_size, at + head_size + values_size
             _must(end <= len(payload), "it ends within a segment")
             topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
-            values = self._column.decode(payload[middle:end])
+            values = self._column.decode(view[middle:end])  # not copied first
             _must(_fit(values, offsets, keys), "its columns differ in length")
             batches.append(RecordBatch(values, offsets, Origin(topic, partition), keys))
             at = end

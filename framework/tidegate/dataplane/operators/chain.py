@@ -44,6 +44,8 @@ class Sink(Protocol):
         self,
         checkpoint: CheckpointId,
         done: Callable[[tuple[PreparedTransaction, ...]], None],
+        *,
+        final: bool,
     ) -> None: ...
     def ended(
         self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None
@@ -67,6 +69,7 @@ class Chain:
         self._pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
         self.sinks: dict[str, Sink] = {}
         self.keyed: dict[str, KeyedOperator] = {}
+        self.fused: list[FusedSteps] = []
         self._processes: list[ProcessOperator] = []
         self.outlets = [outlet for _, outlet in leaves.outlets]
         head = graph.nodes[vertex.nodes[0]]
@@ -116,7 +119,9 @@ class Chain:
             run = [node]
             while (following := self._only_stateless_consumer(run[-1])) is not None:
                 run.append(following)
-            return FusedSteps(self._pipeline, run, self._outputs(run[-1], MAIN)).process
+            fused = FusedSteps(self._pipeline, run, self._outputs(run[-1], MAIN))
+            self.fused.append(fused)
+            return fused.process
         if node.kind == "sink":
             sink = self.sinks[node.id] = self._leaves.make_sink(node)
             return sink.write

@@ -50,8 +50,8 @@ class KeyedStateLike(Protocol):
         done: Callable[[KeyedSnapshot], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Freeze now; store in the background; `done` or `failed` (with the reason) is called in
-        the mailbox thread.
+        """Take the content of this moment, and store it in the background; `done` or `failed` (with
+        the reason) is called in the mailbox thread.
         """
         ...
 
@@ -130,6 +130,7 @@ class KeyedOperator:
         self._context.side.emit(batch.origin)
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
+        # Behind a shuffle for the second time: `KeyOutlet.emit` says why.
         remaining = iter(batch.values)
         try:
             return list(map(self._key_of, remaining))

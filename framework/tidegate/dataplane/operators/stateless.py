@@ -1,9 +1,10 @@
 """Stateless steps, fused: a run of map, filter and flat_map becomes one generated loop over a
 batch.
 
-The loop is ordinary Python that can be printed (`FusedSteps.source`): one statement per step, one
-`for` per flat_map, and the columns that stay parallel to the values (offsets, and source keys where
-a sink wants them). Nothing is counted, timed or caught per record. When a step raises, the line of
+The loop is ordinary Python that can be printed (`FusedSteps.source`; a slot logs it at level
+debug): one statement per step, with the step's name, function and place beside it, one `for` per
+flat_map, and the columns that stay parallel to the values (offsets, and source keys where a sink
+wants them). Nothing is counted, timed or caught per record. When a step raises, the line of
 the generated loop says which one, and the input iterator's length hint says at which record.
 
 Called by `chain.py`; it does not know channels, barriers or tasks.
@@ -18,7 +19,7 @@ from typing import Any, Final
 from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.elements import RecordBatch
 from tidegate.errors import InternalError
-from tidegate.graph.logical import Node
+from tidegate.graph.logical import Node, function_name
 
 Emit = Callable[[RecordBatch], None]
 
@@ -71,6 +72,7 @@ def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
     """
     lines = ["def run(remaining, offsets, keys, out_values, out_offsets, out_keys):"]
     step_of_line: dict[int, int] = {}
+    comments = [_comment(node) for node in nodes]
 
     def loop(head: str, tail: Sequence[str]) -> None:
         lines.append(f"        {head}")
@@ -85,7 +87,7 @@ def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
             else:
                 text = f"{indent}for v{index} in f{index}({value}):"
                 value, depth = f"v{index}", depth + 1
-            lines.append(text)
+            lines.append(text + comments[index])
             step_of_line[len(lines)] = index
         lines.extend("    " * depth + line.format(value=value) for line in tail)
 
@@ -99,3 +101,10 @@ def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
         ["add_value({value})", "add_offset(o)", "add_key(k)"],
     )
     return "\n".join(lines) + "\n", step_of_line
+
+
+def _comment(node: Node) -> str:
+    """Which step a line runs. A name is the user's text, and must not end the line."""
+    name = (function_name(node.function) or "").rpartition(":")[2]
+    text = f"  # {node.id}: {name}, {node.place}"
+    return "".join(mark if mark.isprintable() else "?" for mark in text)
