@@ -318,9 +318,9 @@ def _zygote(common: Common, arguments: dict[str, Any]) -> int:
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
         sys.path.insert(0, start.working_folder)
-        # What was imported lives as long as the process; batches are short-lived and acyclic.
+        # A collection writes to each object that it looks at: those of the zygote would no longer
+        # be shared with it. The slot settles the rest (`ThisProcess.settle`).
         gc.freeze()
-        gc.set_threshold(200_000, 50, 50)
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
 

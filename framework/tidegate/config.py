@@ -93,6 +93,9 @@ class StateSettings(Section):
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
     directory: str = ".tidegate/state"
+    """What an attempt that failed leaves there serves the next one on the host: it then fetches
+    less. Nothing is lost with it.
+    """
     cache_entries: int = Field(default=200_000, ge=1_000)
 
 

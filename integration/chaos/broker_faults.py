@@ -270,7 +270,7 @@ def _last_publication(live: LiveJob) -> int:
 
 
 def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
-    """Until the brokers hold none of these open any more; the set-up is void if all ended well."""
+    """Until the brokers have ended all of these; the set-up is void if all ended well."""
     log = KafkaTransactionLog({"bootstrap.servers": live.job.bootstrap})
     try:
         end_s = time.monotonic() + ABORTED_S_MAX
@@ -278,7 +278,11 @@ def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
             ids = [txn["transactional_id"] for txn in named]
             facts = {id_: log.describe(id_) for id_ in ids}
             states = {id_: fact and fact.state for id_, fact in facts.items()}
-            under_way = {TransactionState.ONGOING, TransactionState.PREPARE_ABORT}
+            under_way = {
+                TransactionState.ONGOING,
+                TransactionState.PREPARE_ABORT,
+                TransactionState.PREPARE_COMMIT,
+            }
             if not under_way & set(states.values()):
                 break
             if time.monotonic() > end_s:

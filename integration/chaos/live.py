@@ -35,6 +35,8 @@ RECOVERY_S_MAX: Final = 300.0
 """Whether it recovers at all; how fast is measured, and stands in the record."""
 QUIET_S: Final = 5.0
 """Many checkpoints: without output for so long, all of the input has come out."""
+LAG_MS_MAX: Final = 2_000
+"""What a report says of the lag is no older."""
 COMMAND: Final = "integration.chaos.command"
 CALM: Final = {
     "restart.strategy": "fixed_delay",
@@ -241,9 +243,12 @@ class LiveJob:
     def finish(self, *, lossy: bool = False) -> str:
         """End the input, then the job, and judge: EXACT, or what is wrong.
 
-        `lossy`: nobody knows how much output there will be, so its end is when no more comes.
+        `lossy`: nobody knows how much output there will be, so its end is when the job has read all
+        of the input and no more comes.
         """
         self.feeder.stop()
+        if lossy:
+            self._until_all_is_read(time.time() * 1000)
         counts = {"totals": self.feeder.orders, "large": self.feeder.large}
         end_s = time.monotonic() + RECOVERY_S_MAX
         for sink, watcher in self.watchers.items():
@@ -258,6 +263,19 @@ class LiveJob:
         if code != 0:
             return f"exit code {code}: {self.run.errors.read_text()[-500:]}"
         return self.judge()
+
+    def _until_all_is_read(self, since_ms: float) -> None:
+        """Wait until the job has read all that was written before."""
+
+        def has_read() -> bool:
+            last = (self.run.reports() or [{}])[-1]
+            return (
+                last.get("state") == "RUNNING"
+                and last.get("lag") == 0
+                and last["reported_ms"] > since_ms + LAG_MS_MAX
+            )
+
+        self.run.until(has_read, "at the end of its input", RECOVERY_S_MAX)
 
     def judge(self) -> str:
         """What is in Kafka now: EXACT, or what is wrong with it."""

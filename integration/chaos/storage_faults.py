@@ -9,6 +9,7 @@ nothing may be mounted (not root), stories on full disks are not offered.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ JOURNAL: Final = "/journal/"
 MANIFEST: Final = "/manifests/"
 STATE: Final = "/files/"
 LOCAL: Final = "^local state$"
+LOCAL_STATE: Final = ".tidegate/state"
 
 RULES: Final[dict[str, tuple[str, float, tuple[Rule, ...]]]] = {
     "slow-upload": (
@@ -98,12 +100,12 @@ IN_RECOVERY: Final[dict[str, tuple[str, str, tuple[Rule, ...]]]] = {
         (Rule(does="fail", call="get", path=JOURNAL, role="jobmaster", times=3),),
     ),
     "failing-restore": (
-        "a slot is killed; state cannot be downloaded, 3 times",
+        "a slot is killed, its local state is lost; state cannot be downloaded, 3 times",
         "slot",
         (Rule(does="fail", call="get_file", path=STATE, role="slot", times=3),),
     ),
     "slow-restore": (
-        "a slot is killed; every download of state takes 0.5 s",
+        "a slot is killed, its local state is lost; every download of state takes 0.5 s",
         "slot",
         (Rule(does="slow", call="get_file", path=STATE, role="slot", seconds=0.5, times=12),),
     ),
@@ -120,7 +122,9 @@ FULL: Final = {
     "full-at-publication": "the disk of checkpoints is full when a journal entry is created",
     "full-at-manifest": "the disk of checkpoints is full when a manifest is written",
     "full-at-upload": "the disk of checkpoints is full when state is uploaded",
-    "full-at-restore": "a slot is killed; the disk of local state is full when state is downloaded",
+    "full-at-restore": (
+        "a slot is killed, its local state is lost; the disk of it is full when state is downloaded"
+    ),
     "full-local-state": "the disk of local state is full while the job runs",
     "full-logs": "the disk of logs is full, and a slot is killed",
 }
@@ -157,6 +161,7 @@ class Storing:
         """One fault after the other."""
         folder = stage.new_folder(f"storing {self.pipeline}")
         rules = Rules(folder / "rules")
+        local = folder / LOCAL_STATE
         with LiveJob(
             stage.broker(self.version).bootstrap,
             folder,
@@ -165,12 +170,14 @@ class Storing:
             environment=rules.environment,
             options=OPTIONS,
         ) as live:
-            attacks = [attack for attack in self._attacks(rules, live) if attack.cell in cells]
+            attacks = [
+                attack for attack in self._attacks(rules, live, local) if attack.cell in cells
+            ]
             yield from told(
                 live, attacks, version=self.version, pipeline=self.pipeline, stage=stage
             )
 
-    def _attacks(self, rules: Rules, live: LiveJob) -> Iterator[Attack]:
+    def _attacks(self, rules: Rules, live: LiveJob, local: Path) -> Iterator[Attack]:
         for name, (words, seconds, befall) in RULES.items():
             begin, end = partial(rules.set, *befall), partial(_end, rules)
             yield Attack(
@@ -184,7 +191,7 @@ class Storing:
                 cell=f"{self.prefix}/{name}",
                 name=words,
                 signal=f"SIGKILL, {name.partition('-')[0]}",
-                make=partial(_kill_under, live, role, rules, befall),
+                make=partial(_kill_under, live, role, local, rules, befall),
                 faults=2,
                 after=partial(_end, rules),
             )
@@ -200,9 +207,26 @@ def _end(rules: Rules) -> None:
     rules.set()
 
 
-def _kill_under(live: LiveJob, role: str, rules: Rules, befall: Sequence[Rule]) -> float:
+def _kill_under(
+    live: LiveJob, role: str, local: Path, rules: Rules, befall: Sequence[Rule]
+) -> float:
     rules.set(*befall)
-    return kill_one(live, role)
+    return kill_with_state(live, local) if role == "slot" else kill_one(live, role)
+
+
+def kill_with_state(live: LiveJob, local: Path) -> float:
+    """Kill a slot, and lose the local state of the job with it; the moment."""
+    killed_s = kill_one(live, "slot")
+    forget(local)
+    return killed_s
+
+
+def forget(local: Path) -> None:
+    """Remove what killed slots left on the host, before others can restore from it: the state is to
+    come from the checkpoint storage.
+    """
+    for job in local.iterdir():
+        shutil.rmtree(job, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +285,7 @@ class FullDisks:
 
         def restore() -> float:
             rules.set(full("get_file", STATE, "slot", state))
-            return lasting(partial(kill_one, live, "slot"), room_again, FULL_S)
+            return lasting(partial(kill_with_state, live, state), room_again, FULL_S)
 
         def room_again() -> None:
             _end(rules)

@@ -45,6 +45,7 @@ from tidegate.ports.kafka import (
     TransactionLog,
     TransactionState,
 )
+from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import Processes
 from tidegate.ports.rpc import Rpc, RpcClient
 from tidegate.protocol.messages import CheckpointCompleted, StartSlot
@@ -156,6 +157,13 @@ class SlotDrivers(RealDrivers):
     def blob_store(self, url: str) -> BlobStore:
         return UploadTraps(super().blob_store(url), self._traps)
 
+    def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
+        laid_out = directory.is_dir()
+        store = super().kv_store(backend, directory)
+        if laid_out:
+            self._traps.reached("slot.restored")
+        return store
+
     def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
         return DescribeTraps(super().transaction_log(kafka), self._traps)
 
@@ -207,11 +215,6 @@ class UploadTraps(Passing):
         self._traps.reached("slot.uploading")
         self._real.put_file(path, source)
         self._traps.reached("slot.uploaded")
-
-    def get_file(self, path: str, target: Path) -> bool:
-        there: bool = self._real.get_file(path, target)
-        self._traps.reached("slot.restored")
-        return there
 
 
 class DescribeTraps(Passing):

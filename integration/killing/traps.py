@@ -14,7 +14,7 @@ begin with `recovery`:
     slot.flushed                a transaction was flushed, and not described yet
     slot.described              the pre-commit check has passed, and nothing is acknowledged yet
     slot.uploading, .uploaded   before and after one file of a snapshot
-    slot.restored               one file of the state that is restored was fetched
+    slot.restored               restored state was laid out and opened, wherever it came from
     slot.reused                 an id that was used before has a producer again
 
     jobmaster.complete          every acknowledgement is in, the manifest is about to be written

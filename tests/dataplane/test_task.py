@@ -66,7 +66,7 @@ class Sink:
     def writable(self) -> bool:
         return self.accepts
 
-    def prepare(self, checkpoint: CheckpointId, done: DoneCall) -> None:
+    def prepare(self, checkpoint: CheckpointId, done: DoneCall, *, final: bool) -> None:
         self.story.append(checkpoint)
         self.preparing[checkpoint] = done
 

@@ -180,6 +180,37 @@ def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
     assert len(checkpoints.opened(directory)) == len(pairs)
 
 
+def test_one_large_pair_among_many_small_writes_is_no_reason_to_write_them(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a snapshot saves comes in pieces, some of a few pairs: the last one says nothing of all
+    that is held.
+    """
+    monkeypatch.setattr(store, "HELD_BYTES_MAX", 100_000)
+    checkpoints.take()
+    for number in range(100):
+        checkpoints.rocks.write([(b"k%d" % number, b"v")], [])
+    checkpoints.rocks.write([(b"large", b"v" * 2000)], [])
+    assert len(checkpoints.rocks._held) == 101
+    for number in range(30):
+        checkpoints.rocks.write([(b"l%d" % number, b"v" * 3000)], [])
+    assert len(checkpoints.rocks._held) < 30, "but many of them are"
+
+
+@pytest.mark.parametrize("place", [0, 1, 999])
+def test_one_large_value_among_small_ones_counts_wherever_it_stands(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """What an opening must apply stays within its limit, and what is held in memory too."""
+    monkeypatch.setattr(changelog, "LOG_BYTES_MAX", 1 << 16)
+    checkpoints.take(a="1")
+    values = ["v"] * 1000
+    values[place] = "v" * (1 << 16)
+    directory = checkpoints.take(**{f"k{n}": value for n, value in enumerate(values)})
+    assert full(directory)
+    assert len(checkpoints.opened(directory)) == len(values) + 1
+
+
 def test_what_rocksdb_refuses_is_held_as_before(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,12 +178,12 @@ def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Pat
         slot_of(serial=serial, working_folder=str(tmp_path)) for serial in (1, 2)
     )
     for slot in (given_up, successor):
-        slot._make_local_folder()
-    (successor._local / "state").touch()
-    assert given_up._local.exists()
-    given_up._abandon("it is not wanted")
-    assert not given_up._local.exists()
-    assert (successor._local / "state").exists()
+        slot._local.make()
+    (successor._local.path / "state").touch()
+    assert given_up._local.path.exists()
+    given_up._local.remove()
+    assert not given_up._local.path.exists()
+    assert (successor._local.path / "state").exists()
 
 
 def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from tests.channels.parts import edge
 from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.config import Config
+from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, LocalChannel
+from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
-from tidegate.slot.assembly import source_keys_wanted
+from tidegate.graph.plan import plan
+from tidegate.ids import SubtaskIndex
+from tidegate.protocol.messages import TasksReady
+from tidegate.slot import main as slot_main
+from tidegate.slot.assembly import most_receivers, source_keys_wanted
+from tidegate.slot.local_folder import LocalFolder
 from tidegate.slot.mailbox import Mailbox
-from tidegate.slot.main import remove_older
+from tidegate.slot.main import Slot, show_loops
 
 
 def test_what_an_action_posts_waits_for_the_next_round() -> None:
@@ -38,13 +57,6 @@ def test_a_post_wakes_a_waiting_mailbox() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_only_folders_of_older_attempts_are_removed(tmp_path: Path) -> None:
-    for name in ("3", "4", "5", "notes"):
-        (tmp_path / name / "0").mkdir(parents=True)
-    remove_older(tmp_path, 4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "5", "notes"]
-
-
 class Kept(Pipeline, name="kept"):
     """One sink keeps source keys, the other makes its own."""
 
@@ -62,3 +74,120 @@ def test_source_keys_are_carried_only_where_a_sink_without_key_by_is_reached() -
     graph = build(Kept)
     assert source_keys_wanted(graph, "kept_source")
     assert not source_keys_wanted(graph, "keyed_source")
+
+
+def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graph = build(Kept)
+    sink: Any = SimpleNamespace(write=None)
+    leaves = Leaves(outlets=(), make_sink=lambda _: sink, make_state=cast("Any", None))
+    task: Any = SimpleNamespace(
+        subtask="kept_source-0",
+        chain=Chain("Kept", graph, plan(graph, 1, 128).vertices[0], leaves),
+    )
+    with caplog.at_level(logging.INFO):
+        show_loops(task)
+    assert caplog.messages == []
+    with caplog.at_level(logging.DEBUG):
+        show_loops(task)
+    assert "\n".join(caplog.messages) + "\n" == task.chain.fused[0].source
+    (line,) = [text for text in caplog.messages if "filter" in text][:1]
+    assert line.split(", tests")[0] == "            if not f0(v): continue  # filter-1: bool"
+    assert vars(caplog.records[4])["fused"] == 5
+
+
+def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
+    """What a snapshot has yet to save is posted turn by turn: it must not take a wait each."""
+    waits: list[float] = []
+
+    class Idle:
+        """A source whose partitions are at their ends."""
+
+        subtask = None
+
+        def reads(self) -> bool:
+            return True
+
+        def step(self, timeout_s: float) -> bool:
+            if timeout_s:
+                waits.append(timeout_s)
+                slot._exit_code = 0
+            return False
+
+        def flush(self) -> None:
+            pass
+
+        def lag(self) -> int:
+            return 0
+
+    slot: Any = Slot.__new__(Slot)
+    slot._config, slot._drivers = Config(), SimpleNamespace(clock=SystemClock())
+    slot._mailbox = Mailbox(SystemThreads())
+    slot._tasks = slot._sources = [Idle()]
+    slot._exit_code, slot._failed, slot._lag = None, False, None
+    left = 5
+
+    def go_on() -> None:
+        nonlocal left
+        assert not waits
+        left -= 1
+        if left:
+            slot._mailbox.post(go_on)
+
+    slot._mailbox.post(go_on)
+    slot._loop()
+    assert (left, len(waits)) == (0, 1)
+
+
+def test_a_batch_is_as_large_as_the_widest_split_behind_it_asks_for() -> None:
+    ways = [LocalChannel(InputChannel(edge(), SubtaskIndex(0), 8)) for _ in range(3)]
+    forward = ForwardOutlet(ways[0])
+    keyed = KeyOutlet(lambda value: value, str.encode, 128, ways, step="orders")
+    assert most_receivers([]) == 1
+    assert most_receivers([forward]) == 1
+    assert most_receivers([forward, keyed]) == 3
+
+
+@pytest.fixture
+def _own_garbage() -> Iterator[None]:
+    """The settings of the collector are the process's: they are put back."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_own_garbage")
+def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The user's modules, and what `open` loads, come before; the first record comes after."""
+    loaded: list[list[object]] = []
+
+    def tracked() -> bool:
+        return any(each is loaded[0] for each in gc.get_objects())
+
+    sent: list[tuple[object, bool]] = []
+    chain = SimpleNamespace(fused=(), open=lambda: loaded.append([object()]))
+    assembly = SimpleNamespace(tasks=lambda: [SimpleNamespace(chain=chain)])
+    monkeypatch.setattr(slot_main, "Assembly", lambda *_: assembly)
+    monkeypatch.setattr(slot_main, "Surroundings", lambda **_: None)
+    anything: Any = SimpleNamespace(
+        _tasks=[],
+        _config=None,
+        _drivers=SimpleNamespace(process=OsProcess()),
+        _required_exchange=lambda: None,
+        _counters=None,
+        _local=LocalFolder(tmp_path, 1, "0-1"),
+        _mailbox=SimpleNamespace(post=None),
+        _run_io=None,
+        _fail_from_anywhere=None,
+        _lost_peer=None,
+        _send=lambda message: sent.append((message, tracked())),
+    )
+    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0)
+    Slot._deploy(anything, deploy)
+    assert sent == [(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=0), False)]
+    assert gc.get_threshold() == (200_000, 50, 50)
+    assert gc.isenabled()

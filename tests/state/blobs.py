@@ -10,11 +10,14 @@ from tidegate.ports.blobs import Created
 
 
 class MemoryBlobs:
-    """Objects by path. `puts` counts uploads by path; `failing` paths (by ending) are refused."""
+    """Objects by path. `puts` and `gets` are the paths of uploads and of files that were fetched;
+    `failing` paths (by ending) are refused.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
+        self.gets: list[str] = []
         self.failing = ""
         self._lock = threading.Lock()
 
@@ -39,6 +42,7 @@ class MemoryBlobs:
         return self.objects.get(path)
 
     def get_file(self, path: str, target: Path) -> bool:
+        self.gets.append(path)
         data = self.objects.get(path)
         if data is not None:
             target.write_bytes(data)

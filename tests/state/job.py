@@ -15,12 +15,13 @@ from tests.state.blobs import MemoryBlobs
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import Cell, State
 from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.local_files import LocalFiles
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.graph.key_groups import key_group, key_group_range, subtask_of
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
-from tidegate.ports.kv import KeyValueStore
+from tidegate.ports.kv import Frozen, KeyValueStore
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 UID = Uid("running-total")
@@ -37,6 +38,14 @@ def declare(**states: State) -> dict[str, State]:
     for name, state in states.items():
         state.__set_name__(object, name)
     return states
+
+
+def taken(state: KeyedState, directory: Path) -> Frozen:
+    """A snapshot, without a batch meanwhile."""
+    state.begin_snapshot(directory)
+    while (frozen := state.advance()) is None:
+        pass
+    return frozen
 
 
 class Step:
@@ -59,9 +68,18 @@ class Step:
         self.subtasks: list[KeyedState] = []
         self.uploaders: list[SnapshotUploader] = []
 
-    def start(self, parallelism: int, snapshots: Sequence[KeyedSnapshot] = ()) -> None:
-        """Begin a new attempt; what was running is dropped as by a kill."""
+    def start(
+        self,
+        parallelism: int,
+        snapshots: Sequence[KeyedSnapshot] = (),
+        *,
+        same_host: bool = False,
+    ) -> None:
+        """Begin a new attempt; what was running is dropped as by a kill. `same_host`: where the
+        earlier ones' files are.
+        """
         self.stop()
+        local = LocalFiles.under([self._folder]) if same_host else LocalFiles()
         self.attempt = Attempt(next(self._attempts))
         for index in range(parallelism):
             groups = key_group_range(SubtaskIndex(index), parallelism, MAX_PARALLELISM)
@@ -72,6 +90,7 @@ class Step:
                 backend=self.backend,
                 job=JOB,
                 blobs=self.blobs,
+                local=local,
                 directory=self._folder / f"{self.attempt}-{index}",
                 open_store=open_store,
             )
@@ -117,7 +136,7 @@ class Step:
         snapshots = []
         for index, (state, uploader) in enumerate(zip(self.subtasks, self.uploaders, strict=True)):
             directory = self._folder / f"checkpoint-{checkpoint}-{index}"
-            frozen = state.snapshot_sync(directory)
+            frozen = taken(state, directory)
             snapshots.append(uploader.upload(directory, frozen, state.schemas))
             assert not directory.exists()
         return snapshots

@@ -263,6 +263,29 @@ def test_a_batch_with_more_records_than_keys_is_flushed_whole(store: CountingSto
     assert values(state, ["a", "b", "c", "d"]) == [10, 6, 1, 1]
 
 
+@pytest.mark.parametrize("states", [("total",), ("total", "seen", "marks")])
+def test_cells_of_equal_content_are_each_saved(
+    store: CountingStore, states: tuple[str, ...]
+) -> None:
+    """The flush looks at each cell that was handed out once: not at each content."""
+    declared = declare(total=total(), seen=ListState(int), marks=MapState(str, int))
+    chosen = {name: declared[name] for name in states}
+    state = KeyedState(UID, chosen, str, 8, range(8), store, 100)
+
+    def totals(keys: str) -> list[Any]:
+        rows = state.rows(list(keys))
+        return rows if len(states) == 1 else [row[0] for row in rows]
+
+    for cell in totals("abcdefgh"):  # more is cached than is handed out from now on
+        cell.value = 1
+    state.flush()
+    for cell in (*totals("a"), *totals("ba")):
+        cell.value = 7
+    state.flush()
+    forget(state)
+    assert [cell.value for cell in totals("abc")] == [7, 7, 1]
+
+
 def test_a_key_of_another_subtask_is_our_bug(store: CountingStore) -> None:
     state = KeyedState(UID, declare(total=total()), str, 8, range(2), store, 10)
     with pytest.raises(InternalError, match="key group 6 came to 'running-total'"):
@@ -280,7 +303,7 @@ def test_after_a_failed_flush_nothing_is_flushed_any_more(
         state.flush()
     store.broken = False
     with pytest.raises(InternalError, match="not whole"):
-        state.snapshot_sync(tmp_path / "checkpoint")
+        state.begin_snapshot(tmp_path / "checkpoint")
 
 
 def test_a_closed_state_has_no_empty_rows_to_give(store: CountingStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ import pytest
 from tests.state.blobs import MemoryBlobs
 from tests.state.job import JOB, MAX_PARALLELISM, UID, Step, declare, open_store
 from tidegate.api.state import ValueState
+from tidegate.dataplane.state import local_files
 from tidegate.dataplane.state.layout import groups_span
+from tidegate.dataplane.state.local_files import LocalFiles
 from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
 from tidegate.drivers.rocksdb import changelog
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
@@ -261,6 +264,7 @@ def restore_one(step: Step, snapshots: list[KeyedSnapshot], groups: range, at: P
         backend=step.backend,
         job=JOB,
         blobs=step.blobs,
+        local=LocalFiles(),
         directory=at,
         open_store=open_store,
     )
@@ -325,3 +329,112 @@ def test_a_fresh_start_is_empty(step: Step, tmp_path: Path) -> None:
 
 def test_the_keys_of_these_tests_are_in_all_key_groups() -> None:
     assert {key_group(key.encode(), MAX_PARALLELISM) for key in KEYS} == set(range(8))
+
+
+# --- what earlier attempts left on the host -----------------------------------------------------
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(params=[0, 1 << 30], ids=["linked", "copied"])
+def _linked_or_copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", request.param)
+
+
+@pytest.mark.usefixtures("_linked_or_copied")
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_what_an_earlier_attempt_left_is_not_fetched(tmp_path: Path, parallelism: int) -> None:
+    """With tables, and with a changelog's segments; also where the key groups move."""
+    step = rocksdb_step(tmp_path)
+    step.start(2)
+    for _ in range(2):
+        add(step)
+        snapshots = step.snapshot()
+    step.stop()
+    left = contents(tmp_path)
+    step.start(parallelism, snapshots, same_host=True)
+    assert step.blobs.gets == []
+    assert totals(step) == [2] * len(KEYS)
+    for _ in range(3):
+        add(step)
+        snapshots = step.snapshot()
+    assert contents(tmp_path).items() >= left.items(), "links share their bytes with a zombie"
+    step.start(parallelism, snapshots)
+    assert totals(step) == [5] * len(KEYS)
+    step.stop()
+
+
+@pytest.mark.usefixtures("_linked_or_copied")
+def test_a_file_that_was_left_is_known_to_be_in_the_storage(tmp_path: Path) -> None:
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    before = step.snapshot()
+    step.start(1, before, same_host=True)
+    step.blobs.puts.clear()
+    after = step.snapshot()
+    assert only(paths(before), ".sst") <= paths(after)
+    assert not only(set(step.blobs.puts), ".sst")
+    step.stop()
+
+
+@pytest.mark.usefixtures("_linked_or_copied")
+@pytest.mark.parametrize("damage", [b"", b"x", None])
+def test_what_does_not_fit_any_more_is_fetched(tmp_path: Path, damage: bytes | None) -> None:
+    """Torn, altered or gone: also when every file of that name is."""
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    (snapshot,) = step.snapshot()
+    (table,) = [file for file in snapshot.files if file.name.endswith(".sst")]
+    step.stop()
+    for path in tmp_path.rglob(table.name):
+        data = path.read_bytes()
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(damage + data[1:] if damage else data[:-1])
+    step.start(1, [snapshot], same_host=True)
+    assert step.blobs.gets == [f"{JOB}/{table.path}"]
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()
+
+
+def test_where_no_link_leads_the_file_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    snapshots = step.snapshot()
+
+    def refused(_path: Path, _target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_files, "LINKED_BYTES_MIN", 0)
+        patched.setattr(Path, "hardlink_to", refused)
+        step.start(1, snapshots, same_host=True)
+    assert set(step.blobs.gets) == {f"{JOB}/{path}" for path in paths(snapshots)}
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()
+
+
+@pytest.mark.usefixtures("_linked_or_copied")
+def test_what_cannot_be_read_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad sector must not stop a restore that the storage can serve, nor the one after it."""
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    snapshots = step.snapshot()
+
+    def unreadable(path: Path) -> str:
+        raise StorageError(f"state file {path} cannot be read: Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_files, "sha256_of", unreadable)
+        step.start(1, snapshots, same_host=True)
+    assert set(step.blobs.gets) == {f"{JOB}/{path}" for path in paths(snapshots)}
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()

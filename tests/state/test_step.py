@@ -14,6 +14,7 @@ from tests.state.job import JOB, UID, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.config import Config
 from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.state import unsaved
 from tidegate.dataplane.state.step import StepState, open_step_state
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError
@@ -108,6 +109,37 @@ def test_uploads_keep_the_order_of_their_barriers(around: Surroundings) -> None:
         assert around.add(again, 0) == expected
         again.close()
     state.close()
+
+
+def test_a_snapshot_is_saved_between_batches(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One piece a turn, and never two barriers at once; one that a close overtakes is dropped."""
+    monkeypatch.setattr(unsaved, "ROWS", 1)
+    state = around.open()
+    for key in ("ann", "bob", "cid"):
+        state.rows([key])[0].value += 1
+    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    assert not around.io
+    (go_on,) = around.mailbox
+    around.add(state, 10)
+    state.snapshot(CheckpointId(Attempt(1), 2), around.done.append, around.failed.append)
+    assert len(around.io) == 1, "the first is saved to its end before the second begins"
+    go_on()
+    assert len(around.mailbox) == 2, "and what was to go on with it does nothing"
+    while around.mailbox or around.io:
+        (around.mailbox or around.io).popleft()()
+    for snapshot, total in zip(around.done, (1, 11), strict=True):
+        again = around.open([snapshot], attempt=10 + total)
+        assert around.add(again, 0) == total
+        again.close()
+    around.add(state, 1)
+    state.rows(["bob"])[0].value += 1
+    state.snapshot(CheckpointId(Attempt(1), 3), around.done.append, around.failed.append)
+    state.close()
+    while around.mailbox or around.io:
+        (around.mailbox or around.io).popleft()()
+    assert len(around.done) == 2
 
 
 def test_a_failed_upload_is_reported_leaves_no_folder_and_harms_no_later_one(

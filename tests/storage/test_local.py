@@ -62,6 +62,13 @@ for n in itertools.count():
 """
 
 
+def until_it_holds(folder: Path, files: int) -> None:
+    until = time.monotonic() + 60.0
+    while not folder.is_dir() or len(list(folder.iterdir())) < files:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def test_a_kill_in_the_middle_of_writing_leaves_whole_files(tmp_path: Path) -> None:
     seen = 0
     for round_ in range(8):
@@ -73,7 +80,8 @@ def test_a_kill_in_the_middle_of_writing_leaves_whole_files(tmp_path: Path) -> N
         )
         assert writer.stdout is not None
         writer.stdout.readline()
-        time.sleep(0.02 + 0.011 * round_)
+        until_it_holds(root / "journal", round_ + 1)
+        time.sleep(0.011 * round_)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.config import Config
+from tidegate.dataplane.state.local_files import LocalFiles
 from tidegate.ids import Attempt, JobName, SubtaskId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
@@ -47,7 +48,7 @@ class Runtime:
     blobs: BlobStore
     """Paths in it begin with the job's name: `<job>/files/...`."""
     local: Path
-    """An empty folder of this subtask, gone with the attempt."""
+    """An empty folder of this subtask; what it leaves there may serve the next attempt."""
     transactions: TransactionLog
     """One for the whole slot."""
     transaction_timeout_ms: int
@@ -59,6 +60,8 @@ class Runtime:
     """Run an action in an I/O thread; what it raises goes to `fail`."""
     fail: Callable[[BaseException], None]
     counters: Counters = field(default_factory=Counters)
+    earlier: LocalFiles = field(default_factory=LocalFiles)
+    """What earlier attempts left on this host."""
 
     def kafka(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
         """Librdkafka settings of the job's cluster, with a connector's own on top."""

@@ -137,7 +137,7 @@ class _Subtask:
             done=lambda gathered: self._acknowledge(barrier.checkpoint, gathered),
         )
         for sink in self.chain.sinks.values():
-            sink.prepare(barrier.checkpoint, gathering.transactions_prepared)
+            sink.prepare(barrier.checkpoint, gathering.transactions_prepared, final=barrier.final)
         for keyed in self.chain.keyed.values():
             keyed.state.snapshot(
                 barrier.checkpoint,

@@ -26,6 +26,12 @@ class ThisProcess(Protocol):
         """End at once, whatever other threads do; nothing is closed or cleaned up."""
         ...
 
+    def settle(self) -> None:
+        """What is in memory now stays as long as the process: garbage is collected rarely from here
+        on, and not looked for among that.
+        """
+        ...
+
 
 class Child(Protocol):
     """A started process. Its methods do nothing once it has ended."""

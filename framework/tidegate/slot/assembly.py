@@ -8,7 +8,7 @@ long as the files take to arrive (heartbeats go on in their own thread).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from tidegate.api.rebuild import rebuild
 from tidegate.api.wire import column_codec
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
+from tidegate.dataplane.channels.outlet import Outlet
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.operators.chain import Chain, Leaves
 from tidegate.dataplane.operators.keyed import KeyedStateLike
@@ -27,6 +28,7 @@ from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.runtime import Action, Counters, Runtime
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
+from tidegate.dataplane.state.local_files import LocalFiles
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.task import Coordination, InputTask, SourceTask, Task
 from tidegate.errors import ExchangeError
@@ -49,6 +51,7 @@ class Surroundings:
     exchange: Exchange
     counters: Counters
     local: Path
+    earlier: LocalFiles
     post: Callable[[Action], None]
     run_io: Callable[[Action], None]
     fail: Callable[[BaseException], None]
@@ -104,26 +107,32 @@ class Assembly:
     def _task(self, vertex: Vertex) -> Task:
         runtime = self._runtime(vertex)
         head = self._graph.nodes[vertex.nodes[0]]
+        outlets = self._channels.outlets(vertex.id)
         chain = Chain(
             self._pipeline.__name__,
             self._graph,
             vertex,
             Leaves(
-                outlets=self._channels.outlets(vertex.id),
+                outlets=outlets,
                 make_sink=lambda node: self._sink(node, runtime),
                 make_state=lambda node: self._state(node, runtime),
             ),
         )
         if head.kind == "source":
-            return self._source_task(head, runtime, chain)
+            receivers = most_receivers(outlet for _, outlet in outlets)
+            return self._source_task(head, runtime, chain, receivers)
         gate = self._channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._around.config.checkpoint.mode)
         return InputTask(runtime, chain, self._around.coordination, gate, alignment)
 
-    def _source_task(self, head: Node, runtime: Runtime, chain: Chain) -> SourceTask:
+    def _source_task(
+        self, head: Node, runtime: Runtime, chain: Chain, receivers: int
+    ) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
         keep_keys = source_keys_wanted(self._graph, head.id)
-        reader = KafkaSourceReader(source, Uid(head.id), runtime, keep_keys=keep_keys)
+        reader = KafkaSourceReader(
+            source, Uid(head.id), runtime, keep_keys=keep_keys, receivers=receivers
+        )
         splits = [split for split in self._deploy.splits if split.source == head.id]
         return SourceTask(runtime, chain, self._around.coordination, reader, splits)
 
@@ -156,6 +165,7 @@ class Assembly:
             drivers=around.drivers,
             blobs=self._blobs,
             local=local,
+            earlier=around.earlier,
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
             warm_producers=deploy.warm_producers,
@@ -179,3 +189,8 @@ def source_keys_wanted(graph: Graph, node_id: str) -> bool:
         if consumer.kind in STATELESS and source_keys_wanted(graph, consumer.id):
             return True
     return False
+
+
+def most_receivers(outlets: Iterable[Outlet]) -> int:
+    """Among how many subtasks a batch is split; 1 where it stays in its slot."""
+    return max((len(outlet.channels) for outlet in outlets), default=1)

@@ -35,6 +35,10 @@ class Mailbox:
         for _ in range(len(self._actions)):
             self._actions.popleft()()
 
+    def has_posts(self) -> bool:
+        """Whether something was posted that has not run."""
+        return bool(self._actions)
+
     def wait(self, timeout_s: float) -> None:
         """Return when something is posted, or after `timeout_s`."""
         if not self._actions:

@@ -13,7 +13,6 @@ leaves.
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +47,7 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.slot.assembly import Assembly, Surroundings
 from tidegate.slot.control import ControlLine
+from tidegate.slot.local_folder import ATTEMPTS_KEPT, LocalFolder
 from tidegate.slot.mailbox import Action, Mailbox
 
 IDLE_WAIT_MIN_S: Final = 0.002
@@ -108,8 +108,9 @@ class Slot:
         self._exit_code: int | None = None
         self._lag: int | None = None
         root = Path(start.working_folder, self._config.state.directory, start.job)
-        self._local = root / str(start.attempt) / f"{start.ordinal}-{start.serial}"
-        """Of this slot alone: it is deleted at its end."""
+        self._local = LocalFolder(root, start.attempt, f"{start.ordinal}-{start.serial}")
+        self._completed = False
+        """Whether this attempt has completed a checkpoint."""
         self._exchange: Exchange | None = None
         self._control = ControlLine(
             client=drivers.rpc.connect(start.jobmaster_address),
@@ -123,7 +124,8 @@ class Slot:
         """Register, then loop until the attempt ends."""
         unusable: StorageError | None = None
         try:
-            self._make_local_folder()
+            self._local.make()
+            self._run_io(lambda: self._local.remove_earlier(keep=ATTEMPTS_KEPT))
         except OSError as error:
             unusable = StorageError(
                 f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
@@ -154,7 +156,10 @@ class Slot:
             self._loop()
         finally:
             exchange.close()
-            shutil.rmtree(self._local, ignore_errors=True)
+            if self._exit_code == 0:
+                self._local.remove()
+                if self._tasks:  # the job has ended; else another has this place, and restores
+                    self._local.remove_earlier()
         return self._exit_code or 0
 
     # --- the loop -------------------------------------------------------------------------------
@@ -180,7 +185,8 @@ class Slot:
             if now >= look_at:
                 self._guarded(self._look_at_lag, None)
                 look_at = now + LAG_INTERVAL_S
-            if worked:
+            # A snapshot that is being saved posts its next piece: no wait for records is due.
+            if worked or self._mailbox.has_posts():
                 wait_s = IDLE_WAIT_MIN_S
             else:
                 self._wait(wait_s)
@@ -239,6 +245,9 @@ class Slot:
                 for source in self._sources:
                     source.trigger(Barrier(message.checkpoint, final=message.final))
             case CheckpointCompleted():
+                if not self._completed:  # so every slot of the attempt has restored
+                    self._completed = True
+                    self._run_io(self._local.remove_earlier)
                 for task in self._tasks:
                     task.checkpoint_completed(
                         message.checkpoint, ended=message.ended, freed=message.freed
@@ -264,7 +273,8 @@ class Slot:
                 drivers=self._drivers,
                 exchange=self._required_exchange(),
                 counters=self._counters,
-                local=self._local,
+                local=self._local.path,
+                earlier=self._local.earlier_files(),
                 post=self._mailbox.post,
                 run_io=self._run_io,
                 fail=self._fail_from_anywhere,
@@ -275,7 +285,9 @@ class Slot:
         self._tasks = assembly.tasks()
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
         for task in self._tasks:
+            show_loops(task)
             task.chain.open()
+        self._drivers.process.settle()  # the user's modules are there, and what they have loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
 
     # --- what subtasks report (Coordination)
@@ -362,9 +374,8 @@ class Slot:
         self._exit_code = code
 
     def _abandon(self, reason: str) -> None:
-        """Called by the control threads: nobody listens to us any more. Nothing is worth saving."""
+        """Called by the control threads: nobody listens to us any more."""
         _log.warning("the slot leaves", extra={"reason": reason})
-        shutil.rmtree(self._local, ignore_errors=True)
         self._drivers.process.leave(1)
 
     # --- helpers --------------------------------------------------------------------------------
@@ -402,24 +413,12 @@ class Slot:
             raise TidegateError(message)
         return self._exchange
 
-    def _make_local_folder(self) -> None:
-        """`<state directory>/<job>/<attempt>/<ordinal>-<serial>`, empty.
 
-        The serial because a slot that was given up may leave, and remove its folder, when another
-        has its place on the same host.
-        """
-        shutil.rmtree(self._local, ignore_errors=True)
-        self._local.mkdir(parents=True)
-        root, attempt = self._local.parents[1], self._start.attempt
-        self._run_io(lambda: remove_older(root, attempt))
-
-
-def remove_older(root: Path, attempt: int) -> None:
-    """Remove the local folders of older attempts: slots that were killed could not."""
-    for folder in root.iterdir():
-        if folder.name.isdecimal() and int(folder.name) < attempt:
-            # Another slot may be removing it too, and a zombie's files are nobody's any more.
-            shutil.rmtree(folder, ignore_errors=True)
+def show_loops(task: Task) -> None:
+    """Log the loops that were generated for its stateless steps, a line of theirs in each line."""
+    for fused in task.chain.fused:
+        for number, line in enumerate(fused.source.splitlines(), 1):
+            _log.debug("%s", line, extra={"subtask": str(task.subtask), "fused": number})
 
 
 def _story(report: ErrorReport) -> dict[str, str]:

@@ -273,8 +273,10 @@ class _Sink:
         self,
         checkpoint: CheckpointId,
         done: Callable[[tuple[PreparedTransaction, ...]], None],
+        *,
+        final: bool,
     ) -> None:
-        raise InternalError(f"checkpoint {checkpoint} in a pipeline test, for {done}")
+        raise InternalError(f"checkpoint {checkpoint} in a pipeline test, for {done}, {final=}")
 
     def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
         """No transaction is ever prepared."""

@@ -4,18 +4,24 @@ store.
 The operator's loop asks for the rows of a batch's keys at once (`rows`): one look-up a record, in
 C, and one read of the store for what is not cached. Nothing is written before a flush, which
 comes with each checkpoint: then the cells that were handed out since the last one are asked what
-changed, and all of it goes into the store as one write.
+changed, and all of it goes into the store.
+
+A snapshot does that piece by piece, between batches, so that a barrier holds up the records behind
+it for milliseconds only, however much has changed (`unsaved.py`). Values and lists can wait so. The
+entries of maps are read from the store, where they must then be: a step that declares a map saves
+everything at the barrier.
 
 No record pays for being marked: the lists that were handed out are kept, and a flush looks through
 them; once they are longer than the cache they are dropped, and the flush looks through the cache.
 So it looks at no more cells than records came, nor than are cached. A cell that was looked at twice
 has nothing new to say the second time.
 
-Limits: after a flush at most `cache_entries` keys stay, those that came last; between flushes at
-most twice as many keys and map entries, and one batch, are held: then what changed is flushed
-before anything is dropped.
+Limits: after a flush at most `cache_entries` keys stay, those that came last, and after a snapshot
+those that came since its barrier besides; between flushes at most twice as many keys and map
+entries, and one batch, are held: then what changed is flushed before anything is dropped.
 
-Not here: when to flush (the barrier, by `step.py`), what files become of it (`snapshots.py`).
+Not here: when a snapshot is taken and goes on (`step.py`), what files become of it
+(`snapshots.py`).
 Called by the mailbox thread only.
 """
 
@@ -32,6 +38,7 @@ from tidegate.api.state import State
 from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.columns import Column, column_of, key_schema, same_key_type
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
+from tidegate.dataplane.state.unsaved import Row, Unsaved
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,
@@ -50,11 +57,6 @@ KEY_TYPE: Final = ""
 OVERFLOW: Final = 2
 """How many times `cache_entries` the cache may grow to between two flushes: an extra flush in the
 middle of an interval costs as much as the barrier's, so it should be rare."""
-
-Row = Any
-"""The cells of one key: the cell itself where one state is declared, else a tuple of cells in the
-order of the declarations. With many keys each object on the way to a value is a line of memory that
-no cache holds, so the common case goes without the tuple."""
 
 
 class _Cache(dict[Any, Row]):
@@ -113,6 +115,10 @@ class KeyedState:
         """The rows of the batches since the last flush, unless there were more than are cached."""
         self._touched = 0
         """How many rows that are, also where the lists were dropped."""
+        self._unsaved: Unsaved | None = None
+        """Of the snapshot that is being taken."""
+        self._frozen: Frozen | None = None
+        """The snapshot that was taken, until it is asked for."""
         self._torn = self._closed = False
         self._all_cached = not stored
         """Whether the store has nothing that is not in the cache: it began empty (every snapshot
@@ -127,6 +133,8 @@ class KeyedState:
         cache = self._cache
         if len(cache) + sum(column.held for column in self._columns) > OVERFLOW * self._limit:
             self.flush()
+        # Not grouped by key first: that is done in Python's own loop and took twice (keys that
+        # differ) to six times (ten hot keys) as long as to look each of them up here, in C.
         rows = list(map(cache.__getitem__, keys))
         if cache.missed:
             missed, cache.missed = cache.missed, []
@@ -134,6 +142,8 @@ class KeyedState:
             holes = [place for place, row in enumerate(rows) if row is None]
             for place, key in zip(holes, missed, strict=True):
                 rows[place] = cache[key]
+        if self._unsaved is not None:
+            self._save(self._unsaved.take(rows))  # before user code changes them
         self._touched += len(rows)
         if self._touched <= len(cache):
             self._handed_out.append(rows)
@@ -145,13 +155,68 @@ class KeyedState:
         """Write what changed since the last flush to the store, as one batch. Raises
         StorageError.
         """
+        self._finish()
+        self._save(self._touched_rows())
+        self._forget_touched()
+        self._make_room()
+
+    def begin_snapshot(self, directory: Path) -> None:
+        """A barrier: what was changed until now belongs to the snapshot, which comes into files in
+        the new folder `directory`, and nothing else does. Raises StorageError.
+
+        The snapshot before must have been taken to its end.
+        """
+        self._check_whole()
+        check(self._unsaved is None and self._frozen is None, "one snapshot at a time")
+        if all(self._loads):
+            self._unsaved = Unsaved(self._touched_in_order(), directory)
+            self._forget_touched()
+        else:
+            self.flush()
+            self._frozen = self._store.checkpoint(directory)
+
+    def advance(self) -> Frozen | None:
+        """Take the snapshot further, by some milliseconds at most; its content when that is all.
+        Raises StorageError.
+        """
+        if self._unsaved is not None:
+            self._save_some(self._unsaved)
+        frozen, self._frozen = self._frozen, None
+        return frozen
+
+    def close(self) -> None:
+        """Release the store. What was not flushed is gone, and no row is to be had any more."""
+        self._closed = True
+        self._cache.clear()
+        self._handed_out.clear()
+        self._unsaved = None
+        self._store.close()
+
+    def _check_whole(self) -> None:
         check(not self._torn, f"a flush of {self._uid!r} failed; the state is not whole any more")
+
+    def _save_some(self, unsaved: Unsaved) -> None:
+        self._check_whole()
+        if rows := unsaved.some():
+            self._save(rows)
+        if unsaved.exhausted:
+            self._unsaved = None
+            self._frozen = self._store.checkpoint(unsaved.directory)
+            self._make_room()
+
+    def _finish(self) -> None:
+        """Take the snapshot that is under way to its end."""
+        while self._unsaved is not None:
+            self._save_some(self._unsaved)
+
+    def _save(self, rows: Collection[Row]) -> None:
+        """Write what changed in rows to the store, as one batch."""
+        self._check_whole()
         puts: Pairs = []
         deletes: list[bytes] = []
         self._torn = True
-        touched = self._touched_rows()
         for index, column in enumerate(self._columns):
-            cells = touched if len(self._columns) == 1 else map(itemgetter(index), touched)
+            cells = rows if len(self._columns) == 1 else map(itemgetter(index), rows)
             try:
                 column.save(cells, puts, deletes)
             except TidegateError:
@@ -164,32 +229,36 @@ class KeyedState:
         if puts or deletes:
             self._store.write(puts, deletes)
         self._torn = False
-        self._handed_out.clear()
-        self._touched = 0
-        for key in list(islice(self._cache, max(0, len(self._cache) - self._limit))):
-            self._all_cached = False
-            del self._cache[key]
-
-    def snapshot_sync(self, directory: Path) -> Frozen:
-        """Flush, and freeze the store; it comes into files in the new folder `directory`. Raises
-        StorageError.
-        """
-        self.flush()
-        return self._store.checkpoint(directory)
-
-    def close(self) -> None:
-        """Release the store. What was not flushed is gone, and no row is to be had any more."""
-        self._closed = True
-        self._cache.clear()
-        self._handed_out.clear()
-        self._store.close()
 
     def _touched_rows(self) -> Collection[Row]:
         """The rows that were handed out since the last flush, and perhaps others: all are saved."""
         if self._touched > len(self._cache):
             return self._cache.values()
-        rows = list(chain.from_iterable(self._handed_out))
-        return dict(zip(map(id, rows), rows, strict=True)).values()  # each once, all of it in C
+        # Each once, in their order, all of it in C: cells are equal to themselves alone.
+        return dict.fromkeys(chain.from_iterable(self._handed_out))
+
+    def _touched_in_order(self) -> Iterator[Row]:
+        """The same, to be read while batches go on, with those that come twice."""
+        if self._touched > len(self._cache):
+            return iter(list(self._cache.values()))
+        return chain.from_iterable(self._handed_out)
+
+    def _forget_touched(self) -> None:
+        self._handed_out = []
+        self._touched = 0
+
+    def _make_room(self) -> None:
+        """Drop the keys that came first, beyond the limit. What was handed out since the barrier is
+        not saved, and stays.
+        """
+        too_many = len(self._cache) - self._limit
+        if too_many <= 0 or self._touched > len(self._cache):
+            return
+        kept = set(chain.from_iterable(self._handed_out))
+        keys = (key for key, row in self._cache.items() if row not in kept)
+        for key in list(islice(keys, too_many)):
+            self._all_cached = False
+            del self._cache[key]
 
     def _load(self, keys: Iterable[Any]) -> None:
         check(not self._closed, f"the state of {self._uid!r} is closed; a new key's would be empty")

@@ -8,7 +8,8 @@ contents. Nothing in the storage is ever overwritten. A later checkpoint may the
 files of an aborted one. What `checkpoint/retention` relies on: once a checkpoint is acknowledged,
 later ones refer to its files and to what was uploaded since, and to nothing before.
 
-A restore checks every file against the size and the SHA-256 that the manifest states before
+A restore takes a file from an earlier attempt on this host (`local_files.py`), else from the
+storage. It checks every file against the size and the SHA-256 that the manifest states before
 anything opens it, and that each key group has exactly one owner. With the same range of key groups
 and the same kind of store the files are laid out and opened; otherwise the pairs in range are
 copied over.
@@ -16,7 +17,6 @@ copied over.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tidegate.dataplane.state.layout import groups_span
+from tidegate.dataplane.state.local_files import LocalFiles, sha256_of
 from tidegate.errors import CorruptCheckpointError, StorageError, check
 from tidegate.ids import Attempt, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
@@ -119,7 +120,7 @@ class SnapshotUploader:
         identity = _identity(source)
         if known is not None and known.identity == identity:
             return known.file
-        sha256 = _sha256(source)
+        sha256 = sha256_of(source)
         if known is not None:
             # Not a link of what was uploaded (a store may copy where it cannot link).
             same = known.file.size == identity.size and known.file.sha256 == sha256
@@ -140,6 +141,7 @@ def restore(
     backend: str,
     job: JobName,
     blobs: BlobStore,
+    local: LocalFiles,
     directory: Path,
     open_store: OpenStore,
 ) -> Restored:
@@ -159,7 +161,7 @@ def restore(
             f"the subtasks of {uid!r} state different schemas in one checkpoint; restore an "
             "earlier one"
         )
-    download = _Download(job=job, blobs=blobs)
+    download = _Download(job=job, blobs=blobs, local=local)
     if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
         laid_out = download.lay_out(mine[0], directory / "store")
         store = open_store(backend, directory / "store")
@@ -177,10 +179,11 @@ def restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Download:
-    """Brings files of a job from its checkpoint storage."""
+    """Brings files of a job from an earlier attempt on this host, or its checkpoint storage."""
 
     job: JobName
     blobs: BlobStore
+    local: LocalFiles
 
     def lay_out(self, snapshot: KeyedSnapshot, target: Path) -> dict[str, SharedFile]:
         """Lay out a snapshot's files in the new folder `target`, each as the manifest states it."""
@@ -196,6 +199,8 @@ class _Download:
     def _fetch(self, snapshot: KeyedSnapshot, file: StateFile, target: Path) -> FileIdentity:
         path = f"{self.job}/{file.path}"
         check("/" not in file.name, f"state file name {file.name!r} leaves its folder")
+        if self.local.take(file, target):
+            return _identity(target)
         what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"
         remedy = (
             "bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
@@ -207,7 +212,7 @@ class _Download:
         if identity.size != file.size:
             sizes = f"{identity.size} bytes instead of {file.size}"
             raise CorruptCheckpointError(f"{what} has {sizes}; {remedy}")
-        if _sha256(target) != file.sha256:
+        if sha256_of(target) != file.sha256:
             raise CorruptCheckpointError(f"{what} fails its checksum; {remedy}")
         return identity
 
@@ -245,11 +250,3 @@ def _identity(path: Path) -> FileIdentity:
     except OSError as error:
         raise StorageError(f"state file {path} cannot be read: {error}") from error
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as source:
-            return hashlib.file_digest(source, "sha256").hexdigest()
-    except OSError as error:
-        raise StorageError(f"state file {path} cannot be read: {error}") from error

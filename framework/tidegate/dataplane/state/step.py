@@ -1,8 +1,9 @@
 """`StepState`: keyed state as a task drives it, joined from the cache, its store and the uploader.
 
 `open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
-uses `rows`, the task `snapshot` at each barrier: the cache is flushed and the store frozen at once;
-its files are awaited and uploaded in an I/O thread, whose outcome comes back to the mailbox thread.
+uses `rows`, the task `snapshot` at each barrier: what has changed is saved from then on between
+batches, then the store is frozen; its files are awaited and uploaded in an I/O thread, whose
+outcome comes back to the mailbox thread.
 
 Invariant: uploads of one step go one after the other, in the order of their barriers, so that a
 file is either known to be in the storage or sent once. The next one begins when the mailbox thread
@@ -14,12 +15,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidegate.api.state import State
 from tidegate.dataplane.runtime import Action, Runtime
-from tidegate.dataplane.state.backend import KeyedState, Row
+from tidegate.dataplane.state.backend import KeyedState
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
+from tidegate.dataplane.state.unsaved import Row
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import CheckpointId, Uid
@@ -38,7 +40,8 @@ def open_step_state(
     snapshots: Sequence[KeyedSnapshot],
 ) -> StepState:
     """Restore the state of a step in `runtime`'s subtask from its snapshots (of any subtasks of the
-    checkpoint; none for a fresh start) and open it. Reads the checkpoint storage: may take long.
+    checkpoint; none for a fresh start) and open it. Reads the checkpoint storage, apart from what
+    earlier attempts left here: may take long.
 
     Raises CorruptCheckpointError, StorageError, and PipelineError where the declared states cannot
     read what is stored.
@@ -53,6 +56,7 @@ def open_step_state(
         backend=settings.backend,
         job=runtime.job,
         blobs=runtime.blobs,
+        local=runtime.earlier,
         directory=directory,
         open_store=runtime.drivers.kv_store,
     )
@@ -85,6 +89,14 @@ def open_step_state(
     )
 
 
+class _Saving(NamedTuple):
+    """A checkpoint of the step, and who wants to know of it."""
+
+    directory: Path
+    done: Done
+    failed: Failed
+
+
 class StepState:
     """The keyed state of one step in one subtask. Called by the mailbox thread."""
 
@@ -99,7 +111,9 @@ class StepState:
     ) -> None:
         self._state, self._uploader, self._directory = state, uploader, directory
         self._post, self._run_io = post, run_io
-        self._frozen: deque[tuple[Path, Frozen, Done, Failed]] = deque()
+        self._saving: _Saving | None = None
+        """The newest checkpoint, until all of it is saved."""
+        self._frozen: deque[tuple[_Saving, Frozen]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = False
         """Whether one is under way; known to the mailbox thread alone."""
@@ -109,16 +123,18 @@ class StepState:
         return self._state.rows(keys)
 
     def snapshot(self, checkpoint: CheckpointId, done: Done, failed: Failed) -> None:
-        """Freeze now; store in the background; `done`, or `failed` where the storage does not take
-        it, is called in the mailbox thread.
+        """Take the content of this moment; save and store it from now on; `done`, or `failed` where
+        the storage does not take it, is called in the mailbox thread.
 
-        Raises StorageError if the state cannot be frozen, here or in the I/O thread: that ends the
-        attempt.
+        Raises StorageError if the state cannot be frozen, here, between two batches or in the I/O
+        thread: that ends the attempt.
         """
+        while self._saving is not None:
+            self._advance()  # the barrier before
         directory = self._directory / str(checkpoint)
-        frozen = self._state.snapshot_sync(directory)
-        self._frozen.append((directory, frozen, done, failed))
-        self._begin_upload()
+        self._state.begin_snapshot(directory)
+        self._saving = _Saving(directory, done, failed)
+        self._go_on(self._saving)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """The checkpoint is published: nothing to do, files are deleted by who keeps the
@@ -127,8 +143,23 @@ class StepState:
 
     def close(self) -> None:
         """Drop the uploads that have not begun, and release the store."""
+        self._saving = None
         self._frozen.clear()
         self._state.close()
+
+    def _go_on(self, saving: _Saving) -> None:
+        """Save some more, once a turn of the mailbox thread, until that is all."""
+        if self._saving is saving:
+            self._advance()
+        if self._saving is saving:
+            self._post(lambda: self._go_on(saving))
+
+    def _advance(self) -> None:
+        frozen = self._state.advance()
+        if frozen is not None and self._saving is not None:
+            self._frozen.append((self._saving, frozen))
+            self._saving = None
+            self._begin_upload()
 
     def _begin_upload(self) -> None:
         if self._frozen and not self._uploading:
@@ -138,17 +169,17 @@ class StepState:
     def _upload_oldest(self) -> None:
         """In an I/O thread."""
         try:
-            directory, frozen, done, failed = self._frozen.popleft()
+            saving, frozen = self._frozen.popleft()
         except IndexError:  # closed meanwhile
             return
         frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
         try:
-            snapshot = self._uploader.upload(directory, frozen, self._state.schemas)
+            snapshot = self._uploader.upload(saving.directory, frozen, self._state.schemas)
         except StorageError as error:
             reason = str(error)  # declined: how many failures are tolerable is configured
-            self._post(lambda: self._uploaded(lambda: failed(reason)))
+            self._post(lambda: self._uploaded(lambda: saving.failed(reason)))
             return
-        self._post(lambda: self._uploaded(lambda: done(snapshot)))
+        self._post(lambda: self._uploaded(lambda: saving.done(snapshot)))
 
     def _uploaded(self, report: Action) -> None:
         self._uploading = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NoReturn
 
+from tidegate.drivers.process.garbage import settle_gc
 from tidegate.ports.processes import ExitStatus, ThisProcess
 
 
@@ -17,6 +18,9 @@ class OsProcess:
 
     def leave(self, status: ExitStatus) -> NoReturn:
         os._exit(status)
+
+    def settle(self) -> None:
+        settle_gc()
 
 
 if TYPE_CHECKING:

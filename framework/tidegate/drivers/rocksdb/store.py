@@ -11,10 +11,12 @@ table files never change and their numbers are never used twice by one store, so
 need uploading. The write-ahead log and the option files that RocksDB adds to a checkpoint are left
 out: the first is empty, the second are restated at each opening.
 
-A checkpoint takes the mailbox thread no time: RocksDB's own threads flush the memtable (rocksdict's
-checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever comes first to
-need it waits for that: a read, and the upload, which also links the files. Nothing is put into
-RocksDB between the two, or it would be in the checkpoint: who wants to, links them first.
+To freeze takes the mailbox thread no time where the changelog goes on. For a full checkpoint it
+puts what is held into RocksDB (a microsecond a pair), whose own threads flush the memtable
+(rocksdict's checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever
+comes first to need it waits for that: a read, and the upload, which also links the files. Nothing
+is put into RocksDB between the two, or it would be in the checkpoint: who wants to, links them
+first.
 
 Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
 `Exception` for whatever RocksDB reports; all of it becomes `StorageError` with the folder's name, a
@@ -50,7 +52,9 @@ from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
 from tidegate.errors import CorruptCheckpointError, StorageError
 
 HELD_BYTES_MAX: Final = 32 << 20
-"""Of what is held, by an estimate: some 130,000 small pairs. Beyond it all goes into RocksDB."""
+"""Of what is held, by the mean of what was written: some 130,000 small pairs. Beyond it all goes
+into RocksDB.
+"""
 
 PAIR_BYTES: Final = 200
 """What a held pair takes beside its key and value: two objects and a place in a dict."""
@@ -96,8 +100,8 @@ class RocksDBStore:
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         self._held: dict[bytes, bytes | None] = {}
         """Written and not yet in RocksDB; None for what was deleted."""
-        self._pair_bytes = PAIR_BYTES
-        """What a held pair takes, by the last write."""
+        self._written = self._written_bytes = 0
+        """Keys, and bytes of keys and values, of the writes since all went into RocksDB."""
         self._log: Changelog | None = None
         """Since the newest full checkpoint."""
         self._scanned = False
@@ -136,8 +140,10 @@ class RocksDBStore:
             size = sum(map(len, chain.from_iterable(pairs))) + sum(map(len, gone))
             if self._log is not None:
                 self._log.add((gone, pairs), size)
-            self._pair_bytes = PAIR_BYTES + size // max(1, len(pairs) + len(gone))
-            if len(self._held) * self._pair_bytes > HELD_BYTES_MAX:
+            self._written += len(pairs) + len(gone)
+            self._written_bytes += size
+            pair_bytes = PAIR_BYTES + self._written_bytes // max(1, self._written)
+            if len(self._held) * pair_bytes > HELD_BYTES_MAX:
                 self._put_held()
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -195,6 +201,7 @@ class RocksDBStore:
         self._db.flush(wait=False)
         self._flushing = True
         self._held = {}
+        self._written = self._written_bytes = 0
 
     def _freeze(self) -> None:
         """Bring the newest checkpoint to its end; what became of it is told by its `files`."""

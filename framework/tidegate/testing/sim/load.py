@@ -43,6 +43,7 @@ LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.channels.outlet.CACHED_KEYS": (1, 3),
     "tidegate.dataplane.sinks.kafka.BUFFERED_RECORDS_MAX": (1, 4, 16),
     "tidegate.controlplane.jobmaster.plan_of_job.SPARE_SLOTS_MAX": (1, 2, 3),
+    "tidegate.dataplane.state.unsaved.ROWS": (1, 3),
 }
 """Each is one of these in half of the loaded runs, else as the product has it."""
 

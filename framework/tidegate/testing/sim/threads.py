@@ -288,6 +288,9 @@ class SimSelf:
         self._process.exit(status)
         raise Unwound
 
+    def settle(self) -> None:
+        """Nothing: the garbage is that of the test's own process."""
+
 
 if TYPE_CHECKING:
 

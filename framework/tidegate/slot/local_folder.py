@@ -1,0 +1,64 @@
+"""`LocalFolder`: where a slot keeps its working state, `<state directory>/<job>/<attempt>/<slot>`.
+
+A slot that is killed, or whose attempt fails, leaves its folder: the next attempt restores from it
+what it can (`dataplane/state/local_files.py`). It is removed when the next attempt has completed a
+checkpoint, for then each of its slots has restored, or when the job ends. Until then the folders of
+the newest attempts stay and no others, so that a job that restarts in a circle does not fill the
+disk. A host that gets no slot of the job any more keeps what the last one left there.
+
+Nothing here is the truth: the checkpoint storage has all of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tidegate.dataplane.state.local_files import LocalFiles
+
+ATTEMPTS_KEPT: Final = 2
+"""Earlier attempts whose files may still serve: the newest of them may have ended before it had
+restored anything.
+"""
+
+
+class LocalFolder:
+    """The folder of one slot in one attempt.
+
+    Of this slot alone, hence its serial in the name: a slot that was given up may leave, and remove
+    its folder, when another has its place on the same host.
+    """
+
+    def __init__(self, root: Path, attempt: int, slot: str) -> None:
+        self.path = root / str(attempt) / slot
+        self._root, self._attempt = root, attempt
+
+    def make(self) -> None:
+        """Make it anew, empty; OSError where that is not possible."""
+        self.remove()
+        self.path.mkdir(parents=True)
+
+    def remove(self) -> None:
+        """Nobody will restore from it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def earlier_files(self) -> LocalFiles:
+        """What earlier attempts left."""
+        return LocalFiles.under(self._earlier())
+
+    def remove_earlier(self, keep: int = 0) -> None:
+        """Remove what earlier attempts left, but for the newest `keep` of them. From any thread,
+        and from several slots at once. A zombie's files are nobody's any more.
+        """
+        for folder in self._earlier()[keep:]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _earlier(self) -> list[Path]:
+        """Folders of attempts before this one, newest first."""
+        try:
+            numbers = [int(path.name) for path in self._root.iterdir() if path.name.isdecimal()]
+        except OSError:
+            return []  # what cannot be looked at serves nobody, and no job fails for it
+        numbers.sort(reverse=True)
+        return [self._root / str(number) for number in numbers if number < self._attempt]

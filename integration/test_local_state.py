@@ -1,0 +1,60 @@
+"""Local state on real clusters: a killed slot's successor restores from what it left, and a job
+that has ended leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.live import LiveJob
+from integration.chaos.scenarios import EXACT, Stage
+from integration.chaos.storage_faults import LOCAL_STATE, OPTIONS, STATE, kill_with_state
+from integration.chaos.stories import PIPELINES, kill_one
+from integration.chaos.storing import Rule, Rules
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+VERSION = "4.3.0"
+NOTED = Rule(does="slow", call="get_file", path=STATE, role="slot")
+"""Downloads of state are as they are, and written down."""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, kafka: EmbeddedKafka) -> Iterator[Stage]:
+    stage = Stage(tmp_path, seed=1, date="", say=print, brokers={VERSION: kafka})
+    yield stage
+    stage.close()
+
+
+def has_published(live: LiveJob) -> bool:
+    """Whether the newest attempt has: what it restored from is complete, and is its own."""
+    kinds = [entry["kind"] for entry in reversed(live.job.journal())]
+    return "publication" in kinds[: kinds.index("claim")]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["left", "lost"])
+def test_a_killed_slot_is_restored_from_what_it_left(stage: Stage, *, lost: bool) -> None:
+    """And from the checkpoint storage where that is lost, or nothing would show the difference."""
+    folder = stage.new_folder("local")
+    rules = Rules(folder / "rules")
+    with LiveJob(
+        stage.broker(VERSION).bootstrap,
+        folder,
+        PIPELINES["keyed"],
+        seed=1,
+        environment=rules.environment,
+        options=OPTIONS,
+    ) as live:
+        rules.set(NOTED)
+        for _ in range(2):
+            live.run.until(lambda: has_published(live), "a checkpoint of this attempt")
+            local = folder / LOCAL_STATE
+            killed_s = kill_with_state(live, local) if lost else kill_one(live, "slot")
+            live.attacked(killed_s * 1000)
+        assert bool(rules.met()) == lost
+        assert live.finish() == EXACT
+    assert not [path for path in Path(folder, LOCAL_STATE).rglob("*") if path.is_file()]

@@ -1,0 +1,77 @@
+"""Which local folders stay for the next attempt, and which go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.slot.local_folder import LocalFolder
+
+
+def attempts(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_only_folders_of_earlier_attempts_are_removed(tmp_path: Path) -> None:
+    for name in ("3", "4", "5", "notes"):
+        (tmp_path / name / "0-1").mkdir(parents=True)
+    LocalFolder(tmp_path, 4, "0-1").remove_earlier()
+    assert attempts(tmp_path) == ["4", "5", "notes"]
+
+
+def test_the_newest_earlier_ones_are_kept_by_number(tmp_path: Path) -> None:
+    for name in ("2", "9", "17", "34", "49"):
+        (tmp_path / name / "0-1").mkdir(parents=True)
+    LocalFolder(tmp_path, 34, "0-1").remove_earlier(keep=2)
+    assert attempts(tmp_path) == ["17", "34", "49", "9"]
+
+
+def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Path) -> None:
+    mine, other = LocalFolder(tmp_path, 1, "0-1"), LocalFolder(tmp_path, 1, "0-2")
+    for folder in (mine, other):
+        folder.make()
+        (folder.path / "file").write_text("")
+    mine.make()
+    assert not list(mine.path.iterdir())
+    mine.remove()
+    assert attempts(tmp_path / "1") == ["0-2"]
+
+
+def test_a_folder_that_somebody_removed_fails_nobody(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "job", 2, "0-1")
+    folder.remove_earlier()
+    assert list(folder.earlier_files().names()) == []
+
+
+def test_earlier_files_are_those_of_earlier_attempts(tmp_path: Path) -> None:
+    for attempt in (1, 2, 3):
+        folder = LocalFolder(tmp_path, attempt, "0-1")
+        folder.make()
+        (folder.path / f"of-{attempt}").write_text("x")
+    found = LocalFolder(tmp_path, 2, "0-2").earlier_files()
+    assert list(found.names()) == ["of-1"]
+
+
+def test_a_folder_that_vanishes_has_no_files(tmp_path: Path) -> None:
+    """A slot beside this one may be removing it."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "file").touch()
+    assert list(LocalFiles.under([tmp_path / "gone", there]).names()) == ["file"]
+
+
+def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "sub").mkdir()
+
+    def vanishing(self: Path, _pattern: str) -> Iterator[Path]:
+        yield self / "file"
+        raise FileNotFoundError(str(self / "sub"))
+
+    monkeypatch.setattr(Path, "rglob", vanishing)
+    assert list(LocalFiles.under([tmp_path]).names()) == ["file"]
