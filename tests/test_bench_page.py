@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from integration.bench import page
+from integration.bench.__main__ import told_of_page
 from integration.bench.page import Table
 
 
@@ -24,3 +25,28 @@ def test_a_table_replaces_its_section_unless_it_is_a_part(
     assert "| 8 |" in text
     assert "| 9 |" not in text
     assert text.index("## Cost") < text.index("1,000 records") < text.index("2,000 records")
+
+
+def test_a_void_run_leaves_the_page_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    table = Table("Cost", ("x",), [["1.0"]])
+    said = told_of_page([table], "4.3.0", 1_000, holds=False)
+    assert not page.PAGE.exists()
+    assert said == "page.md stays as it was, for the run is void. Not written: Cost"
+    told_of_page([table], "4.3.0", 1_000, holds=True)
+    written = page.PAGE.read_text()
+    told_of_page([Table("Cost", ("x",), [["9.0"]])], "4.3.0", 1_000, holds=False)
+    assert page.PAGE.read_text() == written
+
+
+def test_it_is_said_what_of_a_run_is_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    tables = [Table("Cost", ("x",), [["1.0"]], whole=False), Table("Latency", ("p99",), [["9"]])]
+    said = told_of_page(tables, "4.3.0", 1_000, holds=True)
+    assert said == (
+        "written to page.md: Latency; not written, for some rows are not the table: Cost"
+    )

@@ -4,7 +4,8 @@
     make bench QUICK=1         300,000 records, one round, in under three minutes; writes no page
 
 README.md beside it says how each figure is made. The run is void if the loops do not stand to each
-other as they did when the goals were set: then the machine was too busy to say anything.
+other as they did when the goals were set: then the machine was too busy to say anything, and the
+page stays as it is.
 """
 
 from __future__ import annotations
@@ -12,68 +13,114 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from integration.bench import page
 from integration.bench.budget import PIPELINES, measure_budget, measure_settings
-from integration.bench.cost import Rig, measure_cost, measure_intervals
+from integration.bench.cost import SMALL, Rig, measure_cost, measure_intervals
+from integration.bench.exchange_micro import measure_exchange
 from integration.bench.latency import measure_latency
+from integration.bench.machine import speed
 from integration.bench.moments import measure_moments
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-PARTS: Final = ("intervals", "latency", "moments", "budget", "settings")
-NOT_QUICK: Final = frozenset({"intervals", "budget", "settings"})
-"""What 300,000 records say nothing about, or what takes too long."""
+PARTS: Final = ("intervals", "latency", "moments", "budget", "exchange", "settings")
+NOT_QUICK: Final = frozenset({"windows", "intervals", "budget", "settings"})
+"""What 300,000 records say nothing about, what takes too long, or what has no goal."""
 
 
 def main() -> int:
     """Measure, print, write the page; 1 if the run is void, and a traceback if an output is
     wrong.
     """
-    parser = argparse.ArgumentParser(prog="python -m integration.bench", description=__doc__)
+    options = _options()
+    began = time.monotonic()
+    holds = True
+    tables = []
+    with tempfile.TemporaryDirectory() as scratch:
+        print(f"starting a broker and writing {options.records:,} records", flush=True)
+        with EmbeddedKafka.start(directory=Path(scratch, "kafka"), owned=True) as broker:
+            rig = Rig(broker.bootstrap, Path(scratch), options.records)
+            for table, counts in measured(rig, options):
+                holds &= counts
+                told = "" if options.quick else str(speed())  # it takes longer than some figures
+                noted = replace(table, note=f"{table.note} {told}".strip())
+                tables.append(noted)
+                print(noted.plain(), flush=True)
+            version = broker.version
+    if options.quick:
+        print(f"\n{speed()}")
+    if options.page:
+        print(told_of_page(tables, version, options.records, holds=holds))
+    print(f"took {time.monotonic() - began:.0f} s")
+    return 0 if holds else 1
+
+
+def told_of_page(tables: Sequence[page.Table], broker: str, records: int, *, holds: bool) -> str:
+    """Write the page if the run counts; what was written or not, and why."""
+    titles = ", ".join(table.title for table in tables)
+    if not holds:
+        return f"{page.PAGE.name} stays as it was, for the run is void. Not written: {titles}"
+    page.write(tables, broker, records)
+    parts = [table.title for table in tables if not table.whole]
+    left_out = (
+        f"; not written, for some rows are not the table: {', '.join(parts)}" if parts else ""
+    )
+    whole = ", ".join(table.title for table in tables if table.whole)
+    return f"written to {page.PAGE.name}: {whole or 'nothing'}{left_out}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m integration.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="300,000 records, one round")
+    parser.add_argument("--quick", action="store_true", help="300,000 records, one round, no page")
+    parser.add_argument(
+        "--no-page",
+        dest="page",
+        action="store_false",
+        help="print only; without it docs/benchmarks.md is written, unless the run is void",
+    )
     parser.add_argument(
         "--only", choices=[*WORKLOADS, *PARTS], action="append", help="parts of it, and of the page"
     )
     options = parser.parse_args()
     if options.quick:
-        options.records, options.rounds = 300_000, 1
-    holds = True
-    with tempfile.TemporaryDirectory() as scratch:
-        print(f"starting a broker and writing {options.records:,} records", flush=True)
-        with EmbeddedKafka.start(directory=Path(scratch, "kafka"), owned=True) as broker:
-            rig = Rig(broker.bootstrap, Path(scratch), options.records)
-            tables = []
-            for table, counts in measured(rig, options):
-                holds &= counts
-                tables.append(table)
-                print(table.plain(), flush=True)
-            if not options.quick:
-                page.write(tables, broker.version, options.records)
-    return 0 if holds else 1
+        options.records, options.rounds, options.page = 300_000, 1, False
+    if options.records <= SMALL or options.rounds < 1:
+        parser.error(f"more than {SMALL:,} records, and one round at least, make a figure")
+    return options
 
 
 def measured(rig: Rig, options: Any) -> Iterator[tuple[page.Table, bool]]:
     """Each table as soon as it is there, and whether it counts."""
-    parts = [part for part in PARTS if not (options.quick and part in NOT_QUICK)]
-    wanted = options.only or [*WORKLOADS, *parts]
+    everything = [*WORKLOADS, *PARTS]
+    quick: bool = options.quick
+    wanted = options.only or [name for name in everything if not (quick and name in NOT_QUICK)]
     workloads = [name for name in WORKLOADS if name in wanted]
     if workloads:
         yield measure_cost(rig, workloads, options.rounds)
     if "intervals" in wanted:
         yield measure_intervals(rig, options.rounds), True
     if "latency" in wanted:
-        yield measure_latency(rig, 5.0 if options.quick else 30.0), True
+        for table in measure_latency(rig, 3.0, 2.0) if quick else measure_latency(rig, 30.0):
+            yield table, True
     if "moments" in wanted:
-        yield measure_moments(rig, options.rounds), True
+        yield measure_moments(rig, options.rounds, quick=quick), True
     if "budget" in wanted:
         for workload in PIPELINES:
             yield measure_budget(rig, workload, options.rounds), True
+    if "exchange" in wanted:
+        yield measure_exchange(rig.count, options.rounds), True
     if "settings" in wanted:
         yield measure_settings(rig, options.rounds), True
 

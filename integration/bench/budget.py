@@ -15,7 +15,6 @@ here: the control plane, start-up, and frames between slots (`exchange_micro.py`
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -58,13 +57,16 @@ SINK_SETTINGS: Final = [
 
 
 def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
-    """The cheapest round of the loop and of the slot, part by part."""
+    """The cheapest round of the loop and of the slot, part by part; outputs are checked."""
     from integration.bench.page import Table
+    from integration.bench.workloads import CHECKED, WORKLOADS
 
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for kind in ("loop", "slot"):
-            told = _run(rig, kind, workload, rig.fresh("budget")[0])
+            sink, _ = rig.fresh("budget")
+            told = _run(rig, kind, workload, sink)
+            rig.check(WORKLOADS[workload], sink, rig.count)
             if kind not in best or told["cpu_us"] < best[kind]["cpu_us"]:
                 best[kind] = told
     loop, slot = best["loop"]["cpu_us"], best["slot"]["cpu_us"]
@@ -76,14 +78,17 @@ def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
     ]
     note = (
         f"The slot by itself {slot:.2f} us a record, the loop {loop:.2f}: {slot / loop:.2f} x. "
-        f"A barrier every {EVERY:,} records; the cheapest of {rounds} rounds."
+        f"A barrier every {EVERY:,} records; the cheapest of {rounds} rounds. {CHECKED}"
     )
     return Table(f"Budget: {workload}", ("part", "us a record", "calls", "us a call"), rows, note)
 
 
 def measure_settings(rig: Rig, rounds: int) -> Table:
-    """What compression and lingering of the sink cost and save, on the transform."""
+    """What compression and lingering of the sink cost and save, on the transform; outputs are
+    checked.
+    """
     from integration.bench.page import Table
+    from integration.bench.workloads import CHECKED, WORKLOADS
 
     rows = []
     for properties in SINK_SETTINGS:
@@ -93,9 +98,12 @@ def measure_settings(rig: Rig, rounds: int) -> Table:
             told = _run(rig, "slot", "transform", sink, properties)
             stored = sum(f.stat().st_size for f in rig.scratch.glob(f"kafka/**/{sink}-*/*.log"))
             found.append((told["cpu_us"], stored))
+            rig.check(WORKLOADS["transform"], sink, rig.count)
         cpu_us, stored = min(found)
         rows.append([*properties.values(), f"{cpu_us:.2f}", f"{stored / 1e6:.1f}"])
-    note = f"Transform, half of {rig.count:,} records out; the cheapest of {rounds} rounds."
+    note = (
+        f"Transform, half of {rig.count:,} records out; the cheapest of {rounds} rounds. {CHECKED}"
+    )
     columns = ("compression.type", "linger.ms", "slot: us a record read", "MB stored")
     return Table("Compression and linger.ms of a sink", columns, rows, note)
 
@@ -170,9 +178,10 @@ def clock_parts(clocks: Clocks) -> None:
         (KafkaProducer, "send", "produce"),
         (KafkaSinkWriter, "write", "sink"),
         (SourceTask, "step", "task"),
-        (KeyedState, "flush", "checkpoint: what changed"),
-        (RocksDBStore, "write", "checkpoint: RocksDB write"),
-        (RocksDBStore, "checkpoint", "checkpoint: RocksDB checkpoint"),
+        (KeyedState, "advance", "snapshot: what to save"),
+        (KeyedState, "_save", "snapshot: encode what changed"),
+        (RocksDBStore, "write", "snapshot: keep what changed"),
+        (RocksDBStore, "checkpoint", "checkpoint: freeze the store"),
         (SnapshotUploader, "upload", "checkpoint: upload"),
         (KafkaSinkWriter, "prepare", "checkpoint: sink"),
         (TransactionLane, "flush", "checkpoint: flush of the producer"),
@@ -197,12 +206,13 @@ def run_slot(
     workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
 ) -> None:
     """The slot's parts in this process; prints their figures."""
+    from tidegate.drivers.process.garbage import settle_gc
+
     clocks = Clocks()
     clock_parts(clocks)
     with tempfile.TemporaryDirectory() as folder:
         slot = BareSlot(PIPELINES[workload], bootstrap, sink, Path(folder), properties)
-        gc.freeze()
-        gc.set_threshold(200_000, 50, 50)  # as a slot does
+        settle_gc()
         time.sleep(WARM_S)
         clocks.spent_ns.clear()
         clocks.calls.clear()

@@ -6,11 +6,13 @@ every run pays once drops out.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +21,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from integration.bench.data import PARTITIONS, fill
+from integration.bench.data import PARTITIONS, fill, records
 from integration.bench.page import Table
 from integration.bench.tree import Usage, measure
 from integration.bench.workloads import (
+    CHECKED,
     LOOP_SHAPE,
     SHAPE_TOLERANCE,
     WORKLOADS,
@@ -31,12 +34,19 @@ from integration.bench.workloads import (
     deviations,
     slowness,
 )
+from integration.checker import hidden_offsets
 
 ROOT: Final = Path(__file__).parents[2]
 SMALL: Final = 1_000
 WALL_MIN_S: Final = 0.1
+ENDED_S_MAX: Final = 30.0
+ENDED_POLL_S: Final = 0.02
 KINDS: Final = ("loop", "tidegate")
 LONG_MS, SHORT_MS = 10_000, 100
+MEMORY_NOTE: Final = (
+    "Tree MB: the largest sum of the proportional set sizes (PSS) of all processes at one time, "
+    "of a sample a second."
+)
 INTERVAL_WORKLOADS: Final = ("passthrough", "total")
 
 
@@ -49,7 +59,7 @@ class Rig:
         self._number = 0
         for topic, size in (("bench-in", count), ("bench-small", SMALL)):
             self.create(topic)
-            fill(bootstrap, topic, size)
+            fill(bootstrap, topic, records(size))
 
     def create(self, topic: str) -> str:
         """A new topic."""
@@ -66,8 +76,9 @@ class Rig:
 
     def once(
         self, kind: str, workload: Workload, source: str, count: int, interval_ms: int
-    ) -> Usage:
-        """One run to its end, its output checked; RuntimeError if it fails or is wrong.
+    ) -> tuple[Usage, list[int]]:
+        """One run to its end, its output checked; RuntimeError if it fails or is wrong. What it
+        used, and the synchronous parts of its snapshots in milliseconds as its reports told them.
 
         `interval_ms`: between two checkpoints, or two commits of the loop.
         """
@@ -86,18 +97,22 @@ class Rig:
             command = [
                 *(sys.executable, "-m", "tidegate.cli.main", "run"),
                 *(f"integration.bench.pipelines:{workload.pipeline}", "--bounded"),
-                "--take-over",  # each run has a storage of its own
+                *("--take-over", "--json"),  # each run has a storage of its own
                 *(word for key, value in settings.items() for word in ("-c", f"{key}={value}")),
             ]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
         usage = measure(command, folder, environment)
+        log = (folder / "output.log").read_text()
         if usage.status != 0:
-            log = (folder / "output.log").read_text()
             message = f"{kind} {workload.name} ended with status {usage.status}:\n{log[-4000:]}"
             raise RuntimeError(message)
+        self.check(workload, sink, count)
+        return usage, synchronous_ms(log.splitlines())
+
+    def check(self, workload: Workload, sink: str, count: int) -> None:
+        """Read an output back, compare it with what the input says, and drop it."""
         check_output(workload, read_committed(self.bootstrap, sink), count)
         self.admin.delete_topics([sink])[sink].result()
-        return usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +123,41 @@ class Figure:
 
     cpu_per_million: float
     records_per_s: float
-    rss_mb: float
+    pss_mb: float
+    """Of the whole tree, at its largest."""
     start_s: float
+    sync_ms: Sequence[int] = ()
+    """The synchronous part of each checkpoint that a report told of; the slowest slot's."""
+
+
+def times(cost: float, of_loop: float) -> str:
+    """How many times the loop's cost, which the ticks of the clock cannot tell of a short run."""
+    return f"{cost / of_loop:.2f}" if of_loop > 0 else "?"
+
+
+def synchronous_ms(lines: Iterable[str]) -> list[int]:
+    """Of each checkpoint that the JSON reports of a run name: they come twice a second, so of many
+    a second most go untold.
+    """
+    found: dict[str, int] = {}
+    for line in lines:
+        last = json.loads(line).get("last_checkpoint") if line.startswith("{") else None
+        if last is not None:
+            found[last["id"]] = last["sync_ms"]
+    return list(found.values())
 
 
 def figure(rig: Rig, kind: str, workload: Workload, interval_ms: int = 1000) -> Figure:
     """A run over all records less one over a thousand."""
-    small = rig.once(kind, workload, "bench-small", SMALL, interval_ms)
-    large = rig.once(kind, workload, "bench-in", rig.count, interval_ms)
+    small, _ = rig.once(kind, workload, "bench-small", SMALL, interval_ms)
+    large, sync_ms = rig.once(kind, workload, "bench-in", rig.count, interval_ms)
     more, wall_s = rig.count - SMALL, large.wall_s - small.wall_s
     return Figure(
         cpu_per_million=(large.cpu_s - small.cpu_s) / more * 1e6,
         records_per_s=more / wall_s if wall_s > WALL_MIN_S else math.nan,
-        rss_mb=large.rss_max / 1e6,
+        pss_mb=large.pss_max / 1e6,
         start_s=small.started_s,
+        sync_ms=sync_ms,
     )
 
 
@@ -150,16 +186,19 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
         rows.append(
             [
                 *(name, kind, f"{cpu:.2f}"),
-                f"{cpu / loops[name]:.2f}" if kind != "loop" else "",
+                times(cpu, loops[name]) if kind != "loop" else "",
                 f"{goal:.1f}" if goal and kind != "loop" else "",
                 f"{least:.2f}",
-                f"{least / least_of_loops[name]:.2f}" if kind != "loop" else "",
+                times(least, least_of_loops[name]) if kind != "loop" else "",
                 f"{statistics.median(run.records_per_s for run in runs):,.0f}",
-                f"{max(run.rss_mb for run in runs):.0f}",
+                f"{max(run.pss_mb for run in runs):.0f}",
                 f"{statistics.median(run.start_s for run in runs):.1f}",
             ]
         )
-    holds, note = True, f"Medians of {rounds}; least: of the cheapest one of each. "
+    holds, note = (
+        True,
+        (f"{CHECKED} Medians of {rounds}; least: of the cheapest one of each. {MEMORY_NOTE} "),
+    )
     if loops.keys() >= LOOP_SHAPE.keys():
         off = deviations(loops)
         holds = all(abs(share) <= SHAPE_TOLERANCE for share in off.values())
@@ -171,7 +210,7 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
     if not holds:
         note += "VOID: the loops do not stand to each other as they should; the machine was busy."
     cpu_titles = ("CPU s/M", "x loop", "goal", "least", "x least")
-    titles = ("workload", "", *cpu_titles, "records/s", "RSS MB", "to slot s")
+    titles = ("workload", "", *cpu_titles, "records/s", "tree MB", "to slot s")
     whole = set(names) == set(WORKLOADS)
     return Table("Cost per record", titles, rows, note.strip(), whole), holds
 
@@ -180,24 +219,47 @@ def measure_intervals(rig: Rig, rounds: int) -> Table:
     """Throughput at 100 ms checkpoints beside 10 s, with state and without; and the loop's."""
     rows = []
     for name in INTERVAL_WORKLOADS:
-        found: dict[tuple[str, int], list[float]] = {}
+        found: dict[tuple[str, int], list[Figure]] = {}
         for _ in range(rounds):
             for kind in KINDS:
                 for interval_ms in (LONG_MS, SHORT_MS):
                     run = figure(rig, kind, WORKLOADS[name], interval_ms)
-                    found.setdefault((kind, interval_ms), []).append(run.records_per_s)
+                    found.setdefault((kind, interval_ms), []).append(run)
         for kind in KINDS:
-            long, short = (
-                statistics.median(found[kind, interval_ms]) for interval_ms in (LONG_MS, SHORT_MS)
-            )
+            both = found[kind, LONG_MS], found[kind, SHORT_MS]
+            long, short = (statistics.median(run.records_per_s for run in runs) for runs in both)
             goal = "85 %" if kind != "loop" else ""
-            rows.append([name, kind, f"{long:,.0f}", f"{short:,.0f}", f"{short / long:.0%}", goal])
+            rows.append(
+                [
+                    *(name, kind, f"{long:,.0f}", f"{short:,.0f}", f"{short / long:.0%}", goal),
+                    *map(_synchronous_part, both),
+                ]
+            )
     titles = ("workload", "", "records/s at 10 s", "at 100 ms", "share", "goal")
-    return Table("Throughput by checkpoint interval", titles, rows, f"Medians of {rounds}.")
+    sync_titles = ("synchronous part, ms, at 10 s", "synchronous part, ms, at 100 ms")
+    note = (
+        f"{CHECKED} Medians of {rounds}. The synchronous part of a snapshot, for which its slot "
+        "stands still (goal: milliseconds): the median and the largest of the checkpoints that "
+        "reports told of."
+    )
+    return Table("Throughput by checkpoint interval", (*titles, *sync_titles), rows, note)
+
+
+def _synchronous_part(runs: Sequence[Figure]) -> str:
+    told = [each for run in runs for each in run.sync_ms]
+    return f"{statistics.median(told):.0f}, {max(told)} of {len(told)}" if told else ""
 
 
 def read_committed(bootstrap: str, topic: str) -> list[Any]:
-    """All committed messages of a topic, up to its last stable offsets."""
+    """All committed messages of a topic, when no transaction is open in it any more: who has ended
+    one is told so before its markers are written.
+    """
+    end_s = time.monotonic() + ENDED_S_MAX
+    while hidden := hidden_offsets(bootstrap, topic):
+        if time.monotonic() > end_s:
+            said = f"{hidden} offsets of {topic} are behind transactions that nobody ends"
+            raise RuntimeError(said)
+        time.sleep(ENDED_POLL_S)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -212,7 +274,10 @@ def read_committed(bootstrap: str, topic: str) -> list[Any]:
     found: list[Any] = []
     open_partitions = set(range(PARTITIONS))
     while open_partitions:
-        for message in consumer.consume(5000, 5):
+        # One at least, then what is there: a larger number would wait to be full.
+        messages = consumer.consume(1, 5)
+        messages += consumer.consume(5000, 0) if messages else []
+        for message in messages:
             if message.error() is None:
                 found.append(message)
             else:

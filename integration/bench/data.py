@@ -7,7 +7,7 @@ The same seed gives the same bytes; what the outputs must be is computed here to
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -58,8 +58,30 @@ def records(count: int, seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
         yield user.encode(), encode(value)
 
 
-def fill(bootstrap: str, topic: str, count: int) -> None:
-    """Write the records to a topic, partitioned by key as the Java producer does."""
+def click_of(number: int, amount: float) -> Click:
+    """A plain one, of one user after the other."""
+    return Click(
+        seq=number,
+        user=f"u{number % USERS:06d}",
+        amount=amount,
+        ts=1_700_000_000_000,
+        sku="sku-00000",
+        qty=1,
+        country=_COUNTRIES[0],
+        note="x" * 24,
+    )
+
+
+def everyone() -> Iterator[tuple[bytes, bytes]]:
+    """One record of each user, who pay nothing."""
+    encode = msgspec.json.Encoder().encode
+    for number in range(USERS):
+        click = click_of(number, amount=0.0)
+        yield click.user.encode(), encode(click)
+
+
+def fill(bootstrap: str, topic: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write records to a topic, partitioned by key as the Java producer does."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -69,7 +91,7 @@ def fill(bootstrap: str, topic: str, count: int) -> None:
             "queue.buffering.max.messages": 1_000_000,
         }
     )
-    for key, value in records(count):
+    for key, value in rows:
         while True:
             try:
                 producer.produce(topic, value, key)

@@ -2,26 +2,31 @@
 
     python -m integration.bench.exchange_micro [records]
 
-Two processes stand for two slots. The first emits batches of 1,000 records of about 140 bytes
-through a `KeyOutlet` whose receivers are both in the second process, so that every record is split,
-framed, sent and decoded. Prints microseconds of CPU per record (user and system, without start-up)
-for each kind of record and each kind of socket. Not a test: machines are noisy.
+Two processes stand for two slots. The first emits batches, as large as a source makes them that
+feeds two subtasks, of records of about 140 bytes through a `KeyOutlet` whose receivers are both in
+the second process, so that every record is split, framed, sent and decoded. Prints microseconds of
+CPU per record (user and system, without start-up) for each kind of record and each kind of socket.
+Not a test: machines are noisy. The bench runs this some times, for its table (`--only exchange`).
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
+import os
 import queue
+import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, Final, TypedDict
 
 import msgspec
 
+from integration.bench.page import Table
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.channels.frames import (
     FrameCodec,
@@ -32,14 +37,19 @@ from tidegate.dataplane.channels.frames import (
 )
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
 from tidegate.dataplane.channels.outlet import KeyOutlet, RemoteChannel
+from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.drivers.exchange import SocketExchange
+from tidegate.drivers.process.garbage import settle_gc
 from tidegate.elements import EndOfInput, Origin, RecordBatch
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex, VertexId
 
+ROOT: Final = Path(__file__).parents[2]
+GOALS: Final = {("Struct", "unix"): "0.6"}
+"""Microseconds of CPU a record, on a quiet machine."""
 CREDITS = 8
 CHANNELS = 2
-BATCH = 1_000
+BATCH = BATCH_RECORDS * CHANNELS
 KEYS = 10_000
 
 
@@ -114,12 +124,6 @@ class Mailbox:
         self._actions.get()()
 
 
-def settle() -> None:
-    """Collect garbage as rarely as a slot process does (`slot/main.py`)."""
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 50)
-
-
 def lost(peer: int, error: Exception) -> None:
     raise error
 
@@ -158,7 +162,7 @@ def receive(kind: str, host: str | None, pipe: Any) -> None:
     mailbox = Mailbox()
     exchange.connect({0: pipe.recv()}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
     pipe.recv()
-    settle()
+    settle_gc()
     cpu = time.process_time()
     records = taken = ended = 0
     while ended < CHANNELS:
@@ -200,7 +204,7 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     ours.send(exchange.address)
     exchange.connect({1: address}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
     ours.send("go")
-    settle()
+    settle_gc()
     cpu, began = time.process_time(), time.perf_counter()
     for number in range(records // BATCH):
         mailbox.run_waiting()
@@ -227,11 +231,49 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     }
 
 
+def measure_exchange(records: int, rounds: int) -> Table:
+    """Medians by kind of record and of socket; each round is a process of its own."""
+    command = [sys.executable, "-m", "integration.bench.exchange_micro", str(records)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        for line in done.stdout.splitlines():
+            told = json.loads(line)
+            found.setdefault((told["records"], told["socket"]), []).append(told)
+    return exchange_table(found, rounds)
+
+
+def exchange_table(found: dict[tuple[str, str], list[dict[str, Any]]], rounds: int) -> Table:
+    """What the rounds have told."""
+
+    def middle(runs: list[dict[str, Any]], what: str) -> float:
+        return statistics.median(float(run[what]) for run in runs)
+
+    rows = [
+        [
+            *(kind, socket),
+            *(f"{middle(runs, what):.2f}" for what in ("us per record", "sender", "receiver")),
+            GOALS.get((kind, socket), ""),
+            f"{min(run['us per record'] for run in runs):.2f}",
+            f"{middle(runs, 'records per s'):,.0f}",
+        ]
+        for (kind, socket), runs in found.items()
+    ]
+    titles = ("records", "socket", "us a record", "sender", "receiver", "goal", "least")
+    note = (
+        f"CPU of both ends together, medians of {rounds}; least: of the cheapest round. "
+        "Nothing is written: the number of records that arrived is compared."
+    )
+    return Table("Exchange between two slots", (*titles, "records/s"), rows, note)
+
+
 def main() -> None:
+    """Print a line for each kind of record and of socket; whole batches only."""
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
     for kind in KINDS:
         for host in (None, "127.0.0.1"):
-            print(json.dumps(send(kind, host, records)))
+            print(json.dumps(send(kind, host, records - records % BATCH)))
 
 
 if __name__ == "__main__":

@@ -1,68 +1,33 @@
 """From a record's production to its visibility: a feed at a steady rate, and a reader's clock.
 
 The feed is a process of its own (so is the reader's, for neither may wait for the other), on the
-same machine, so that one clock measures both ends. A record carries the time at which it was given
-to the producer, so the producer's own lingering is in the figures.
-
-    python -m integration.bench.latency BOOTSTRAP TOPIC RECORDS_PER_S     (the feed)
+same machine, so that one clock measures both ends. At the end the feed says how many records it has
+written, and each must have been seen once: a figure without the slow ones would be a fine one.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from integration.bench.cost import Rig
-from integration.bench.data import PARTITIONS, USERS
+from integration.bench.data import PARTITIONS
+from integration.bench.feed import Feed, Left, number_of, produced_s
 from integration.bench.page import Table
-from integration.running import ROOT, TidegateRun, runs_with_checkpoint
+from integration.running import TidegateRun, runs_with_checkpoint
 
 RATE: Final = 20_000
 LOW_RATE: Final = 1_000
 SETTLE_S: Final = 5.0
 TAKE_OVER: Final = ("--take-over",)
 """Each run has a storage of its own, in which nobody knows the job of the one before."""
-STEP_S: Final = 0.005
-SIZE: Final = 143
-STAMP: Final = 20
-"""Bytes of the time of production, in nanoseconds, in front of a record."""
-
-
-class Left:
-    """A module that runs as a process of its own until it is left."""
-
-    def __init__(self, *words: str) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-class Feed(Left):
-    """Produces at a steady rate until it is left."""
-
-    def __init__(self, bootstrap: str, topic: str, rate: int) -> None:
-        super().__init__("integration.bench.latency", bootstrap, topic, str(rate))
-
-
-def produced_s(value: bytes) -> float:
-    """When a record of the feed was produced."""
-    return int(value[:STAMP]) / 1e9
+LAST_S: Final = 30.0
+"""For the last records to be seen, after the feed has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +75,21 @@ COLUMNS: Final = (
 )
 
 
-def measure_latency(rig: Rig, seconds: float) -> Table:
-    """Percentiles of tidegate, and of loops by hand on the same machine."""
-    rows = []
+BUCKETS_MS: Final = (5, 10, 20, 50, 100, 150, 200, 300, 500, 1000)
+
+
+def measure_latency(rig: Rig, seconds: float, settle_s: float = SETTLE_S) -> tuple[Table, Table]:
+    """Percentiles and histograms of tidegate, and of loops by hand on the same machine, of so many
+    seconds, after some to settle.
+    """
+    percentiles, histograms = [], []
     for promise in PROMISES:
         for kind, measured in (("loop", _of_loop), ("tidegate", _of_tidegate)):
             if kind == "loop" and promise.loop_commit_ms is None:
                 continue
-            found = sorted(measured(rig, promise, seconds))
+            found = sorted(measured(rig, promise, seconds, settle_s))
             every = promise.loop_commit_ms if kind == "loop" else promise.interval_ms
-            rows.append(
+            percentiles.append(
                 [
                     *(promise.name, kind, f"{every} ms" if every else ""),
                     f"{len(found) / seconds:,.0f}",
@@ -128,10 +98,22 @@ def measure_latency(rig: Rig, seconds: float) -> Table:
                     promise.goal if kind == "tidegate" else "",
                 ]
             )
-    return Table("Latency from produce to visible", COLUMNS, rows)
+            histograms.append([promise.name, kind, *map("{:.2%}".format, histogram(found))])
+    titles = ("guarantee", "", *(f"to {ms} ms" for ms in BUCKETS_MS), "more")
+    note = "Each record of the feeds was seen exactly once, by their numbers."
+    return (
+        Table("Latency from produce to visible", COLUMNS, percentiles, note),
+        Table("Latency: share of the records by time", titles, histograms, "Of the same runs."),
+    )
 
 
-def _of_tidegate(rig: Rig, promise: Promise, seconds: float) -> list[float]:
+def histogram(in_order: list[float]) -> list[float]:
+    """The share of each bucket, up to its bound and with it, and of what is above all."""
+    counts = Counter(bisect_left(BUCKETS_MS, each) for each in in_order)
+    return [counts[number] / len(in_order) for number in range(len(BUCKETS_MS) + 1)]
+
+
+def _of_tidegate(rig: Rig, promise: Promise, seconds: float, settle_s: float) -> list[float]:
     source, _ = rig.fresh("feed")
     topic, folder = rig.fresh("latency")
     config = {
@@ -143,20 +125,56 @@ def _of_tidegate(rig: Rig, promise: Promise, seconds: float) -> list[float]:
     name = f"integration.bench.pipelines:{promise.pipeline}"
     with TidegateRun(folder, rig.bootstrap, pipeline=name, options=TAKE_OVER, config=config) as run:
         run.wait_for("a checkpoint", runs_with_checkpoint, 90)
-        with Feed(rig.bootstrap, source, promise.rate):  # not before, or there would be a backlog
-            return observe(rig.bootstrap, topic, seconds)
+        with Feed(rig.bootstrap, source, promise.rate) as feed:  # not before: no backlog
+            return observe(rig.bootstrap, topic, feed, seconds, settle_s)
 
 
-def _of_loop(rig: Rig, promise: Promise, seconds: float) -> list[float]:
+def _of_loop(rig: Rig, promise: Promise, seconds: float, settle_s: float) -> list[float]:
     source, _ = rig.fresh("feed")
     topic, _ = rig.fresh("latency")
     words = ["for-ever", rig.bootstrap, source, topic, str(promise.loop_commit_ms)]
-    with Left("integration.bench.loop", *words), Feed(rig.bootstrap, source, promise.rate):
-        return observe(rig.bootstrap, topic, seconds)
+    with (
+        Left("integration.bench.loop", *words),
+        Feed(rig.bootstrap, source, promise.rate) as feed,
+    ):
+        return observe(rig.bootstrap, topic, feed, seconds, settle_s)
 
 
-def observe(bootstrap: str, topic: str, seconds: float) -> list[float]:
-    """Milliseconds of the records that become visible in this time, after some to settle."""
+@dataclass(slots=True)
+class Seen:
+    """Which records of the feed were seen, and how long the measured ones took."""
+
+    took_ms: list[float] = field(default_factory=list)
+    numbers: bytearray = field(default_factory=bytearray)
+    """1 at the number of each record that was seen."""
+    count: int = 0
+
+    def note(self, value: bytes, seen_s: float, *, measured: bool) -> None:
+        """Take in a record; RuntimeError if it was seen before."""
+        number = number_of(value)
+        if number >= len(self.numbers):
+            self.numbers.extend(bytes(number + 1))  # as much again at least: amortised
+        if self.numbers[number]:
+            raise RuntimeError(f"record {number} of the feed was seen twice")
+        self.numbers[number] = 1
+        self.count += 1
+        if measured:
+            self.took_ms.append((seen_s - produced_s(value)) * 1000)
+
+    def check(self, sent: int) -> None:
+        """RuntimeError unless each of so many records was seen, and none that was not sent."""
+        missing = self.numbers[:sent].count(0) + max(0, sent - len(self.numbers))
+        if missing or self.count != sent:
+            raise RuntimeError(
+                f"of {sent} records of the feed {missing} were never seen, and "
+                f"{self.count + missing - sent} were seen that it did not send"
+            )
+
+
+def observe(bootstrap: str, topic: str, feed: Feed, seconds: float, settle_s: float) -> list[float]:
+    """Milliseconds of the records that become visible in this time, after some to settle; then the
+    feed is ended, and RuntimeError unless each of its records has been seen once.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -164,56 +182,31 @@ def observe(bootstrap: str, topic: str, seconds: float) -> list[float]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 10,
-            "auto.offset.reset": "latest",
         }
     )
-    consumer.assign([_end_of(consumer, topic, number) for number in range(PARTITIONS)])
-    start = time.monotonic() + SETTLE_S
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    seen = Seen()
+    start = time.monotonic() + settle_s
     end = start + seconds
-    found: list[float] = []
-    while (now := time.monotonic()) < end:
-        # One at least, then what is there: a larger number would wait to be full.
-        messages = consumer.consume(1, 0.1)
-        messages += consumer.consume(5_000, 0) if messages else []
-        if now >= start:
-            seen_ns = time.time_ns()
-            for message in messages:
-                value = message.value()
-                if message.error() is None and value is not None:
-                    found.append((seen_ns - int(value[:STAMP])) / 1e6)
-    consumer.close()
-    return found
+    try:
+        while (now := time.monotonic()) < end:
+            _look(consumer, seen, measured=now >= start)
+        sent = feed.end()
+        end = time.monotonic() + LAST_S
+        while seen.count < sent and time.monotonic() < end:
+            _look(consumer, seen, measured=False)
+    finally:
+        consumer.close()
+    seen.check(sent)
+    return seen.took_ms
 
 
-def _end_of(consumer: Consumer, topic: str, number: int) -> TopicPartition:
-    """The end of a partition, which may just have been made."""
-    give_up = time.monotonic() + SETTLE_S
-    while True:
-        try:
-            _, end = consumer.get_watermark_offsets(TopicPartition(topic, number))
-        except KafkaException:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(STEP_S)
-        else:
-            return TopicPartition(topic, number, end)
-
-
-def feed(bootstrap: str, topic: str, rate: int) -> None:
-    """Produce for ever, some every 5 ms."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "acks": "all"})
-    keys = [b"u%06d" % number for number in range(USERS)]
-    pad = b"x" * (SIZE - STAMP)
-    sent, began = 0, time.monotonic()
-    while True:
-        due = int((time.monotonic() - began) * rate)
-        stamp = b"%020d" % time.time_ns()
-        for number in range(sent, due):
-            producer.produce(topic, stamp + pad, keys[number % USERS])
-        sent = max(sent, due)
-        producer.poll(0)
-        time.sleep(STEP_S)
-
-
-if __name__ == "__main__":
-    feed(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+def _look(consumer: Consumer, seen: Seen, *, measured: bool) -> None:
+    # One at least, then what is there: a larger number would wait to be full.
+    messages = consumer.consume(1, 0.1)
+    messages += consumer.consume(5_000, 0) if messages else []
+    seen_s = time.time()
+    for message in messages:
+        value = message.value()
+        if message.error() is None and value is not None:
+            seen.note(value, seen_s, measured=measured)

@@ -128,8 +128,6 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
 
 
 def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[float, float]:
-    import gc
-
     from tests.kafka.surroundings import Surroundings
     from tidegate.api.formats import Raw
     from tidegate.api.kafka import KafkaSink, KafkaSource
@@ -138,11 +136,11 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
     from tidegate.drivers.bundle import RealDrivers
     from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+    from tidegate.drivers.process.garbage import settle_gc
     from tidegate.ids import Attempt, CheckpointId, Uid
     from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 50)  # as a slot does
+    settle_gc()
     config = Config(kafka=KafkaSettings(bootstrap=bootstrap))
     transactions = KafkaTransactionLog({"bootstrap.servers": bootstrap})
     around = Surroundings(RealDrivers(), transactions, job=out, config=config, warm=2, threads=True)

@@ -1,14 +1,14 @@
 """What keyed state costs a record, without Kafka: nanoseconds of CPU per read-modify-write.
 
-The pattern of a running total: 100,000 keys, batches of 1,000 random ones, `total.value += amount`
-for each record in a loop as the operator has it, a flush and a checkpoint every 100,000 records.
-Beside it the same with a plain dict, which keeps nothing. Run: `python -m
-integration.bench.state_micro`.
+The pattern of a running total: 100,000 keys, batches of random ones as large as a source makes them
+for one subtask, `total.value += amount` for each record in a loop as the operator has it, a flush
+and a checkpoint every 100,000 records. Beside it the same with a plain dict, which keeps nothing.
+
+    python -m integration.bench.state_micro
 """
 
 from __future__ import annotations
 
-import gc
 import random
 import shutil
 import tempfile
@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.api.state import ValueState
+from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedState
 from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.process.garbage import settle_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.ids import Uid
 
 KEYS = 100_000
-BATCH = 1_000
+BATCH = BATCH_RECORDS
 INTERVAL = 100_000
 """Records between two checkpoints: 63 % of the keys are touched, most of them once."""
 INTERVALS = 11
@@ -34,8 +36,7 @@ INTERVALS = 11
 
 def main() -> None:
     """Print a table: the parts of the cost of one record, by type of state and store."""
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 50)  # as a slot process does
+    settle_gc()
     print("                    loop  look up    flush checkpoint     total  CPU ns a record")
     for of, amount in ((Decimal, Decimal("1.25")), (int, 3)):
         batches = _batches()
@@ -96,7 +97,9 @@ def _stored(
         if number * BATCH % INTERVAL == 0:
             state.flush()
             flushed = clock()
-            state.snapshot_sync(folder / f"checkpoint-{number}")
+            state.begin_snapshot(folder / f"checkpoint-{number}")
+            while state.advance() is None:
+                pass
             flush += flushed - done
             checkpoint += clock() - flushed
             if number * BATCH == INTERVAL:

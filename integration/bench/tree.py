@@ -5,6 +5,11 @@ sample counts, so up to a sample interval of each is missed. A broker runs outsi
 
 Of a cluster, what its processes had used when the first slot was there does not count: to import
 everything costs as much as a million records, and never the same twice.
+
+Memory is what the whole tree holds at one time, shared pages divided among those who share them
+(PSS). The kernel walks the pages of a process to say it, 4 ms for 160 MB, so it is asked once a
+second: one or two hundredths of a core, spent outside the tree and not in its figures. A peak
+between two samples is not seen.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import psutil
 from integration.holdings import kind_of
 
 INTERVAL_S: Final = 0.05
+MEMORY_INTERVAL_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -31,8 +37,8 @@ class Usage:
     """Of a cluster, from its first slot on."""
     started_s: float = 0.0
     """Of a cluster, to its first slot."""
-    rss_max: int = 0
-    """Bytes, of the largest single process."""
+    pss_max: int = 0
+    """Bytes, the largest sum over the tree in any sample."""
     status: int = 0
     _cpu: dict[int, float] = field(default_factory=dict)
     _before_s: float | None = None
@@ -48,11 +54,15 @@ def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Us
             command, cwd=folder, env=environment, stdout=output, stderr=output
         )
     top = psutil.Process(process.pid)
+    memory_at = began
     while process.poll() is None:
         without = usage._before_s is None
         _sample(top, usage)
         if without and usage._before_s is not None:
             usage.started_s = time.monotonic() - began
+        if time.monotonic() >= memory_at:
+            memory_at += MEMORY_INTERVAL_S
+            usage.pss_max = max(usage.pss_max, sum(map(proportional_bytes, _tree(top))))
         time.sleep(INTERVAL_S)
     usage.wall_s = time.monotonic() - began - usage.started_s
     usage.cpu_s = sum(usage._cpu.values()) - (usage._before_s or 0.0)
@@ -60,18 +70,29 @@ def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Us
     return usage
 
 
-def _sample(top: psutil.Process, usage: Usage) -> None:
+def proportional_bytes(process: psutil.Process) -> int:
+    """What a process holds, shared pages divided among those who share them; 0 if it has ended."""
     try:
-        processes = [top, *top.children(recursive=True)]
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:") * 1024
+
+
+def _tree(top: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [top, *top.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return
+        return []
+
+
+def _sample(top: psutil.Process, usage: Usage) -> None:
+    processes = _tree(top)
     for process in processes:
         try:
-            with process.oneshot():
-                times = process.cpu_times()
-                usage._cpu[process.pid] = times.user + times.system
-                usage.rss_max = max(usage.rss_max, process.memory_info().rss)
+            times = process.cpu_times()
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
+        usage._cpu[process.pid] = times.user + times.system
     if usage._before_s is None and any(kind_of(process) == "slot" for process in processes):
         usage._before_s = sum(usage._cpu.values())

@@ -1,23 +1,33 @@
 """The workloads of the benchmark: which pipeline, which loop, what must come out, what is aimed at.
 
-What must come out is computed from the input alone, by neither of the two that are measured.
+What must come out is computed from the input alone, by neither of the two that are measured; it is
+compared record by record, in order, so that of two million only those that were read are in memory.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from integration.bench.data import THRESHOLD, WINDOW_MS, Click, records
 
-Expected = Counter[tuple[bytes, bytes]]
+Record = tuple[bytes, bytes]
+"""Key and value."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Click).decode
+
+
+class Read(Protocol):
+    """What is asked of a message that was read back."""
+
+    def key(self) -> Any: ...
+    def value(self) -> Any: ...
+    def partition(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,57 +39,47 @@ class Workload:
     """Class in `pipelines.py`."""
     sink: str
     """Its attribute there."""
-    expected: Callable[[int], Expected]
-    """Key and value of what the first so many records lead to."""
+    expected: Callable[[int], Iterator[Record]]
+    """What the first so many records lead to, in their order."""
     loop: str
     """Name in `loop.py`."""
+    in_order: Literal["partition", "key"] = "key"
+    """Within what the order of the inputs must be that of the outputs. Records of one key share a
+    partition on both sides; a step by key promises no more.
+    """
     goal: float | None = None
     """At most so many times the loop's CPU per record."""
     settings: Mapping[str, str] = field(default_factory=lambda: {"job.parallelism": "1"})
 
 
-def _copies(count: int) -> Expected:
-    return Counter(records(count))
+def _paying(count: int) -> Iterator[Record]:
+    for key, value in records(count):
+        click = _decode(value)
+        if click.amount > THRESHOLD:
+            fee = round(click.amount * 0.02, 2)
+            yield key, _encode({**msgspec.structs.asdict(click), "fee": fee})
 
 
-def _paying(count: int) -> Expected:
-    def rows() -> Iterator[tuple[bytes, bytes]]:
-        for key, value in records(count):
-            click = _decode(value)
-            if click.amount > THRESHOLD:
-                fee = round(click.amount * 0.02, 2)
-                yield key, _encode({**msgspec.structs.asdict(click), "fee": fee})
-
-    return Counter(rows())
+def _totals(count: int) -> Iterator[Record]:
+    totals: dict[str, tuple[int, float]] = {}
+    for key, value in records(count):
+        click = _decode(value)
+        paid_count, paid = totals.get(click.user, (0, 0.0))
+        paid_count, paid = totals[click.user] = paid_count + 1, paid + click.amount
+        yield key, _encode({"user": click.user, "count": paid_count, "total": paid})
 
 
-def _totals(count: int) -> Expected:
-    def rows() -> Iterator[tuple[bytes, bytes]]:
-        totals: dict[str, tuple[int, float]] = {}
-        for key, value in records(count):
-            click = _decode(value)
-            paid_count, paid = totals.get(click.user, (0, 0.0))
-            paid_count, paid = totals[click.user] = paid_count + 1, paid + click.amount
-            yield key, _encode({"user": click.user, "count": paid_count, "total": paid})
-
-    return Counter(rows())
-
-
-def _windows(count: int) -> Expected:
+def _windows(count: int) -> Iterator[Record]:
     """A window is out when the user's first record behind its end comes; the last ones stay in."""
-
-    def rows() -> Iterator[tuple[bytes, bytes]]:
-        open_windows: dict[str, tuple[int, float]] = {}
-        for key, value in records(count):
-            click = _decode(value)
-            start = click.ts - click.ts % WINDOW_MS
-            known = open_windows.get(click.user, (start, 0.0))
-            if known[0] != start:
-                yield key, _encode({"user": click.user, "start": known[0], "total": known[1]})
-                known = (start, 0.0)
-            open_windows[click.user] = (start, known[1] + click.amount)
-
-    return Counter(rows())
+    open_windows: dict[str, tuple[int, float]] = {}
+    for key, value in records(count):
+        click = _decode(value)
+        start = click.ts - click.ts % WINDOW_MS
+        known = open_windows.get(click.user, (start, 0.0))
+        if known[0] != start:
+            yield key, _encode({"user": click.user, "start": known[0], "total": known[1]})
+            known = (start, 0.0)
+        open_windows[click.user] = (start, known[1] + click.amount)
 
 
 TWO_SLOTS: Final = {"job.parallelism": "2", "taskmanager.slots": "2"}
@@ -87,8 +87,16 @@ TWO_SLOTS: Final = {"job.parallelism": "2", "taskmanager.slots": "2"}
 WORKLOADS: Final[dict[str, Workload]] = {
     each.name: each
     for each in (
-        Workload("passthrough", "Passthrough", "copies", _copies, "passthrough", goal=1.1),
-        Workload("transform", "Transform", "paying", _paying, "transform", goal=1.1),
+        Workload(
+            *("passthrough", "Passthrough", "copies", records, "passthrough"),
+            in_order="partition",
+            goal=1.1,
+        ),
+        Workload(
+            *("transform", "Transform", "paying", _paying, "transform"),
+            in_order="partition",
+            goal=1.1,
+        ),
         Workload("total", "Totals", "totals", _totals, "total", goal=1.3),
         Workload("shuffle", "Totals", "totals", _totals, "total", settings=TWO_SLOTS),
         Workload("windows", "Windows", "windows", _windows, "windows"),
@@ -100,18 +108,47 @@ LOOP_SHAPE: Final = {"passthrough": 1.5, "transform": 1.8, "total": 3.3}
 SHAPE_TOLERANCE: Final = 0.25
 
 
-def check_output(workload: Workload, messages: list[Any], count: int) -> None:
-    """Compare with what the input says; RuntimeError where anything is missing, doubled or
-    wrong.
+CHECKED: Final = (
+    "Every output was read back and compared with what the input says: each record once, in the "
+    "order of its partition, or of its key behind a step by key."
+)
+
+
+def check_output(workload: Workload, messages: Sequence[Read], count: int) -> None:
+    """Compare with what the input says; RuntimeError where anything is missing, doubled, wrong or
+    out of order. `messages`: each partition's in the order of their offsets.
     """
+    home: dict[bytes, int | None] = {}
+    found: dict[Any, deque[Record]] = defaultdict(deque)
+    for message in messages:
+        key, partition = message.key(), message.partition()
+        if home.setdefault(key, partition) != partition:
+            raise RuntimeError(
+                f"{workload.name}: {key!r} is in the partitions {home[key]} and {partition}"
+            )
+        group = partition if workload.in_order == "partition" else key
+        found[group].append((key, message.value()))
+    for record in workload.expected(count):
+        key = record[0]
+        group = home.get(key) if workload.in_order == "partition" else key
+        if not found[group] or found[group].popleft() != record:
+            raise RuntimeError(_difference(workload, messages, count))
+    if any(found.values()):
+        raise RuntimeError(_difference(workload, messages, count))
+
+
+def _difference(workload: Workload, messages: Sequence[Read], count: int) -> str:
     found = Counter((message.key(), message.value()) for message in messages)
-    expected = workload.expected(count)
-    if found != expected:
-        missing, extra = expected - found, found - expected
-        raise RuntimeError(
-            f"{workload.name}: {missing.total()} records missing, {extra.total()} too many, e.g. "
-            f"{next(iter(missing), None)} / {next(iter(extra), None)}"
+    expected = Counter(workload.expected(count))
+    missing, extra = expected - found, found - expected
+    if not missing and not extra:
+        return (
+            f"{workload.name}: every record is there once, out of order in its {workload.in_order}"
         )
+    return (
+        f"{workload.name}: {missing.total()} records missing, {extra.total()} too many, e.g. "
+        f"{next(iter(missing), None)} / {next(iter(extra), None)}"
+    )
 
 
 def slowness(loops: Mapping[str, float]) -> float:

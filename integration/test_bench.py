@@ -1,0 +1,30 @@
+"""`make bench`, small: one workload on a real broker, its output checked, the page left alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.bench.page import PAGE
+
+ROOT = Path(__file__).parent.parent
+BENCH = [sys.executable, "-m", "integration.bench", "--rounds", "1", "--no-page"]
+
+
+@pytest.mark.timeout(180)
+def test_a_small_bench_measures_loop_and_job_and_writes_no_page() -> None:
+    before = PAGE.read_bytes()
+    words = ["--records", "5000", "--only", "total"]
+    done = subprocess.run(
+        [*BENCH, *words], check=False, capture_output=True, text=True, cwd=ROOT, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^total +(loop|tidegate) +-?\d+\.\d\d ", done.stdout, re.MULTILINE)
+    assert rows == ["loop", "tidegate"], done.stdout
+    assert re.search(r"^took \d+ s$", done.stdout, re.MULTILINE), done.stdout
+    assert PAGE.name not in done.stdout
+    assert PAGE.read_bytes() == before

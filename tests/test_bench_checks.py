@@ -1,0 +1,119 @@
+"""What the benchmark's check of an output must refuse: each error alone, in outputs that are right
+but for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from zlib import crc32
+
+import pytest
+
+from integration.bench.workloads import WORKLOADS, Workload, check_output
+
+COUNT = 150_000
+"""Enough for users to come again, and for windows to end."""
+FEW = 2_000
+
+
+@dataclass(frozen=True)
+class Message:
+    of_key: bytes
+    of_value: bytes
+    of_partition: int
+
+    def key(self) -> bytes:
+        return self.of_key
+
+    def value(self) -> bytes:
+        return self.of_value
+
+    def partition(self) -> int:
+        return self.of_partition
+
+
+def output(workload: Workload, count: int) -> list[Message]:
+    """A right one, partition after partition, as a reader may well get it."""
+    made = [Message(key, value, crc32(key) % 4) for key, value in workload.expected(count)]
+    return sorted(made, key=Message.partition)
+
+
+def two_of(messages: list[Message], *, same_key: bool) -> tuple[int, int]:
+    """Places of two messages of one partition, of one key or of two."""
+    first: dict[bytes | int, int] = {}
+    for place, message in enumerate(messages):
+        group = message.key() if same_key else message.partition()
+        earlier = first.setdefault(group, place)
+        if earlier != place and (messages[earlier].key() == message.key()) == same_key:
+            return earlier, place
+    raise LookupError
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_right_output_passes_however_its_partitions_are_interleaved(workload: Workload) -> None:
+    messages = output(workload, FEW)
+    check_output(workload, messages, FEW)
+    other_way = sorted(messages, key=Message.partition, reverse=True)
+    check_output(workload, other_way, FEW)
+
+
+def test_windows_have_an_output_to_be_checked() -> None:
+    messages = output(WORKLOADS["windows"], COUNT)
+    assert len(messages) > 20_000
+    check_output(WORKLOADS["windows"], messages, COUNT)
+
+
+@pytest.mark.parametrize("name", ["passthrough", "transform", "total", "shuffle"])
+class TestAnOutputIsRefused:
+    def test_with_a_record_missing(self, name: str) -> None:
+        for place in (0, -1):
+            messages = output(WORKLOADS[name], FEW)
+            del messages[place]
+            with pytest.raises(RuntimeError, match="1 records missing, 0 too many"):
+                check_output(WORKLOADS[name], messages, FEW)
+
+    def test_with_a_record_doubled(self, name: str) -> None:
+        for place in (0, -1):
+            messages = output(WORKLOADS[name], FEW)
+            messages.append(messages[place])
+            with pytest.raises(RuntimeError, match="0 records missing, 1 too many"):
+                check_output(WORKLOADS[name], messages, FEW)
+
+    def test_with_a_record_wrong(self, name: str) -> None:
+        messages = output(WORKLOADS[name], FEW)
+        old = messages[7]
+        messages[7] = Message(old.key(), old.value() + b" ", old.partition())
+        with pytest.raises(RuntimeError, match="1 records missing, 1 too many"):
+            check_output(WORKLOADS[name], messages, FEW)
+
+    def test_with_a_record_of_a_key_that_no_input_has(self, name: str) -> None:
+        messages = [*output(WORKLOADS[name], FEW), Message(b"nobody", b"{}", 0)]
+        with pytest.raises(RuntimeError, match="0 records missing, 1 too many"):
+            check_output(WORKLOADS[name], messages, FEW)
+
+    def test_with_two_records_of_a_key_in_the_wrong_order(self, name: str) -> None:
+        messages = output(WORKLOADS[name], FEW)
+        one, other = two_of(messages, same_key=True)
+        messages[one], messages[other] = messages[other], messages[one]
+        with pytest.raises(RuntimeError, match="out of order"):
+            check_output(WORKLOADS[name], messages, FEW)
+
+    def test_with_a_key_in_two_partitions(self, name: str) -> None:
+        messages = output(WORKLOADS[name], FEW)
+        one, _ = two_of(messages, same_key=True)
+        old = messages[one]
+        messages[one] = Message(old.key(), old.value(), (old.partition() + 1) % 4)
+        with pytest.raises(RuntimeError, match="is in the partitions"):
+            check_output(WORKLOADS[name], messages, FEW)
+
+
+@pytest.mark.parametrize(("name", "refused"), [("passthrough", True), ("total", False)])
+def test_the_order_of_two_keys_counts_where_it_is_promised(name: str, refused: bool) -> None:
+    messages = output(WORKLOADS[name], FEW)
+    one, other = two_of(messages, same_key=False)
+    messages[one], messages[other] = messages[other], messages[one]
+    if refused:
+        with pytest.raises(RuntimeError, match="out of order in its partition"):
+            check_output(WORKLOADS[name], messages, FEW)
+    else:
+        check_output(WORKLOADS[name], messages, FEW)

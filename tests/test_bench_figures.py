@@ -1,0 +1,278 @@
+"""How the benchmark makes figures of runs: differences, medians, and when a run is void."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from integration.bench import budget
+from integration.bench.budget import Clocks
+from integration.bench.cost import (
+    SMALL,
+    Rig,
+    figure,
+    measure_cost,
+    measure_intervals,
+    synchronous_ms,
+    times,
+)
+from integration.bench.exchange_micro import exchange_table
+from integration.bench.tree import Usage
+from integration.bench.workloads import (
+    LOOP_SHAPE,
+    SHAPE_TOLERANCE,
+    WORKLOADS,
+    Workload,
+    deviations,
+    slowness,
+)
+
+COUNT = 1_000_000 + SMALL
+
+
+@dataclass
+class FakeRig:
+    """Runs nothing: a start costs 0.5 s of CPU and takes 2 s, a million records what is said."""
+
+    cpu_s: dict[str, list[float]]
+    """Of a million records in each round, by kind and workload."""
+    wall_s: float = 4.0
+    count: int = COUNT
+    intervals: list[int] = field(default_factory=list)
+
+    def once(
+        self, kind: str, workload: Workload, source: str, count: int, interval_ms: int
+    ) -> tuple[Usage, list[int]]:
+        if source == "bench-small":
+            assert count == SMALL
+            return Usage(cpu_s=0.5, wall_s=2.0, started_s=1.5, pss_max=900_000_000), [99]
+        assert (source, count) == ("bench-in", COUNT)
+        self.intervals.append(interval_ms)
+        cpu_s = self.cpu_s[f"{kind} {workload.name}"].pop(0)
+        wall_s = 2.0 + self.wall_s * (2 if interval_ms < 1000 else 1)
+        used = Usage(cpu_s=0.5 + cpu_s, wall_s=wall_s, started_s=9.0, pss_max=300_000_000)
+        return used, [interval_ms // 100, interval_ms // 50] if kind == "tidegate" else []
+
+
+@dataclass
+class CheckedRig:
+    """Has topics by number, and notes which of them were checked."""
+
+    scratch: Path
+    count: int = COUNT
+    made: list[str] = field(default_factory=list)
+    checked: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def fresh(self, what: str) -> tuple[str, Path]:
+        self.made.append(f"{what}-{len(self.made)}")
+        return self.made[-1], self.scratch
+
+    def check(self, workload: Workload, sink: str, count: int) -> None:
+        self.checked.append((workload.name, sink, count))
+
+
+class UnstartedRig(Rig):
+    """Has no broker: its topics are names, and what it would read back is noted."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.bootstrap, self.scratch = "nowhere:1", scratch
+        self.checked: list[tuple[str, str, int]] = []
+
+    def fresh(self, what: str) -> tuple[str, Path]:
+        return what, self.scratch
+
+    def check(self, workload: Workload, sink: str, count: int) -> None:
+        self.checked.append((workload.name, sink, count))
+
+
+def rig(cpu_s: dict[str, list[float]], wall_s: float = 4.0) -> Rig:
+    return cast("Rig", FakeRig(cpu_s, wall_s))
+
+
+def rows_of(table: Any) -> dict[tuple[str, str], dict[str, str]]:
+    return {
+        (row[0], row[1]): dict(zip(table.columns[2:], row[2:], strict=True)) for row in table.rows
+    }
+
+
+def loops(*, total: float = 3.3) -> dict[str, list[float]]:
+    """As where the goals were set, but for one."""
+    cpu = {**LOOP_SHAPE, "total": total}
+    return {f"{kind} {name}": [cpu[name]] for name in LOOP_SHAPE for kind in ("loop", "tidegate")}
+
+
+def test_a_figure_is_a_run_over_all_records_less_one_over_a_thousand() -> None:
+    found = figure(rig({"tidegate total": [6.5]}), "tidegate", WORKLOADS["total"])
+    assert found.cpu_per_million == pytest.approx(6.5)
+    assert found.records_per_s == pytest.approx(250_000)
+    assert found.pss_mb == 300  # of the large run, in which there is something to hold
+    assert found.start_s == 1.5  # of the small one, which does nothing else
+    assert found.sync_ms == [10, 20]
+
+
+@pytest.mark.parametrize("kind", ["loop", "tidegate"])
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_output_of_each_run_is_checked_that_did_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: int
+) -> None:
+    def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Usage:
+        (folder / "output.log").write_text("what it said\n")
+        return Usage(status=status)
+
+    monkeypatch.setattr("integration.bench.cost.measure", measure)
+    unstarted = UnstartedRig(tmp_path)
+    if status == 0:
+        assert unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, 100)[1] == []
+        assert unstarted.checked == [("total", "out", COUNT)]
+    else:
+        with pytest.raises(RuntimeError, match="total ended with status 1:\nwhat it said"):
+            unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, 100)
+
+
+def test_a_rate_within_the_unevenness_of_two_walls_is_no_number() -> None:
+    found = figure(rig({"loop total": [6.5]}, wall_s=0.09), "loop", WORKLOADS["total"])
+    assert math.isnan(found.records_per_s)
+    assert found.cpu_per_million == pytest.approx(6.5)
+
+
+def test_cost_is_the_median_of_the_rounds_beside_the_cheapest_of_each() -> None:
+    cpu = {"loop total": [4.0, 5.0, 9.0], "tidegate total": [9.0, 6.0, 8.0]}
+    table, holds = measure_cost(rig(cpu), ["total"], 3)
+    assert holds  # one workload has no proportions
+    assert not table.whole
+    row = rows_of(table)["total", "tidegate"]
+    assert (row["CPU s/M"], row["x loop"], row["goal"]) == ("8.00", "1.60", "1.3")
+    assert (row["least"], row["x least"]) == ("6.00", "1.50")
+    assert (row["records/s"], row["tree MB"], row["to slot s"]) == ("250,000", "300", "1.5")
+    assert rows_of(table)["total", "loop"]["x loop"] == ""
+
+
+def test_a_run_counts_whose_loops_stand_to_each_other_as_known() -> None:
+    table, holds = measure_cost(rig(loops()), list(LOOP_SHAPE), 1)
+    assert holds
+    assert "VOID" not in table.note
+    assert "The loops take 1.0 x" in table.note
+
+
+def test_a_run_is_void_whose_loops_do_not() -> None:
+    table, holds = measure_cost(rig(loops(total=6.6)), list(LOOP_SHAPE), 1)
+    assert not holds
+    assert "VOID" in table.note
+
+
+def test_slowness_is_the_mean_of_the_loops_against_where_the_goals_were_set() -> None:
+    assert slowness({"passthrough": 3.0, "transform": 3.6, "total": 6.6}) == pytest.approx(2.0)
+    assert slowness({"passthrough": 1.5, "transform": 1.8, "total": 9.9}) == pytest.approx(5 / 3)
+
+
+def test_deviations_are_shares_of_what_the_others_say() -> None:
+    even = deviations({name: 2 * usual for name, usual in LOOP_SHAPE.items()})
+    assert even == pytest.approx(dict.fromkeys(LOOP_SHAPE, 0.0))
+    off = deviations({"passthrough": 1.5, "transform": 1.8, "total": 6.6})
+    assert off == pytest.approx({"passthrough": -0.25, "transform": -0.25, "total": 0.5})
+    assert max(map(abs, off.values())) > SHAPE_TOLERANCE
+
+
+def test_intervals_are_compared_by_their_rates_and_tell_the_synchronous_parts() -> None:
+    cpu = {f"{k} {w}": [1.0] * 4 for k in ("loop", "tidegate") for w in ("passthrough", "total")}
+    fake = rig(cpu)
+    rows = rows_of(measure_intervals(fake, 2))
+    assert cast("FakeRig", fake).intervals == [10_000, 100] * 8
+    assert set(rows) == {(w, k) for w in ("passthrough", "total") for k in ("loop", "tidegate")}
+    row = rows["total", "tidegate"]
+    assert (row["records/s at 10 s"], row["at 100 ms"]) == ("250,000", "125,000")
+    assert row["share"] == "50%"
+    assert row["synchronous part, ms, at 10 s"] == "150, 200 of 4"
+    assert row["synchronous part, ms, at 100 ms"] == "2, 2 of 4"
+    assert rows["total", "loop"]["synchronous part, ms, at 10 s"] == ""
+
+
+def test_each_checkpoint_that_reports_name_has_one_synchronous_part() -> None:
+    def report(last: dict[str, Any] | None) -> str:
+        return json.dumps({"event": "report", "last_checkpoint": last})
+
+    lines = [
+        "a warning of a library",
+        report(None),
+        *[report({"id": "1-1", "sync_ms": 70})] * 2,
+        report({"id": "1-3", "sync_ms": 4}),
+        json.dumps({"event": "jobmanager_exited", "pid": 7, "status": 0}),
+    ]
+    assert synchronous_ms(lines) == [70, 4]
+
+
+def test_the_goal_of_the_exchange_stands_beside_a_struct_over_a_unix_socket() -> None:
+    runs = [
+        {"us per record": us, "sender": 0.2, "receiver": us - 0.2, "records per s": 400_000}
+        for us in (0.9, 0.5, 0.7)
+    ]
+    table = exchange_table({("Struct", "unix"): runs, ("Struct", "tcp"): runs[:1]}, 3)
+    rows = rows_of(table)
+    assert rows["Struct", "unix"]["us a record"] == "0.70"
+    assert rows["Struct", "unix"]["least"] == "0.50"
+    assert rows["Struct", "unix"]["goal"] == "0.6"
+    assert rows["Struct", "tcp"]["goal"] == ""
+
+
+def test_what_a_part_calls_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+
+    class Sink:
+        def write(self) -> None:
+            nonlocal now_ns
+            now_ns += 5
+
+    class Task:
+        def step(self) -> None:
+            nonlocal now_ns
+            now_ns += 100
+            Sink().write()
+            Sink().write()
+
+    monkeypatch.setattr("integration.bench.budget.time.thread_time_ns", lambda: now_ns)
+    clocks = Clocks()
+    clocks.around(Sink, "write", "sink")
+    clocks.around(Task, "step", "task")
+    Task().step()
+    Task().step()
+    assert clocks.spent_ns == {"sink": 20, "task": 200}
+    assert clocks.calls == {"sink": 4, "task": 2}
+
+
+def test_the_budget_is_of_the_cheapest_round_and_every_output_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {"loop": [3.0, 2.0], "slot": [4.0, 5.0]}
+
+    def run(_: Rig, kind: str, workload: str, sink: str) -> dict[str, Any]:
+        cpu_us = costs[kind].pop(0)
+        return {"cpu_us": cpu_us, "parts": {"decode": [cpu_us / 4, 1000], "all else": [1.0, 0]}}
+
+    monkeypatch.setattr(budget, "_run", run)
+    fake = CheckedRig(tmp_path)
+    table = budget.measure_budget(cast("Rig", fake), "total", 2)
+    assert fake.checked == [("total", sink, COUNT) for sink in fake.made]
+    assert len(fake.made) == 4
+    assert "4.00 us a record, the loop 2.00: 2.00 x" in table.note
+    assert table.rows == [["decode", "1.000", "1,000", "1,001"], ["all else", "1.000", "", ""]]
+
+
+def test_the_outputs_of_all_settings_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_run", lambda *_: {"cpu_us": 4.0})
+    fake = CheckedRig(tmp_path)
+    table = budget.measure_settings(cast("Rig", fake), 2)
+    assert len(table.rows) == len(budget.SINK_SETTINGS)
+    assert fake.checked == [("transform", sink, COUNT) for sink in fake.made]
+    assert len(fake.made) == 2 * len(budget.SINK_SETTINGS)
+
+
+def test_a_loop_that_the_clock_saw_nothing_of_is_no_measure() -> None:
+    """A few thousand records take less than a tick."""
+    assert (times(3.0, 1.5), times(1.0, 0.0), times(1.0, -0.1)) == ("2.00", "?", "?")
