@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from integration.brokers import Kafka, TopicFactory, create_topic, unique
-from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.embedded import NO_PROPERTIES, EmbeddedKafka
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,6 +43,11 @@ def _interruptible() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+NEVER_FENCED = {"broker.session.timeout.ms": "60000"}
+"""For brokers that nobody kills: a stall of the machine must not take the only one from its
+cluster. One that was killed may register again only when its session has ended, so theirs is short.
+"""
+
 BACKENDS = ("process", "container")
 BACKEND = environ.get("TIDEGATE_TEST_BROKERS", "process")
 
@@ -50,19 +55,27 @@ KafkaStarter = Callable[..., Kafka]
 """What the fixture `either_backend` gives: `start(version="4.3.0", nodes=1)`."""
 
 
-def start_brokers(backend: str, version: str, directory: Path, nodes: int = 1) -> Kafka:
+def start_brokers(
+    backend: str,
+    version: str,
+    directory: Path,
+    nodes: int = 1,
+    properties: Mapping[str, str] = NO_PROPERTIES,
+) -> Kafka:
     """A cluster of that backend; the test is skipped, with the reason, where there is no engine."""
     if backend not in BACKENDS:
         pytest.fail(f"TIDEGATE_TEST_BROKERS is {backend!r}, not one of {', '.join(BACKENDS)}")
     if backend == "process":
-        return EmbeddedKafka.start(version, directory=directory, nodes=nodes, owned=True)
+        return EmbeddedKafka.start(
+            version, directory=directory, nodes=nodes, owned=True, properties=properties
+        )
     from integration import engine
 
     if reason := engine.why_not():
         pytest.skip(reason)
     from integration.container_kafka import ContainerKafka
 
-    return ContainerKafka.start(version, nodes=nodes)
+    return ContainerKafka.start(version, nodes=nodes, properties=properties)
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +91,8 @@ def kafka_39(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 def _one(version: str, folders: pytest.TempPathFactory) -> Iterator[Kafka]:
-    cluster = start_brokers(BACKEND, version, folders.mktemp(f"kafka-{version}"))
+    folder = folders.mktemp(f"kafka-{version}")
+    cluster = start_brokers(BACKEND, version, folder, properties=NEVER_FENCED)
     try:
         yield cluster
     finally:

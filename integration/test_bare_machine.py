@@ -22,7 +22,6 @@ MISSING = {
     *("java", "javac", "mvn", "mvnw", "gradle", "docker", "podman", "uv", "uvx", "pip", "pip3"),
     *("gcc", "g++", "cc", "c++", "clang", "cargo", "rustc", "cmake", "tidegate"),
 }
-COLD_S_MAX = 180.0  # 25 s measured on a quiet machine; registries and neighbours vary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -83,8 +82,8 @@ def test_one_make_target_does_all_the_set_up(clone: Path, bare: dict[str, str]) 
     assert again.returncode == 0, again.stdout + again.stderr
     assert "setting up" not in again.stderr, "what is there is used again"
     assert "downloading" not in again.stdout
+    # 25 s measured on a quiet machine; registries and neighbours vary, so it is told, not judged.
     print(f"from nothing to a record and stopped: {cold_s:.1f} s; again: {warm_s:.1f} s")
-    assert cold_s < COLD_S_MAX
 
     up = tidegate(clone, bare, "kafka", "up")
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.mistakes import Folder, assert_golden, paragraph
+from integration.mistakes import ONE_CHECKPOINT, Folder, assert_golden, paragraph
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -60,10 +60,13 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def finished(
     kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Folder, Path]]:
-    """A folder whose job has run, and its checkpoints. After all damage it goes on, exactly."""
+    """A folder whose job has run, and its checkpoint, the only one: so what is damaged is what the
+    next run restores. After all damage it goes on, exactly.
+    """
     folder = Folder.make(tmp_path_factory.mktemp("finished"), kafka.bootstrap)
     folder.orders(30)
-    assert folder.run().code == 0
+    assert folder.run(config=ONE_CHECKPOINT).code == 0
+    assert folder.published() == ["1-1"]
     folder.orders(30, first=30)
     yield folder, folder.path / ".tidegate" / "checkpoints" / folder.job
     mended = folder.run()

@@ -31,9 +31,10 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 def test_the_demo_survives_its_kills_exactly(tmp_path: Path) -> None:
-    words = ["--rate", "10000", "--records", "600000", "--directory", str(tmp_path)]
+    # Two minutes of orders: on a busy machine, too, the last kill comes before they end.
+    words = ["--rate", "5000", "--records", "600000", "--directory", str(tmp_path)]
     done = subprocess.run([*DEMO, *words], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     table = re.findall(r"^(\S.*?)  +\d+ +-9 \(SIGKILL\).* \d+\.\d s$", done.stdout, re.MULTILINE)

@@ -177,7 +177,7 @@ class TestNoBrokerAnswers:
     SETTINGS = {"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"}  # noqa: RUF012
 
     def assert_told_soon(self, started: float, error: pytest.ExceptionInfo[Exception]) -> None:
-        assert time.monotonic() - started < 11
+        assert time.monotonic() - started < 20
         assert "127.0.0.1:1,127.0.0.1:2" in str(error.value)
         assert "kafka.bootstrap" in str(error.value)
 
@@ -318,6 +318,6 @@ class TestRights(RightsContract):
             # kafka-python may see no more than a closed connection: then it cannot be sure.
             with pytest.raises((RefusedError, KafkaUnavailableError)) as error:
                 ask()
-            assert time.monotonic() - started < 11
+            assert time.monotonic() - started < 20
             assert "credentials" in str(error.value)
             assert "wrong-password" not in str(error.value)

@@ -16,7 +16,8 @@ import pytest
 from integration.stub_cluster import ROOT, SOON_S, Running
 from tidegate.errors import RefusedError
 
-GONE_WITHIN_S = 1.0
+GONE_WITHIN_S = 10.0
+"""A bound for a machine that is busy with other things, not a figure: that they go is the point."""
 
 
 @pytest.fixture
