@@ -23,6 +23,7 @@ from tidegate.testing.sim.run import run_seed
 
 SEEDS = range(400)
 RUNS = 24
+UNFLUSHED = Edit(PlainLane.flush, "if self._flushes or final:", "if final:")
 
 
 class Job:
@@ -179,7 +180,6 @@ def test_some_runs_have_sinks_that_are_written_at_least_once() -> None:
 
 @pytest.mark.seeds
 def test_a_barrier_that_flushes_nothing_is_found() -> None:
-    edit = Edit(PlainLane.flush, "if self._flushes or final:", "if final:")
-    with planted(Mutant("a plain producer is not flushed", (edit,), run_seed, RUNS, 1)):
+    with planted(Mutant("a plain producer is not flushed", (UNFLUSHED,), run_seed, RUNS, 1)):
         violations = [run_seed(seed).violation or "" for seed in plain_runs()[:RUNS]]
     assert sum("and lacks it in" in each for each in violations) > 1

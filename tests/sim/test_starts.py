@@ -26,6 +26,7 @@ from tidegate.testing.sim.scheduler import Scheduler
 
 STARTS = 2_000
 SEEDS = range(400)
+FORGETS = Edit(JobManager._start_jobmaster, "        self.loop.post(failed)\n", "")
 
 
 @pytest.fixture
@@ -110,8 +111,7 @@ def test_starts_fail_in_some_runs_never_twice_in_a_row_and_not_after_the_faults(
 
 
 def test_a_jobmanager_that_forgets_what_it_could_not_start_is_found() -> None:
-    forgets = Edit(JobManager._start_jobmaster, "        self.loop.post(failed)\n", "")
     failing = [seed for seed in SEEDS if plan(seed).weights.starts_fail > 0.1]
-    with planted(Mutant("a refusal is forgotten", (forgets,), run_seed, len(failing), 1)):
+    with planted(Mutant("a refusal is forgotten", (FORGETS,), run_seed, len(failing), 1)):
         violations = (run_seed(seed).violation or "" for seed in failing)
         assert any("has not come to its end" in each for each in violations)
