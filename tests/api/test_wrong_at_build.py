@@ -360,6 +360,14 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "duration": (sink(linger="10 sec"), "linger: '10 sec' is not a duration"),
     "duration without a unit": (sink(linger=5), "topic 'orders': linger: 5 is not a duration"),
     "duration backwards": (sink(linger=timedelta(seconds=-1)), "is negative; a duration here"),
+    "said twice": (
+        sink(linger="1 s", kafka={"linger.ms": 10}),
+        "linger= and kafka={'linger.ms': ...} say the same; write one only",
+    ),
+    "unknown compression": (
+        sink(compression="brotli"),
+        "compression='brotli' must be one of 'none', 'gzip'",
+    ),
     "interval without a unit": (
         lambda: type("Case", (Base,), {}, name=None, checkpoint_interval=5.0),
         "Case: checkpoint_interval: 5.0 is not a duration",

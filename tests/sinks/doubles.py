@@ -28,6 +28,8 @@ class Broker:
         self.log: list[tuple[TransactionalId | None, object]] = []
         """Everything sent, in the order of sending."""
         self.producers: list[ProducerDouble] = []
+        self.settings: list[Mapping[str, str]] = []
+        """What each of them was made with."""
         self.initialised: list[TransactionalId] = []
         self.now_s = 0.0
         self.describe_order: list[TransactionalId] = []
@@ -55,6 +57,7 @@ class Broker:
             self.transactions[transactional_id] = Transaction(number, epoch=epoch)
         made = ProducerDouble(self, transactional_id)
         self.producers.append(made)
+        self.settings.append(kafka)
         return made
 
     # TransactionLog, as far as a sink asks

@@ -57,9 +57,6 @@ ERROR: Final = "tidegate.error"
 """Headers of a dead letter beside the record's own; the values are UTF-8 text, numbers in decimal.
 """
 
-DEFAULT_LINGER: Final = "5 ms"
-"""librdkafka's own default: batches fill at load, and an idle pipeline waits 5 ms at most."""
-
 KafkaOverrides = Mapping[str, str | int | float | bool]
 """librdkafka settings by name."""
 
@@ -310,11 +307,11 @@ class KafkaSink(Connector, Generic[T]):
     the checkpoint that holds them), "at_least_once" (at once; those since the last checkpoint come
     again after a failure) or "none" (nobody waits for the brokers' acknowledgement at a barrier:
     records may be lost or come again).
-    `compression`: "none" (the default), "gzip", "snappy", "lz4" or "zstd". `linger`: how long a
-    batch may wait for more records, as "5 ms" (the default) or a timedelta. `kafka`: librdkafka
-    settings of its producers, such as the limits of what waits in one of them,
-    "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes" (65536). Those that
-    tidegate sets itself are refused.
+    `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
+    for more records, as "5 ms" or a timedelta. Where they are not given, compression.type and
+    linger.ms of [kafka.properties] hold, else "none" and "5 ms". `kafka`: librdkafka settings of
+    its producers, such as the limits of what waits in one of them, "queue.buffering.max.messages"
+    (100000) and "queue.buffering.max.kbytes" (65536). Those that tidegate sets itself are refused.
 
     PipelineError, with file and line, for whatever of this cannot be.
     """
@@ -362,10 +359,12 @@ class KafkaSink(Connector, Generic[T]):
         self.value, self.key, self.key_by = value, key, key_by
         self.whole = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
-        self.compression: Compression = options.get("compression", "none")
-        self.linger_ms = to_ms(options.get("linger", DEFAULT_LINGER), f"{where}: linger")
         check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
-        check_choice(where, "compression", self.compression, get_args(Compression))
+        if "compression" in options:
+            check_choice(where, "compression", options["compression"], get_args(Compression))
+            self._set(where, "compression", "compression.type", options["compression"])
+        if "linger" in options:
+            self._set(where, "linger", "linger.ms", to_ms(options["linger"], f"{where}: linger"))
 
     @staticmethod
     def records(
@@ -376,6 +375,14 @@ class KafkaSink(Connector, Generic[T]):
         sink: KafkaSink[OutgoingRecord[K, V]] = KafkaSink(topic, value=whole, **options)
         sink.key, sink.whole = key, True
         return sink
+
+    def _set(self, where: str, keyword: str, setting: str, value: str | int) -> None:
+        """A keyword that is a setting of librdkafka's, too."""
+        if setting in self.kafka:
+            raise PipelineError(
+                f"{where}: {keyword}= and kafka={{{setting!r}: ...}} say the same; write one only"
+            )
+        self.kafka[setting] = value
 
     def record_type(self) -> object:
         """The type of the records that the sink takes."""

@@ -92,10 +92,7 @@ class KafkaSinkWriter:
             ): slot
             for slot in range(runtime.transaction_slots)
         }
-        settings = runtime.connector_kafka(
-            {"linger.ms": sink.linger_ms, "compression.type": sink.compression, **sink.kafka},
-            configured.properties,
-        )
+        settings = runtime.connector_kafka(sink.kafka, configured.properties)
         self._lane: Lane
         if sink.guarantee == "exactly_once":
             names = {slot: name for name, slot in self._ids.items()}
