@@ -164,37 +164,53 @@ def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
     folder.assert_exact(60)
 
 
+RESTARTED_SOON = {
+    "state.directory": "small",
+    "restart.strategy": "fixed_delay",
+    "restart.delay": "300ms",
+}
+
+
 def test_a_slot_that_cannot_make_its_folder_says_so(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
-    config = {
-        "state.directory": "small",
-        "restart.strategy": "fixed_delay",
-        "restart.delay": "300ms",
-    }
-    with (
-        small_disk(tmp_path / "small", "24m,nr_inodes=200") as disk,
-        folder.started(bounded=False, config=config) as run,
-    ):
+    with folder.started(bounded=False, config=RESTARTED_SOON) as run:
         folder.orders(30)
         run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
-        taken = take_all_inodes(disk)
+        of_job = tmp_path / "small" / folder.job
+        of_job.rename(tmp_path / "small" / "away")
+        of_job.touch()
         os.kill(run.slots()[0], signal.SIGKILL)
         run.until(lambda: "for local state cannot be made" in run.err, "told")
-        for path in taken:
-            path.unlink()
+        of_job.unlink()
         folder.orders(30, first=30)
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
         assert run.stop().code == 0
     folder.assert_exact(60)
 
 
-def take_all_inodes(disk: Path) -> list[Path]:
-    taken: list[Path] = []
+def test_a_job_goes_on_where_what_it_left_itself_fills_the_disk(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Not even a folder can be made beside it, and nobody else removes it."""
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    with (
+        small_disk(tmp_path / "small", "24m,nr_inodes=200") as disk,
+        folder.started(bounded=False, config=RESTARTED_SOON) as run,
+    ):
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        (of_slot,) = disk.glob(f"{folder.job}/*/*/*")
+        take_all_inodes(of_slot)
+        os.kill(run.slots()[0], signal.SIGKILL)
+        folder.orders(30, first=30)
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+    folder.assert_exact(60)
+
+
+def take_all_inodes(folder: Path) -> None:
     for number in itertools.count():
-        path = disk / f"file-{number}"
         try:
-            path.touch()
+            (folder / f"file-{number}").touch()
         except OSError:
-            return taken
-        taken.append(path)
-    return taken
+            return

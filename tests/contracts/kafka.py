@@ -283,6 +283,24 @@ class KafkaContract:
             _write_on(zombie, topic)
         assert cluster.read(topic) == [[]]
 
+    def test_who_goes_on_writing_hears_of_the_fence(self, cluster: KafkaUnderTest) -> None:
+        """The client knows of it before the next record is handed over, and refuses that."""
+        topic, name = cluster.make_topic(1), cluster.new_id()
+        zombie = cluster.producer(name)
+        zombie.begin()
+        write(zombie, topic, b"a")
+        cluster.log.fence(name)
+        zombie.send(topic, [b"b"], None)
+
+        def send_on() -> None:
+            for _ in range(int(TIMEOUT_S)):
+                cluster.clock.sleep(1.0)
+                zombie.send(topic, [b"c"], None)
+
+        for call in (send_on, send_on, lambda: zombie.flush(TIMEOUT_S)):
+            with pytest.raises(TransactionError, match=name):
+                call()
+
     def test_an_initialised_id_that_wrote_nothing_is_fenced_too(
         self, cluster: KafkaUnderTest
     ) -> None:
@@ -344,8 +362,9 @@ class KafkaContract:
 
         def send_on() -> None:
             producer.send(topic, [b"x" * 3_000_000, *[b"fine"] * 5_000], None)
-            cluster.clock.sleep(1.0)
-            producer.send_one(topic, b"more", None, (), None)
+            for _ in range(int(TIMEOUT_S)):
+                cluster.clock.sleep(1.0)
+                producer.send_one(topic, b"more", None, (), None)
 
         with pytest.raises(RecordTooLargeError, match=topic):
             send_on()

@@ -306,3 +306,17 @@ def test_after_a_full_checkpoint_that_failed_the_next_is_full_again(
         checkpoints.take(a="v")
     directory = checkpoints.take(b="v")
     assert checkpoints.opened(directory) == {b"a": b"v", b"b": b"v"}
+
+
+def test_a_checkpoint_lacks_no_file_that_somebody_has_removed(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """RocksDB opens a folder without its tables as an empty store: a published checkpoint would
+    have lost everything before its segments, and no restore would say so.
+    """
+    checkpoints.take(a="1")
+    (folder,) = (path.parent for path in tmp_path.rglob("CURRENT.1") if "changelog" in str(path))
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        checkpoints.take(b="2")

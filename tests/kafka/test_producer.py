@@ -4,8 +4,12 @@ before anything is sent.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as Code
 
@@ -13,7 +17,7 @@ from tests.kafka.given import BROKERS, settings_given
 from tidegate.api.declared import OURS
 from tidegate.drivers.kafka.failures import Failures
 from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
-from tidegate.errors import RecordTooLargeError
+from tidegate.errors import RecordTooLargeError, TransactionError
 from tidegate.ids import TransactionalId
 
 SETTINGS = {
@@ -132,11 +136,39 @@ def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
     assert given.keys() - DEFAULTS.keys() <= OURS.keys()
 
 
-def test_a_fatal_error_of_the_client_is_a_cause() -> None:
-    """Records are then refused without a word of it."""
-    failures = Failures("the producer of tidegate.x")
-    failures.told(Code(Code._ALL_BROKERS_DOWN))
-    assert failures.text is None
-    failures.told(Code(Code._FENCED, "it was fenced", True))
-    failures.happened("it could not write", Code(Code._FATAL))
-    assert "it was fenced. Another producer took" in str(failures.error())
+CALLS: dict[str, Callable[[KafkaProducer], None]] = {
+    "send": lambda producer: producer.send("out", [b"a", b"b"], None),
+    "send nothing": lambda producer: producer.send("out", [], None),
+    "send one": lambda producer: producer.send_one("out", b"a", None, [], None),
+    "flush": lambda producer: producer.flush(3.0),
+}
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["", "records wait"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_client_that_fails_as_a_whole_says_why_in_whatever_call_comes_first(
+    call: Callable[[KafkaProducer], None], waiting: bool
+) -> None:
+    """As after a fence. confluent-kafka tells it to no callback: what serves them raises it, also
+    while the cause of a refused record is looked for.
+    """
+    producer = KafkaProducer(SETTINGS, None, 0)
+    if waiting:
+        producer.send("out", [b"z"] * 5, None)
+    _fail_as_a_whole(producer)
+    for _ in range(2):
+        with pytest.raises(TransactionError, match=r"were fenced\. Another producer"):
+            call(producer)
+
+
+def _fail_as_a_whole(producer: KafkaProducer) -> None:
+    """By librdkafka's own means for tests. Its handle is the first field of confluent-kafka's
+    object, behind the head that every Python object has.
+    """
+    (path,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob(
+        "librdkafka*"
+    )
+    librdkafka = ctypes.CDLL(str(path))
+    handle = ctypes.c_void_p.from_address(id(producer._client) + object.__basicsize__)
+    text = b"as if it were fenced"
+    assert librdkafka.rd_kafka_test_fatal_error(handle, Code._FENCED, text) == 0

@@ -8,15 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import InternalError, RpcError
+from tidegate.errors import InternalError, RpcError, UserCodeError
 from tidegate.ids import (
     Attempt,
     CheckpointId,
     JobName,
     SlotId,
+    SubtaskId,
     SubtaskIndex,
     TaskManagerId,
     VertexId,
@@ -177,13 +180,44 @@ def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Pat
     given_up, successor = (
         slot_of(serial=serial, working_folder=str(tmp_path)) for serial in (1, 2)
     )
-    for slot in (given_up, successor):
-        slot._local.make()
-    (successor._local.path / "state").touch()
-    assert given_up._local.path.exists()
-    given_up._local.remove()
-    assert not given_up._local.path.exists()
-    assert (successor._local.path / "state").exists()
+    theirs, its = (slot._local_folder("j1") for slot in (given_up, successor))
+    (its.path / "state").touch()
+    assert theirs.path.exists()
+    theirs.remove()
+    assert not theirs.path.exists()
+    assert (its.path / "state").exists()
+
+
+def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -> None:
+    """Both are attempt 1 of a job of this name, in this folder."""
+    first, second = (slot_of(serial=1, working_folder=str(tmp_path)) for _ in range(2))
+    mine = first._local_folder("j1")
+    (mine.path / "state").touch()
+    other = second._local_folder("j2")
+    other.remove_earlier()
+    other.remove()
+    assert (mine.path / "state").exists()
+    assert mine.path.is_relative_to(tmp_path / ".tidegate/state/job")
+
+
+@pytest.mark.parametrize("where", ["_post", "_run_io"])
+def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: str) -> None:
+    """As a value that is not of its state's type, which is saved behind the barrier."""
+    slot, subtask = slot_of(serial=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
+    sent: list[Any] = []
+    cast("Any", slot._control).send = lambda message, then: sent.append(message)
+
+    def fail() -> None:
+        raise UserCodeError("it is no int")
+
+    getattr(slot, where)(fail, subtask)
+    for _ in range(2):  # the action, or what its thread says; then the failure
+        slot._mailbox.wait(10)
+        slot._mailbox.run_posted()
+        if sent:
+            break
+    (failed,) = sent
+    assert failed.subtask == subtask
 
 
 def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None:

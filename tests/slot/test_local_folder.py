@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,41 @@ def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Pat
     assert not list(mine.path.iterdir())
     mine.remove()
     assert attempts(tmp_path / "1") == ["0-2"]
+
+
+def test_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "job" / "j1"
+    mine, other = LocalFolder(root, 1, "0-1"), LocalFolder(root, 1, "1-2")
+    mine.make()
+    other.make()
+    mine.remove()
+    assert attempts(root) == ["1"]
+    other.remove()
+    assert not root.exists()
+
+
+def test_what_is_left_does_not_stand_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may be full of nothing else. But only then it goes: others may restore from
+    it.
+    """
+    made = Path.mkdir
+    left = LocalFolder(tmp_path, 1, "0-1")
+    left.make()
+
+    def refused_while_full(self: Path, *args: Any, **kwargs: Any) -> None:
+        if left.path.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        made(self, *args, **kwargs)
+
+    next_one = LocalFolder(tmp_path, 2, "0-2")
+    next_one.make()
+    assert left.path.exists()
+    monkeypatch.setattr(Path, "mkdir", refused_while_full)
+    next_one.make()
+    assert next_one.path.exists()
+    assert attempts(tmp_path) == ["2"]
 
 
 def test_a_folder_that_somebody_removed_fails_nobody(tmp_path: Path) -> None:

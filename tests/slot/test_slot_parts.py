@@ -179,14 +179,15 @@ def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
         _drivers=SimpleNamespace(process=OsProcess()),
         _required_exchange=lambda: None,
         _counters=None,
-        _local=LocalFolder(tmp_path, 1, "0-1"),
+        _local_folder=lambda _journal: LocalFolder(tmp_path, 1, "0-1"),
         _mailbox=SimpleNamespace(post=None),
         _run_io=None,
+        _post=None,
         _fail_from_anywhere=None,
         _lost_peer=None,
         _send=lambda message: sent.append((message, tracked())),
     )
-    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0)
+    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0, journal="j1")
     Slot._deploy(anything, deploy)
     assert sent == [(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=0), False)]
     assert gc.get_threshold() == (200_000, 50, 50)

@@ -32,11 +32,16 @@ class Surroundings:
         self.done: list[KeyedSnapshot] = []
         self.failed: list[str] = []
         self.folder, self.blobs = folder, blobs
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     def open(self, snapshots: Any = (), attempt: int = 1, **subtask: int) -> StepState:
         class OnlyStores:
             kv_store = staticmethod(open_store)
             threads = SystemThreads()
+            clock = self
 
         runtime = Runtime(
             job=JOB,
@@ -108,6 +113,23 @@ def test_uploads_keep_the_order_of_their_barriers(around: Surroundings) -> None:
         again = around.open([snapshot], attempt=10 + expected)
         assert around.add(again, 0) == expected
         again.close()
+    state.close()
+
+
+def test_slow_turns_save_more_at_once(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that takes seconds must not make a snapshot take minutes."""
+    monkeypatch.setattr(unsaved, "ROWS", 1)
+    state = around.open()
+    state.rows([str(number) for number in range(200)])
+    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    for turn_s, turns in ((0.01, 20), (1.0, 5)):
+        for _ in range(turns):
+            assert not around.io
+            around.now_s += turn_s
+            around.mailbox.popleft()()
+    assert len(around.io) == 1
     state.close()
 
 

@@ -28,8 +28,8 @@ OURS: Final = {
     "max.poll.interval.ms": "a source is in no group that could expel it, and may wait for long",
     "acks": "what a checkpoint names is on all replicas in sync, whatever the guarantee",
     "request.required.acks": "it is acks, and those are all",
-    "message.timeout.ms": "it follows from the checkpoint settings",
-    "delivery.timeout.ms": "it is message.timeout.ms, and follows from the checkpoint settings",
+    "message.timeout.ms": "it is the transaction's timeout, 5 minutes where there is none",
+    "delivery.timeout.ms": "it is message.timeout.ms, the transaction's timeout or 5 minutes",
     "delivery.report.only.error": "a report for every record would cost more than the record",
 }
 """librdkafka settings that belong to the framework, with what a user does instead."""

@@ -52,9 +52,10 @@ class Surroundings:
     counters: Counters
     local: Path
     earlier: LocalFiles
-    post: Callable[[Action], None]
-    run_io: Callable[[Action], None]
-    fail: Callable[[BaseException], None]
+    post: Callable[[Action, SubtaskId | None], None]
+    """These as in a Runtime; whose failure it would be is said besides."""
+    run_io: Callable[[Action, SubtaskId | None], None]
+    fail: Callable[[BaseException, SubtaskId | None], None]
     lost_peer: Callable[[ExchangeError], None]
     coordination: Coordination
 
@@ -99,7 +100,7 @@ class Assembly:
         tasks = [self._task(vertex) for vertex in reversed(self._plan.vertices)]
         self._channels.connect(
             self._deploy.peers,
-            post=self._around.post,
+            post=lambda action: self._around.post(action, None),
             on_lost=lambda _, error: self._around.lost_peer(error),
         )
         return tasks
@@ -152,13 +153,14 @@ class Assembly:
 
     def _runtime(self, vertex: Vertex) -> Runtime:
         deploy, around = self._deploy, self._around
+        subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
         local = around.local / vertex.id
         local.mkdir()
         return Runtime(
             job=deploy.job,
             journal=deploy.journal,
             attempt=deploy.attempt,
-            subtask=SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal)),
+            subtask=subtask,
             parallelism=deploy.submission.parallelism,
             max_parallelism=deploy.submission.max_parallelism,
             config=around.config,
@@ -170,9 +172,9 @@ class Assembly:
             transaction_timeout_ms=deploy.transaction_timeout_ms,
             warm_producers=deploy.warm_producers,
             transaction_slots=deploy.transaction_slots,
-            post=around.post,
-            run_io=around.run_io,
-            fail=around.fail,
+            post=lambda action: around.post(action, subtask),
+            run_io=lambda action: around.run_io(action, subtask),
+            fail=lambda error: around.fail(error, subtask),
             counters=around.counters,
         )
 

@@ -1,16 +1,22 @@
-"""`LocalFolder`: where a slot keeps its working state, `<state directory>/<job>/<attempt>/<slot>`.
+"""`LocalFolder`: where a slot keeps its working state,
+`<state directory>/<job>/<journal>/<attempt>/<slot>`.
 
 A slot that is killed, or whose attempt fails, leaves its folder: the next attempt restores from it
 what it can (`dataplane/state/local_files.py`). It is removed when the next attempt has completed a
 checkpoint, for then each of its slots has restored, or when the job ends. Until then the folders of
 the newest attempts stay and no others, so that a job that restarts in a circle does not fill the
-disk. A host that gets no slot of the job any more keeps what the last one left there.
+disk; and where the disk is full, none of them stays. A host that gets no slot of the job any more,
+also because the job was ended while it had none, keeps what the last one left there.
+
+By journal, for who runs a job of the same name with another checkpoint storage counts attempts of
+its own: nobody removes, or takes for its own, what belongs to the other.
 
 Nothing here is the truth: the checkpoint storage has all of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Final
@@ -31,17 +37,26 @@ class LocalFolder:
     """
 
     def __init__(self, root: Path, attempt: int, slot: str) -> None:
+        """`root` is of the job and its journal."""
         self.path = root / str(attempt) / slot
         self._root, self._attempt = root, attempt
 
     def make(self) -> None:
-        """Make it anew, empty; OSError where that is not possible."""
-        self.remove()
-        self.path.mkdir(parents=True)
+        """Make it anew, empty; OSError where that is not possible, even without what earlier
+        attempts left.
+        """
+        try:
+            self._make()
+        except OSError:
+            self.remove_earlier()  # it may be what fills the disk, and nothing else would remove it
+            self._make()
 
     def remove(self) -> None:
         """Nobody will restore from it."""
         shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are in there, or have removed it
+            self.path.parent.rmdir()
+            self._root.rmdir()
 
     def earlier_files(self) -> LocalFiles:
         """What earlier attempts left."""
@@ -53,6 +68,10 @@ class LocalFolder:
         """
         for folder in self._earlier()[keep:]:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _make(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
 
     def _earlier(self) -> list[Path]:
         """Folders of attempts before this one, newest first."""

@@ -107,8 +107,7 @@ class Slot:
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
-        root = Path(start.working_folder, self._config.state.directory, start.job)
-        self._local = LocalFolder(root, start.attempt, f"{start.ordinal}-{start.serial}")
+        self._local: LocalFolder | None = None
         self._completed = False
         """Whether this attempt has completed a checkpoint."""
         self._exchange: Exchange | None = None
@@ -122,15 +121,6 @@ class Slot:
 
     def run(self) -> int:
         """Register, then loop until the attempt ends."""
-        unusable: StorageError | None = None
-        try:
-            self._local.make()
-            self._run_io(lambda: self._local.remove_earlier(keep=ATTEMPTS_KEPT))
-        except OSError as error:
-            unusable = StorageError(
-                f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
-                "Make room there, or set state.directory to another folder."
-            )
         server = self._drivers.rpc.serve(self._handle)
         start = self._start
         exchange = self._exchange = self._drivers.exchange(
@@ -149,17 +139,14 @@ class Slot:
                 serial=start.serial,
             )
         )
-        if unusable is not None:  # nobody would hear of it before
-            self._fail(unusable, None)
         self._control.start_heartbeat(start.job, start.attempt, start.ordinal, self._metrics)
         try:
             self._loop()
         finally:
             exchange.close()
-            if self._exit_code == 0:
+            if self._exit_code == 0 and self._local is not None:
                 self._local.remove()
-                if self._tasks:  # the job has ended; else another has this place, and restores
-                    self._local.remove_earlier()
+                self._local.remove_earlier()
         return self._exit_code or 0
 
     # --- the loop -------------------------------------------------------------------------------
@@ -245,9 +232,9 @@ class Slot:
                 for source in self._sources:
                     source.trigger(Barrier(message.checkpoint, final=message.final))
             case CheckpointCompleted():
-                if not self._completed:  # so every slot of the attempt has restored
-                    self._completed = True
-                    self._run_io(self._local.remove_earlier)
+                if not self._completed and self._local is not None:
+                    self._completed = True  # so every slot of the attempt has restored
+                    self._run_io(self._local.remove_earlier, None)
                 for task in self._tasks:
                     task.checkpoint_completed(
                         message.checkpoint, ended=message.ended, freed=message.freed
@@ -266,6 +253,7 @@ class Slot:
     def _deploy(self, deploy: Deploy) -> None:
         if self._tasks:
             return  # repeated delivery
+        local = self._local = self._local_folder(deploy.journal)
         assembly = Assembly(
             deploy,
             Surroundings(
@@ -273,9 +261,9 @@ class Slot:
                 drivers=self._drivers,
                 exchange=self._required_exchange(),
                 counters=self._counters,
-                local=self._local.path,
-                earlier=self._local.earlier_files(),
-                post=self._mailbox.post,
+                local=local.path,
+                earlier=local.earlier_files(),
+                post=self._post,
                 run_io=self._run_io,
                 fail=self._fail_from_anywhere,
                 lost_peer=self._lost_peer,
@@ -289,6 +277,21 @@ class Slot:
             task.chain.open()
         self._drivers.process.settle()  # the user's modules are there, and what they have loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
+
+    def _local_folder(self, journal: str) -> LocalFolder:
+        """The slot's, empty."""
+        start = self._start
+        root = Path(start.working_folder, self._config.state.directory, start.job, journal)
+        local = LocalFolder(root, start.attempt, f"{start.ordinal}-{start.serial}")
+        try:
+            local.make()
+        except OSError as error:
+            raise StorageError(
+                f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
+                "Make room there, or set state.directory to another folder."
+            ) from error
+        self._run_io(lambda: local.remove_earlier(keep=ATTEMPTS_KEPT), None)
+        return local
 
     # --- what subtasks report (Coordination)
     # -------------------------------------------------------
@@ -334,15 +337,15 @@ class Slot:
 
     # --- failures and the end -------------------------------------------------------------------
 
-    def _fail_from_anywhere(self, error: BaseException) -> None:
-        self._mailbox.post(lambda: self._fail(error, None))
+    def _fail_from_anywhere(self, error: BaseException, subtask: SubtaskId | None) -> None:
+        self._mailbox.post(lambda: self._fail(error, subtask))
 
     def _lost_peer(self, error: ExchangeError) -> None:
-        self._run_io(lambda: self._tell_lost_peer(error))
+        self._run_io(lambda: self._tell_lost_peer(error), None)
 
     def _tell_lost_peer(self, error: ExchangeError) -> None:
         self._drivers.clock.sleep(LOST_PEER_GRACE_S)
-        self._fail_from_anywhere(error)
+        self._fail_from_anywhere(error, None)
 
     def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
         """Tell the JobMaster why, close the user's functions, and leave. The first failure
@@ -383,12 +386,15 @@ class Slot:
     def _send(self, message: Message) -> None:
         self._control.send(message)
 
-    def _run_io(self, action: Action) -> None:
+    def _post(self, action: Action, subtask: SubtaskId | None) -> None:
+        self._mailbox.post(lambda: self._guarded(action, subtask))
+
+    def _run_io(self, action: Action, subtask: SubtaskId | None) -> None:
         def guarded() -> None:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt
-                self._fail_from_anywhere(error)
+                self._fail_from_anywhere(error, subtask)
 
         self._io.submit(guarded)
 

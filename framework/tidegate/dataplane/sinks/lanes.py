@@ -156,7 +156,7 @@ class PlainLane:
         self, runtime: Runtime, settings: Mapping[str, str], made: Action, *, flushes: bool
     ) -> None:
         self._runtime, self._settings, self._made = runtime, settings, made
-        self._flushes = flushes
+        self._flushes, self._final = flushes, False
         self._producer: Producer | None = None
 
     def open(self) -> None:
@@ -164,8 +164,8 @@ class PlainLane:
         self._runtime.run_io(self._make)
 
     def keep_ready(self) -> None:
-        """Notice failed deliveries also while nothing is written."""
-        if self._producer is not None and not self._flushes:
+        """Notice failed deliveries also while nothing is written, unless a flush does."""
+        if self._producer is not None and not (self._flushes or self._final):
             self._producer.send("", (), None)
 
     def available(self) -> int:
@@ -185,6 +185,7 @@ class PlainLane:
 
     def flush(self, sending: Sending, *, final: bool) -> None:
         """For `at_least_once`, and at the end."""
+        self._final = final
         if self._flushes or final:
             sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
 

@@ -64,7 +64,7 @@ class Failures:
             self.text, self.too_large = text, too_large
 
     def cause(self, what: str, error: Any) -> None:
-        """Something could not be done, and this is why."""
+        """Something could not be done, and this is why, unless a cause is known."""
         remedy = REMEDIES.get(error.code(), "")
         too_large = error.code() == Code.MSG_SIZE_TOO_LARGE
         self.note(f"{what}: {error.str()}. {remedy}".rstrip(), too_large=too_large)
@@ -86,11 +86,11 @@ class Failures:
         )
 
     def told(self, event: Any) -> None:
-        """Called by librdkafka for errors of the client as a whole; it mends lost connections."""
+        """Called by librdkafka for errors of the client as a whole. It mends lost connections;
+        those that are for good are not told here, but raised by what serves the callbacks.
+        """
         if event.code() == Code._AUTHENTICATION:
             self.denied = event
-        elif event.fatal():
-            self.cause(f"{self.what} failed", event)
 
     def delivered(self, error: Any, message: Any) -> None:
         """Called by librdkafka for records that were not delivered, and only for those."""

@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Client
 
-from tidegate.drivers.kafka.failures import CONSEQUENCES, REMEDIES, Failures
+from tidegate.drivers.kafka.failures import REMEDIES, Failures
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.errors import (
     KafkaError,
@@ -228,7 +228,10 @@ class KafkaProducer:
                 cause = error.args[0]
             if not cause.retriable() or time.monotonic() >= end:
                 raise self._not_initialised(cause)
-            self._poll(0)  # refused credentials are told to the callback only
+            try:
+                self._poll(0)  # refused credentials are told to the callback only
+            except KafkaException as error:
+                raise self._not_initialised(error.args[0]) from None
             if self._failure.denied is not None:
                 raise self._not_initialised(self._failure.denied)
 
@@ -292,35 +295,35 @@ class KafkaProducer:
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
         """Note the first failure, and raise what is noted."""
-        if isinstance(error, KafkaException):
-            self._failure.happened(f"{self._what} could not {what}", error.args[0])
-        else:
-            said = f"{type(error).__name__}: {error}"
-            self._failure.note(f"{self._what} could not {what}: {said}.")
+        self._note(f"{self._what} could not {what}", error)
         self._raise()
 
+    def _note(self, what: str, error: Exception) -> None:
+        if isinstance(error, KafkaException):
+            self._failure.happened(what, error.args[0])
+        else:
+            self._failure.note(f"{what}: {type(error).__name__}: {error}.")
+
     def _raise(self) -> NoReturn:
-        if self._failure.text is None:
-            self._find_cause()
+        symptom = self._failure.symptom
+        if self._failure.text is None and symptom is not None:
+            self._find_cause(*symptom)
         raise self._failure.error()
 
-    def _find_cause(self) -> None:
+    def _find_cause(self, what: str, error: Any) -> None:
         """Wait while records are unreported; else ask what the transaction failed of.
 
         librdkafka tells that in answer to any transactional call, and to begin again is the one
-        that changes nothing on the broker, nor here while the transaction is open.
+        that changes nothing on the broker, nor here while the transaction is open. What made the
+        client fail as a whole (a fence, say) is told to no callback, but raised when it is served.
         """
         failure = self._failure
         end = time.monotonic() + CAUSE_WAIT_S
-        while failure.text is None and len(self._client) and time.monotonic() < end:
-            self._poll(CAUSE_SLICE_S)
-        if failure.text is not None or failure.symptom is None:
-            return
-        what, error = failure.symptom
-        if self._begun:
-            try:
+        try:
+            while failure.text is None and len(self._client) and time.monotonic() < end:
+                self._poll(CAUSE_SLICE_S)
+            if failure.text is None and self._begun:
                 self._client.begin_transaction()
-            except KafkaException as asked:
-                if asked.args[0].code() not in CONSEQUENCES:
-                    error = asked.args[0]
+        except Exception as told:  # noqa: BLE001  # as in begin
+            self._note(what, told)
         failure.cause(what, error)

@@ -63,6 +63,8 @@ class Changelog:
         self._writes: list[Write] = []
         """Those since the last checkpoint."""
         self._bytes = self._segments = 0
+        self._names: list[str] = []
+        """The files of the folder."""
         self._whole = False
         """Whether the folder has everything up to the last checkpoint."""
 
@@ -96,21 +98,23 @@ class Changelog:
         self._folder.parent.mkdir(exist_ok=True)
         others = list(self._folder.parent.iterdir())
         make(self._folder)
-        for path in self._folder.iterdir():
+        for path in list(self._folder.iterdir()):
             if path.suffix != TABLE:
                 path.rename(path.with_name(f"{path.name}.{self._number}"))
+        self._names = sorted(path.name for path in self._folder.iterdir())
         for other in others:
             shutil.rmtree(other)
         self._whole = True
 
     def link(self, directory: Path) -> list[Path]:
         """The files as a checkpoint in the new folder `directory`, by hard links where the file
-        system has them.
+        system has them. OSError also where somebody has removed one: without it RocksDB would open
+        the rest as a smaller store, or an empty one.
         """
         directory.mkdir(parents=True)
         files = []
-        for path in sorted(self._folder.iterdir()):
-            file = directory / path.name
+        for name in self._names:
+            path, file = self._folder / name, directory / name
             try:
                 file.hardlink_to(path)
             except OSError as error:
@@ -124,6 +128,7 @@ class Changelog:
         self._whole = False
         data = msgspec.msgpack.encode(_Segment(FORMAT, writes))
         (self._folder / name).write_bytes(data)
+        self._names.append(name)
         self._whole = True
 
 
