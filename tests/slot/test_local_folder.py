@@ -44,12 +44,15 @@ def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Pat
 
 def test_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "job" / "j1"
-    mine, other = LocalFolder(root, 1, "0-1"), LocalFolder(root, 1, "1-2")
-    mine.make()
-    other.make()
-    mine.remove()
-    assert attempts(root) == ["1"]
-    other.remove()
+    killed, mine, other = (
+        LocalFolder(root, attempt, slot) for attempt, slot in ((1, "0-1"), (2, "0-2"), (2, "1-3"))
+    )
+    for folder in (killed, mine, other):
+        folder.make()
+    mine.remove_all()
+    assert attempts(root) == ["2"]
+    killed.make()  # as if the other one had to remove that, too
+    other.remove_all()
     assert not root.exists()
 
 

@@ -58,6 +58,13 @@ class LocalFolder:
             self.path.parent.rmdir()
             self._root.rmdir()
 
+    def remove_all(self) -> None:
+        """The job has ended, and this is the newest attempt. The last slot of it to leave this host
+        leaves nothing.
+        """
+        self.remove_earlier()
+        self.remove()
+
     def earlier_files(self) -> LocalFiles:
         """What earlier attempts left."""
         return LocalFiles.under(self._earlier())

@@ -145,8 +145,7 @@ class Slot:
         finally:
             exchange.close()
             if self._exit_code == 0 and self._local is not None:
-                self._local.remove()
-                self._local.remove_earlier()
+                self._local.remove_all()
         return self._exit_code or 0
 
     # --- the loop -------------------------------------------------------------------------------
