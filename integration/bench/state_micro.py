@@ -97,7 +97,7 @@ def _stored(
         if number * BATCH % INTERVAL == 0:
             state.flush()
             flushed = clock()
-            state.begin_snapshot(folder / f"checkpoint-{number}")
+            state.begin_snapshot()
             while state.advance() is None:
                 pass
             flush += flushed - done

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,14 @@ from tidegate.errors import StorageError
 from tidegate.ports.kv import KeyValueStore
 
 Open = Callable[[Path], KeyValueStore]
+
+
+def laid_out(files: Iterable[Path], directory: Path) -> Path:
+    """The files of a checkpoint in a folder of their own, as a restore has them."""
+    directory.mkdir()
+    for file in files:
+        shutil.copy(file, directory / file.name)
+    return directory
 
 
 class KeyValueStoreContract:
@@ -71,15 +79,13 @@ class KeyValueStoreContract:
             b"\x00\xff",
         ]
 
-    def test_a_scan_joins_what_several_writes_left(
-        self, store: KeyValueStore, tmp_path: Path
-    ) -> None:
+    def test_a_scan_joins_what_several_writes_left(self, store: KeyValueStore) -> None:
         expected = {}
         for round_number in range(3):
             pairs = {b"k%d" % n: b"%d" % round_number for n in range(round_number, 100, 2)}
             expected.update(pairs)
             store.write(pairs.items(), [])
-            store.checkpoint(tmp_path / str(round_number)).files()
+            store.checkpoint().files()
         for _ in range(50):  # a bound that was freed too early showed now and then only
             assert dict(store.scan(b"k", b"l")) == expected
             assert [key for key, _ in store.scan(b"k5", b"k6")] == [
@@ -96,22 +102,18 @@ class KeyValueStoreContract:
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
         store.write([(b"a", b"1"), (b"b", b"2")], [])
-        frozen = store.checkpoint(tmp_path / "deep" / "checkpoint")
+        frozen = store.checkpoint()
         store.write([(b"a", b"later")], [b"b"])
         assert list(store.scan(b"", b"\xff")) == [(b"a", b"later")]
         files = frozen.files()
         assert frozen.files() == files
-        assert sorted(files) == sorted((tmp_path / "deep" / "checkpoint").iterdir())
-        laid_out = tmp_path / "laid-out"
-        laid_out.mkdir()
-        for file in files:
-            shutil.copy(file, laid_out / file.name)
-        other = open_store(laid_out)
+        assert all(tmp_path / "store" in file.parents for file in files)
+        other = open_store(laid_out(files, tmp_path / "laid-out"))
         assert list(other.scan(b"", b"\xff")) == [(b"a", b"1"), (b"b", b"2")]
         other.write([(b"c", b"3")], [b"a"])
-        other.checkpoint(tmp_path / "second").files()
+        second = laid_out(other.checkpoint().files(), tmp_path / "second")
         other.close()
-        again = open_store(tmp_path / "second")
+        again = open_store(second)
         assert list(again.scan(b"", b"\xff")) == [(b"b", b"2"), (b"c", b"3")]
         again.close()
         assert store.get_many([b"a", b"b"]) == [b"later", None]
@@ -137,11 +139,11 @@ class KeyValueStoreContract:
                     asked = [b"k%d" % n for n in range(60)]
                     assert store.get_many(asked) == list(map(expected.get, asked))
                 case 3 | 4 | 5 | 6:
-                    store.checkpoint(tmp_path / str(step))
+                    store.checkpoint()
                 case 7:
-                    store.checkpoint(tmp_path / str(step)).files()
+                    folder = laid_out(store.checkpoint().files(), tmp_path / str(step))
                     store.close()
-                    store = open_store(tmp_path / str(step))
+                    store = open_store(folder)
                 case _:
                     pass
         assert list(store.scan(b"", b"\xff")) == sorted(expected.items())
@@ -153,21 +155,21 @@ class KeyValueStoreContract:
         frozen = []
         for number in range(4):
             store.write([(b"n", b"%d" % number)], [])
-            frozen.append(store.checkpoint(tmp_path / str(number)))
+            frozen.append(store.checkpoint())
         store.write([(b"n", b"later")], [])
-        with ThreadPoolExecutor(4) as threads:
-            asked = [threads.submit(each.files) for each in reversed(frozen)]
-            assert all(one.result(30) for one in asked)
-        for number in range(4):
-            other = open_store(tmp_path / str(number))
+        for number, each in enumerate(frozen):
+            with ThreadPoolExecutor(1) as threads:
+                files = threads.submit(each.files).result(30)
+            other = open_store(laid_out(files, tmp_path / str(number)))
             assert list(other.scan(b"", b"\xff")) == [(b"n", b"%d" % number)]
             other.close()
 
     def test_an_empty_store_has_a_checkpoint_too(
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
-        assert store.checkpoint(tmp_path / "checkpoint").files()
-        other = open_store(tmp_path / "checkpoint")
+        files = store.checkpoint().files()
+        assert files
+        other = open_store(laid_out(files, tmp_path / "checkpoint"))
         assert list(other.scan(b"", b"\xff")) == []
         other.close()
 
@@ -178,26 +180,49 @@ class KeyValueStoreContract:
         for round_number in range(80):  # enough for compactions, and for several changelogs
             pairs = [(bytes([n]), b"%d" % round_number * 50) for n in range(200)]
             store.write(pairs, [])
-            files = store.checkpoint(tmp_path / f"checkpoint-{round_number}").files()
+            files = store.checkpoint().files()
             for file in files:
                 content = file.read_bytes()
                 assert seen.setdefault(file.name, content) == content
             if round_number % 13 == 12:
-                laid_out = tmp_path / f"laid-out-{round_number}"
-                laid_out.mkdir()
-                for file in files:
-                    shutil.copy(file, laid_out / file.name)
+                folder = laid_out(files, tmp_path / f"laid-out-{round_number}")
                 store.close()
-                store = open_store(laid_out)
+                store = open_store(folder)
                 seen = {file.name: file.read_bytes() for file in files}
         store.close()
 
-    def test_a_checkpoint_into_a_folder_that_is_there_is_refused(
-        self, store: KeyValueStore, tmp_path: Path
+    def test_files_stay_until_those_of_a_later_checkpoint_are_asked_for(
+        self, open_store: Open, tmp_path: Path
     ) -> None:
-        (tmp_path / "taken").mkdir()
-        with pytest.raises(StorageError, match="could not checkpoint"):
-            store.checkpoint(tmp_path / "taken").files()
+        """An upload reads them beside whatever the store does meanwhile, also after its end; and
+        none takes room for long.
+        """
+        store = open_store(tmp_path / "store")
+        for round_number in range(50):  # several changelogs
+            store.write([(b"n", b"%d" % round_number)], [])
+            files = store.checkpoint().files()
+            read = [file.read_bytes() for file in files]
+            for later in range(5):
+                store.write([(b"n", b"later %d" % later)], [])
+                last = store.checkpoint()
+                if later == 2:
+                    list(store.scan(b"", b"\xff"))
+            assert [file.read_bytes() for file in files] == read
+            kept = set(last.files())
+            gone = [file for file in files if not file.exists()]
+            assert set(gone) == set(files) - kept
+        read = [file.read_bytes() for file in sorted(kept)]
+        store.close()
+        assert [file.read_bytes() for file in sorted(kept)] == read
+
+    def test_a_folder_that_is_gone_is_an_error_with_its_name(
+        self, open_store: Open, tmp_path: Path
+    ) -> None:
+        store = open_store(tmp_path / "store")
+        store.write([(b"a", b"1")], [])
+        (tmp_path / "store").rename(tmp_path / "gone")
+        with pytest.raises(StorageError, match=r"store could not checkpoint"):
+            store.checkpoint().files()
 
     def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(
         self, open_store: Open, tmp_path: Path

@@ -16,7 +16,6 @@ from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.graph.logical import MAIN, Edge, Kind, Node
-from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 ORIGIN = Origin("orders", 3)
@@ -223,14 +222,8 @@ class Dict(dict[object, tuple[Cell, ...]]):
         return [row[0] for row in rows] if len(self._states) == 1 else rows
 
     def snapshot(
-        self,
-        checkpoint: CheckpointId,
-        done: Callable[[KeyedSnapshot], None],
-        failed: Callable[[str], None],
+        self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
     ) -> None:
-        raise NotImplementedError
-
-    def completed(self, checkpoint: CheckpointId) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.kv import KeyValueStoreContract, Open
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.memory_kv import MemoryStore
-from tidegate.errors import ConfigError, CorruptCheckpointError
+from tidegate.errors import ConfigError, CorruptCheckpointError, StorageError
 
 
 class TestMemoryStore(KeyValueStoreContract):
@@ -21,7 +21,7 @@ class TestMemoryStore(KeyValueStoreContract):
     def test_the_file_of_a_checkpoint_is_what_old_checkpoints_hold(self, tmp_path: Path) -> None:
         store = MemoryStore(tmp_path / "store")
         store.write([(b"b", b"2"), (b"a", b"1")], [])
-        (file,) = store.checkpoint(tmp_path / "checkpoint").files()
+        (file,) = store.checkpoint().files()
         assert file.name == "memory-1.kv"
         assert file.read_bytes() == bytes.fromhex("93 01 92 c40161 c40162 92 c40131 c40132")
 
@@ -29,8 +29,26 @@ class TestMemoryStore(KeyValueStoreContract):
         (tmp_path / "memory.kv").write_bytes(bytes.fromhex("93 01 91 c40161 91 c40131"))
         store = MemoryStore(tmp_path)
         assert store.get_many([b"a"]) == [b"1"]
-        (file,) = store.checkpoint(tmp_path / "checkpoint").files()
+        (file,) = store.checkpoint().files()
         assert file.name == "memory-1.kv"
+
+    def test_a_file_that_a_full_disk_has_torn_is_written_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = MemoryStore(tmp_path / "store")
+        store.write([(b"a", b"1")], [])
+        frozen = store.checkpoint()
+
+        def full_disk(path: Path, _data: bytes) -> None:
+            path.touch()
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "write_bytes", full_disk)
+            with pytest.raises(StorageError, match=r"could not checkpoint: .*No space"):
+                frozen.files()
+        (file,) = frozen.files()
+        assert file.read_bytes() == bytes.fromhex("93 01 91 c40161 91 c40131")
 
     @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([2, [], []])])
     def test_a_file_that_is_no_store_is_refused(self, tmp_path: Path, data: bytes) -> None:

@@ -20,7 +20,7 @@ from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.graph.key_groups import key_group, key_group_range, subtask_of
-from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
+from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.ports.kv import Frozen, KeyValueStore
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -40,9 +40,9 @@ def declare(**states: State) -> dict[str, State]:
     return states
 
 
-def taken(state: KeyedState, directory: Path) -> Frozen:
+def taken(state: KeyedState) -> Frozen:
     """A snapshot, without a batch meanwhile."""
-    state.begin_snapshot(directory)
+    state.begin_snapshot()
     while (frozen := state.advance()) is None:
         pass
     return frozen
@@ -64,7 +64,7 @@ class Step:
         self.states, self.backend, self.key_type = states, backend, key_type
         self._folder, self._cache_entries = folder, cache_entries
         self._key_bytes = key_encoder(key_type)
-        self._attempts, self._counters = itertools.count(1), itertools.count(1)
+        self._attempts = itertools.count(1)
         self.subtasks: list[KeyedState] = []
         self.uploaders: list[SnapshotUploader] = []
 
@@ -132,11 +132,7 @@ class Step:
 
     def snapshot(self) -> list[KeyedSnapshot]:
         """A checkpoint of all subtasks."""
-        checkpoint = CheckpointId(self.attempt, next(self._counters))
-        snapshots = []
-        for index, (state, uploader) in enumerate(zip(self.subtasks, self.uploaders, strict=True)):
-            directory = self._folder / f"checkpoint-{checkpoint}-{index}"
-            frozen = taken(state, directory)
-            snapshots.append(uploader.upload(directory, frozen, state.schemas))
-            assert not directory.exists()
-        return snapshots
+        return [
+            uploader.upload(taken(state), state.schemas)
+            for state, uploader in zip(self.subtasks, self.uploaders, strict=True)
+        ]

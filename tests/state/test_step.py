@@ -18,7 +18,7 @@ from tidegate.dataplane.state import unsaved
 from tidegate.dataplane.state.step import StepState, open_step_state
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError
-from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
+from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -79,13 +79,12 @@ def around(tmp_path: Path) -> Surroundings:
 def test_a_snapshot_is_frozen_at_once_and_stored_later(around: Surroundings) -> None:
     state = around.open()
     around.add(state, 1)
-    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     around.add(state, 10)
     assert not around.blobs.objects
     around.io.popleft()()
     assert not around.done  # the mailbox thread has not run
     around.mailbox.popleft()()
-    state.completed(CheckpointId(Attempt(1), 1))
     state.close()
     again = around.open(around.done, attempt=2)
     assert around.add(again, 0) == 1
@@ -97,9 +96,9 @@ def test_uploads_keep_the_order_of_their_barriers(around: Surroundings) -> None:
     and a storage that hangs would soon have all of them.
     """
     state = around.open()
-    for counter in (1, 2, 3):
+    for _ in range(3):
         around.add(state, 1)
-        state.snapshot(CheckpointId(Attempt(1), counter), around.done.append, around.failed.append)
+        state.snapshot(around.done.append, around.failed.append)
     for _ in range(3):
         (action,) = around.io
         around.io.clear()
@@ -123,7 +122,7 @@ def test_slow_turns_save_more_at_once(
     monkeypatch.setattr(unsaved, "ROWS", 1)
     state = around.open()
     state.rows([str(number) for number in range(200)])
-    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     for turn_s, turns in ((0.01, 20), (1.0, 5)):
         for _ in range(turns):
             assert not around.io
@@ -141,11 +140,11 @@ def test_a_snapshot_is_saved_between_batches(
     state = around.open()
     for key in ("ann", "bob", "cid"):
         state.rows([key])[0].value += 1
-    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     assert not around.io
     (go_on,) = around.mailbox
     around.add(state, 10)
-    state.snapshot(CheckpointId(Attempt(1), 2), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     assert len(around.io) == 1, "the first is saved to its end before the second begins"
     go_on()
     assert len(around.mailbox) == 2, "and what was to go on with it does nothing"
@@ -157,23 +156,20 @@ def test_a_snapshot_is_saved_between_batches(
         again.close()
     around.add(state, 1)
     state.rows(["bob"])[0].value += 1
-    state.snapshot(CheckpointId(Attempt(1), 3), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     state.close()
     while around.mailbox or around.io:
         (around.mailbox or around.io).popleft()()
     assert len(around.done) == 2
 
 
-def test_a_failed_upload_is_reported_leaves_no_folder_and_harms_no_later_one(
-    around: Surroundings,
-) -> None:
+def test_a_failed_upload_is_reported_and_harms_no_later_one(around: Surroundings) -> None:
     state = around.open()
     around.add(state, 3)
     around.blobs.failing = "CURRENT.1"
-    for counter in (1, 2):
-        state.snapshot(CheckpointId(Attempt(1), counter), around.done.append, around.failed.append)
+    for _ in range(2):
+        state.snapshot(around.done.append, around.failed.append)
         around.io.popleft()()
-        assert not list((around.folder / "1" / UID / "checkpoints").iterdir())
         around.mailbox.popleft()()
         around.blobs.failing = ""
     assert len(around.done) == 1
@@ -188,8 +184,8 @@ def test_a_store_that_cannot_be_frozen_ends_the_attempt(around: Surroundings) ->
     """Out of the I/O thread's action, and not as a declined checkpoint."""
     state = around.open()
     around.add(state, 3)
-    (around.folder / "1" / UID / "checkpoints" / "1-1").mkdir(parents=True)
-    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    (around.folder / "1" / UID / "store" / "changelog").touch()
+    state.snapshot(around.done.append, around.failed.append)
     with pytest.raises(StorageError, match="could not checkpoint"):
         around.io.popleft()()
     assert not around.mailbox
@@ -198,7 +194,7 @@ def test_a_store_that_cannot_be_frozen_ends_the_attempt(around: Surroundings) ->
 
 def test_closing_drops_uploads_that_have_not_begun(around: Surroundings) -> None:
     state = around.open()
-    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     state.close()
     around.io.popleft()()
     assert not around.blobs.objects
@@ -208,7 +204,7 @@ def test_closing_drops_uploads_that_have_not_begun(around: Surroundings) -> None
 def test_a_subtask_takes_its_share_of_other_subtasks_and_steps(around: Surroundings) -> None:
     state = around.open()
     around.add(state, 7)
-    state.snapshot(CheckpointId(Attempt(1), 1), around.done.append, around.failed.append)
+    state.snapshot(around.done.append, around.failed.append)
     around.io.popleft()()
     around.mailbox.popleft()()
     state.close()

@@ -69,10 +69,8 @@ class Run:
             case ("barrier",):
                 while self.barrier is not None:
                     self.advance()
-                self.barriers += 1
-                self.directory = self.folder / f"barrier-{self.barriers}"
                 self.barrier = copy.deepcopy(self.model)
-                self.state.begin_snapshot(self.directory)
+                self.state.begin_snapshot()
             case ("advance",):
                 self.advance()
             case ("flush",):
@@ -92,7 +90,7 @@ class Run:
     def advance(self) -> None:
         if self.barrier is not None and (frozen := self.state.advance()) is not None:
             uploader = self.step.uploaders[0]
-            snapshot = uploader.upload(self.directory, frozen, self.state.schemas)
+            snapshot = uploader.upload(frozen, self.state.schemas)
             self.saved = ([snapshot], self.barrier)
             self.barrier = None
 
@@ -168,7 +166,7 @@ def test_a_barrier_saves_nothing_itself(step: Step, tmp_path: Path) -> None:
         write(puts, deletes)
 
     state._store.write = counted  # type: ignore[method-assign]
-    state.begin_snapshot(tmp_path / "barrier")
+    state.begin_snapshot()
     assert writes == []
     assert state.advance() is None
     assert writes == [2]
@@ -183,7 +181,7 @@ def test_a_step_with_a_map_saves_everything_at_its_barrier(tmp_path: Path) -> No
     for total, seen in state.rows(["a", "b", "c", "d", "e"]):
         total.value += 1
         seen["k"] = 1
-    state.begin_snapshot(tmp_path / "barrier")
+    state.begin_snapshot()
     assert state.advance() is not None
     step.stop()
 
@@ -191,7 +189,7 @@ def test_a_step_with_a_map_saves_everything_at_its_barrier(tmp_path: Path) -> No
 def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step, tmp_path: Path) -> None:
     (state,) = step.subtasks
     add(state, ["a", "b", "c"])
-    state.begin_snapshot(tmp_path / "barrier")
+    state.begin_snapshot()
 
     def broken(puts: Any, deletes: Any) -> None:
         raise StorageError("the disk is full")
@@ -211,7 +209,7 @@ def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(
     state = step.subtasks[0]
     state._limit = 2
     add(state, ["a", "b", "c", "d"])
-    state.begin_snapshot(tmp_path / "barrier")
+    state.begin_snapshot()
     add(state, ["a"], 10)
     while state.advance() is None:
         pass
@@ -221,7 +219,7 @@ def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(
 
 def test_rows_are_taken_once_and_in_their_order() -> None:
     first, second, third = object(), object(), object()
-    rows = Unsaved(iter([first, second, first, third, second]), Path())
+    rows = Unsaved(iter([first, second, first, third, second]))
     assert list(rows.some()) == [first, second]
     assert list(rows.take([third, third, first])) == [third]
     assert not rows.some()

@@ -115,8 +115,6 @@ class _Subtask:
         for sink in self.chain.sinks.values():
             sink.ended(ended, checkpoint)
             sink.freed(freed)
-        for keyed in self.chain.keyed.values():
-            keyed.state.completed(checkpoint)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Declined or expired; what was prepared stays prepared."""
@@ -140,7 +138,6 @@ class _Subtask:
             sink.prepare(barrier.checkpoint, gathering.transactions_prepared, final=barrier.final)
         for keyed in self.chain.keyed.values():
             keyed.state.snapshot(
-                barrier.checkpoint,
                 gathering.state_stored,
                 lambda reason: self._coordination.decline(barrier.checkpoint, self.subtask, reason),
             )

@@ -2,8 +2,8 @@
 
 For small state and for tests. A checkpoint is one file with everything in it, so nothing is shared
 between checkpoints; opening a folder that holds such a file reads it. Files are numbered, so that
-no name stands for two contents. Called by one thread; a checkpoint is encoded and written by
-whoever asks for its files.
+no name stands for two contents, and lie in a folder of their own, which keeps the newest. Called by
+one thread; a checkpoint is encoded and written by whoever asks for its files.
 
 The file is one MessagePack array: format, keys in ascending order, values in the same order. It
 stands in checkpoints, so the format only ever grows.
@@ -25,6 +25,8 @@ from tidegate.errors import CorruptCheckpointError, StorageError
 _NAME: Final = re.compile(r"memory(?:-([0-9]+))?\.kv")
 """Files of old checkpoints have no number."""
 FORMAT: Final = 1
+_CHECKPOINTS: Final = "checkpoints"
+"""The folder in the store's."""
 
 
 class _Content(msgspec.Struct, array_like=True, frozen=True):
@@ -75,11 +77,11 @@ class MemoryStore:
         ]
         return iter(pairs)
 
-    def checkpoint(self, directory: Path) -> FrozenMemory:
+    def checkpoint(self) -> FrozenMemory:
         keys = list(self._in_order())
         content = _Content(FORMAT, keys, [self._values[key] for key in keys])
         self._checkpoints += 1
-        path = directory / f"memory-{self._checkpoints}.kv"
+        path = self._directory / _CHECKPOINTS / f"memory-{self._checkpoints}.kv"
         return FrozenMemory(content, self._directory, path)
 
     def close(self) -> None:
@@ -122,8 +124,12 @@ class FrozenMemory:
 
     def _write(self) -> None:
         try:
-            self._path.parent.mkdir(parents=True)
+            self._path.parent.mkdir(exist_ok=True)
+            others = list(self._path.parent.iterdir())
             self._path.write_bytes(msgspec.msgpack.encode(self._content))
+            for other in others:
+                if other != self._path:  # it may have been begun before, on a full disk
+                    other.unlink()
         except OSError as error:
             raise StorageError(
                 f"the state store in {self._store} could not checkpoint: {error}"

@@ -16,8 +16,9 @@ class Frozen(Protocol):
     """The content of a store at one moment, on its way into files."""
 
     def files(self) -> list[Path]:
-        """The files, as soon as they are there. From any thread, also more than once. Raises
-        StorageError, also where the store was closed meanwhile.
+        """The files, as soon as they are there. They stay, and stay as they are, until those of a
+        later checkpoint of the store are asked for, also when the store is closed. From any thread,
+        also more than once. Raises StorageError, also where the store was closed before.
         """
         ...
 
@@ -37,9 +38,9 @@ class KeyValueStore(Protocol):
         """Pairs with `first <= key < end`, in order."""
         ...
 
-    def checkpoint(self, directory: Path) -> Frozen:
-        """Freeze the present content as files in the new folder `directory` (hard links where it
-        can). Returns at once; what is written to the store from now on is not among them.
+    def checkpoint(self) -> Frozen:
+        """Freeze the present content as files below the store's folder. Returns at once; what is
+        written to the store from now on is not among them.
 
         A file whose name appeared in an earlier checkpoint of this store, or in the one that it was
         opened with, has the same content.

@@ -15,7 +15,6 @@ from tidegate.api.keys import check_key, key_encoder
 from tidegate.api.state import Cell, ListCell, MapCell, ValueCell
 from tidegate.api.wire import value_codec
 from tidegate.errors import InternalError
-from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 
@@ -63,17 +62,10 @@ class CellsByKey:
         self._touched.clear()
 
     def snapshot(
-        self,
-        checkpoint: CheckpointId,
-        done: Callable[[KeyedSnapshot], None],
-        failed: Callable[[str], None],
+        self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
     ) -> None:
         """Never called: a test takes no checkpoint."""
-        raise InternalError(f"checkpoint {checkpoint} of a test's state, for {done} or {failed}")
-
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """Never called either."""
-        raise InternalError(f"checkpoint {checkpoint} of a test's state")
+        raise InternalError(f"a checkpoint of a test's state, for {done} or {failed}")
 
     def close(self) -> None:
         """Nothing to release."""

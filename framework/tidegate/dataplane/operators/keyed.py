@@ -27,7 +27,6 @@ from tidegate.dataplane.operators.stateless import Emit
 from tidegate.elements import RecordBatch
 from tidegate.errors import PipelineError, UserCodeError, check
 from tidegate.graph.logical import MAIN, UNKNOWN, Node
-from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 Rows = Iterator[tuple[Any, Any, Any, int]]
@@ -45,18 +44,11 @@ class KeyedStateLike(Protocol):
         ...
 
     def snapshot(
-        self,
-        checkpoint: CheckpointId,
-        done: Callable[[KeyedSnapshot], None],
-        failed: Callable[[str], None],
+        self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
     ) -> None:
         """Take the content of this moment, and store it in the background; `done` or `failed` (with
         the reason) is called in the mailbox thread.
         """
-        ...
-
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """The checkpoint is published."""
         ...
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, islice, repeat
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 from tidegate.api.keys import key_encoder
@@ -160,20 +159,20 @@ class KeyedState:
         self._forget_touched()
         self._make_room()
 
-    def begin_snapshot(self, directory: Path) -> None:
-        """A barrier: what was changed until now belongs to the snapshot, which comes into files in
-        the new folder `directory`, and nothing else does. Raises StorageError.
+    def begin_snapshot(self) -> None:
+        """A barrier: what was changed until now belongs to the snapshot, and nothing else does.
+        Raises StorageError.
 
         The snapshot before must have been taken to its end.
         """
         self._check_whole()
         check(self._unsaved is None and self._frozen is None, "one snapshot at a time")
         if all(self._loads):
-            self._unsaved = Unsaved(self._touched_in_order(), directory)
+            self._unsaved = Unsaved(self._touched_in_order())
             self._forget_touched()
         else:
             self.flush()
-            self._frozen = self._store.checkpoint(directory)
+            self._frozen = self._store.checkpoint()
 
     def advance(self) -> Frozen | None:
         """Take the snapshot further, by some milliseconds at most; its content when that is all.
@@ -201,7 +200,7 @@ class KeyedState:
             self._save(rows)
         if unsaved.exhausted:
             self._unsaved = None
-            self._frozen = self._store.checkpoint(unsaved.directory)
+            self._frozen = self._store.checkpoint()
             self._make_room()
 
     def _finish(self) -> None:

@@ -59,6 +59,7 @@ class SharedFile:
     """
 
     file: StateFile
+    source: Path
     identity: FileIdentity
 
 
@@ -93,16 +94,12 @@ class SnapshotUploader:
         self._uid, self._backend, self._key_groups = uid, backend, key_groups
         self._shared = dict(shared)
 
-    def upload(self, directory: Path, frozen: Frozen, schemas: Schemas) -> KeyedSnapshot:
-        """Store the files of a frozen store, which come into `directory`, and remove the folder,
-        also on failure.
+    def upload(self, frozen: Frozen, schemas: Schemas) -> KeyedSnapshot:
+        """Store the files of a frozen store.
 
         Raises StorageError; what was uploaded until then need not be uploaded again.
         """
-        try:
-            stored = tuple(map(self._store, frozen.files()))
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        stored = tuple(map(self._store, frozen.files()))
         # A store never uses a table again that it has dropped, so nothing else is worth keeping.
         names = {file.name for file in stored}
         self._shared = {name: known for name, known in self._shared.items() if name in names}
@@ -117,20 +114,26 @@ class SnapshotUploader:
 
     def _store(self, source: Path) -> StateFile:
         known = self._shared.get(source.name)
+        if known is not None and known.source == source:
+            return known.file  # most of them, at each checkpoint: not even looked at
         identity = _identity(source)
-        if known is not None and known.identity == identity:
-            return known.file
-        sha256 = sha256_of(source)
-        if known is not None:
-            # Not a link of what was uploaded (a store may copy where it cannot link).
-            same = known.file.size == identity.size and known.file.sha256 == sha256
+        if known is None:
+            file = self._put(source, identity.size)
+        else:
+            # A link of what was uploaded, or a copy: a store may copy where it cannot link.
+            same = known.identity == identity or (
+                known.file.size == identity.size and known.file.sha256 == sha256_of(source)
+            )
             check(same, f"state store of {self._uid!r} used the name {source.name} again")
-            return known.file
+            file = known.file
+        self._shared[source.name] = SharedFile(file, source, identity)
+        return file
+
+    def _put(self, source: Path, size: int) -> StateFile:
+        sha256 = sha256_of(source)
         path = f"{self._folder}/{source.name}"
         self._blobs.put_file(f"{self._job}/{path}", source)
-        file = StateFile(name=source.name, path=path, size=identity.size, sha256=sha256)
-        self._shared[source.name] = SharedFile(file, identity)
-        return file
+        return StateFile(name=source.name, path=path, size=size, sha256=sha256)
 
 
 def restore(
@@ -192,15 +195,14 @@ class _Download:
         except OSError as error:
             raise StorageError(f"cannot restore state into {target}: {error}") from error
         return {
-            file.name: SharedFile(file, self._fetch(snapshot, file, target / file.name))
-            for file in snapshot.files
+            file.name: self._fetch(snapshot, file, target / file.name) for file in snapshot.files
         }
 
-    def _fetch(self, snapshot: KeyedSnapshot, file: StateFile, target: Path) -> FileIdentity:
+    def _fetch(self, snapshot: KeyedSnapshot, file: StateFile, target: Path) -> SharedFile:
         path = f"{self.job}/{file.path}"
         check("/" not in file.name, f"state file name {file.name!r} leaves its folder")
         if self.local.take(file, target):
-            return _identity(target)
+            return SharedFile(file, target, _identity(target))
         what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"
         remedy = (
             "bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
@@ -214,7 +216,7 @@ class _Download:
             raise CorruptCheckpointError(f"{what} has {sizes}; {remedy}")
         if sha256_of(target) != file.sha256:
             raise CorruptCheckpointError(f"{what} fails its checksum; {remedy}")
-        return identity
+        return SharedFile(file, target, identity)
 
 
 def _check_owners(uid: Uid, snapshots: Sequence[KeyedSnapshot], key_groups: range) -> None:

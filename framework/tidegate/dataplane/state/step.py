@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tidegate.api.state import State
@@ -24,7 +23,7 @@ from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.dataplane.state.unsaved import Row
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
-from tidegate.ids import CheckpointId, Uid
+from tidegate.ids import Uid
 from tidegate.ports.clock import Clock
 from tidegate.ports.kv import Frozen
 from tidegate.protocol.snapshots import KeyedSnapshot
@@ -90,7 +89,6 @@ def open_step_state(
     return StepState(
         state,
         uploader,
-        directory / "checkpoints",
         clock=runtime.drivers.clock,
         post=runtime.post,
         run_io=runtime.run_io,
@@ -100,7 +98,6 @@ def open_step_state(
 class _Saving(NamedTuple):
     """A checkpoint of the step, and who wants to know of it."""
 
-    directory: Path
     done: Done
     failed: Failed
 
@@ -112,13 +109,12 @@ class StepState:
         self,
         state: KeyedState,
         uploader: SnapshotUploader,
-        directory: Path,
         *,
         clock: Clock,
         post: Callable[[Action], None],
         run_io: Callable[[Action], None],
     ) -> None:
-        self._state, self._uploader, self._directory = state, uploader, directory
+        self._state, self._uploader = state, uploader
         self._clock, self._post, self._run_io = clock, post, run_io
         self._saving: _Saving | None = None
         """The newest checkpoint, until all of it is saved."""
@@ -133,7 +129,7 @@ class StepState:
         """The row of each of a batch's keys; valid until the next call."""
         return self._state.rows(keys)
 
-    def snapshot(self, checkpoint: CheckpointId, done: Done, failed: Failed) -> None:
+    def snapshot(self, done: Done, failed: Failed) -> None:
         """Take the content of this moment; save and store it from now on; `done`, or `failed` where
         the storage does not take it, is called in the mailbox thread.
 
@@ -142,16 +138,10 @@ class StepState:
         """
         while self._saving is not None:
             self._advance()  # the barrier before
-        directory = self._directory / str(checkpoint)
-        self._state.begin_snapshot(directory)
-        self._saving = _Saving(directory, done, failed)
+        self._state.begin_snapshot()
+        self._saving = _Saving(done, failed)
         self._saved_s = self._clock.monotonic()
         self._go_on(self._saving)
-
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """The checkpoint is published: nothing to do, files are deleted by who keeps the
-        manifests.
-        """
 
     def close(self) -> None:
         """Drop the uploads that have not begun, and release the store."""
@@ -190,7 +180,7 @@ class StepState:
             return
         frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
         try:
-            snapshot = self._uploader.upload(saving.directory, frozen, self._state.schemas)
+            snapshot = self._uploader.upload(frozen, self._state.schemas)
         except StorageError as error:
             reason = str(error)  # declined: how many failures are tolerable is configured
             self._post(lambda: self._uploaded(lambda: saving.failed(reason)))

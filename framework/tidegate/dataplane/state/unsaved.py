@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import filterfalse, islice
-from pathlib import Path
 from typing import Any, Final
 
 Row = Any
@@ -25,10 +24,9 @@ ROWS: Final = 2_000
 
 
 class Unsaved:
-    """The rows of one snapshot; `directory` is where its files shall be."""
+    """The rows of one snapshot."""
 
-    def __init__(self, rows: Iterator[Row], directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, rows: Iterator[Row]) -> None:
         self.exhausted = False
         """Whether all are taken."""
         self._rows = rows

@@ -10,20 +10,21 @@ A segment is one MessagePack array: format, then the writes in their order, each
 deleted keys and of the pairs that were put. It stands in checkpoints, so the format only ever
 grows.
 
-The folder holds hard links of the tables, so that RocksDB may drop its own, and the segments: it is
-the newest checkpoint, and linking it is taking one. A changelog ends when what an opening would
-have to apply becomes long; the store begins another one then. Its number stands behind the name of
-each of its files but the tables: RocksDB numbers those, and calls the others the same in each full
-checkpoint. So no name stands for two contents.
+The folder holds hard links of the tables, so that RocksDB may drop its own, and the segments. No
+file of it ever changes, so a checkpoint is the list of those that are there, and taking one links
+nothing: each system call beside the slot's thread takes the interpreter's lock from it once. A
+changelog ends when what an opening would have to apply becomes long; the store begins another one
+then, and the folder goes when a checkpoint of that one is asked for. The changelog's number stands
+behind the name of each of its files but the tables: RocksDB numbers those, and calls the others the
+same in each full checkpoint. So no name stands for two contents.
 
 Not here: which content is in RocksDB and which is not yet (`store.py`). `add`, `cut` and `goes_on`
-are called by the store's thread; `fill`, `link` and what `cut` returns by whoever freezes a
-checkpoint, one after the other in the order of the checkpoints.
+are called by the store's thread; `fill`, `files` and what `cut` returns by whoever freezes a
+checkpoint, one after the other in the order of the checkpoints; `drop_earlier` by who reads them.
 """
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,12 +39,11 @@ LOG_BYTES_MAX: Final = 16 << 20
 """Keys and values of all segments together: a fifth of a second of an opening."""
 
 SEGMENTS_MAX: Final = 32
-"""Each is a file that every checkpoint links and every manifest names."""
+"""Each is a file that every manifest names."""
 
 FORMAT: Final = 1
 TABLE: Final = ".sst"
 _SEGMENT: Final = "segment-"
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK})
 
 Pairs = list[tuple[bytes, bytes]]
 Write = tuple[list[bytes], Pairs]
@@ -63,10 +63,12 @@ class Changelog:
         self._writes: list[Write] = []
         """Those since the last checkpoint."""
         self._bytes = self._segments = 0
-        self._names: list[str] = []
-        """The files of the folder."""
+        self._files: list[Path] = []
+        """Those of the last checkpoint."""
         self._whole = False
-        """Whether the folder has everything up to the last checkpoint."""
+        """Whether they hold everything up to it."""
+        self._alone = False
+        """Whether the folders of earlier changelogs are gone."""
 
     def add(self, write: Write, size: int) -> None:
         """Keep a write for the next segment; `size` in bytes. Beyond the limit nothing is kept."""
@@ -91,44 +93,35 @@ class Changelog:
         self._segments += 1
         writes, self._writes = self._writes, []
         name = f"{_SEGMENT}{self._segments:04}.{self._number}"
-        return partial(self._append, name, writes)
+        return partial(self._append, self._folder / name, writes)
 
     def fill(self, make: Callable[[Path], None]) -> None:
-        """Have the folder made with the files of the full checkpoint; earlier ones go."""
+        """Have the folder made with the files of the full checkpoint."""
         self._folder.parent.mkdir(exist_ok=True)
-        others = list(self._folder.parent.iterdir())
         make(self._folder)
         for path in list(self._folder.iterdir()):
             if path.suffix != TABLE:
                 path.rename(path.with_name(f"{path.name}.{self._number}"))
-        self._names = sorted(path.name for path in self._folder.iterdir())
-        for other in others:
-            shutil.rmtree(other)
+        self._files = sorted(self._folder.iterdir())
         self._whole = True
 
-    def link(self, directory: Path) -> list[Path]:
-        """The files as a checkpoint in the new folder `directory`, by hard links where the file
-        system has them. OSError also where somebody has removed one: without it RocksDB would open
-        the rest as a smaller store, or an empty one.
-        """
-        directory.mkdir(parents=True)
-        files = []
-        for name in self._names:
-            path, file = self._folder / name, directory / name
-            try:
-                file.hardlink_to(path)
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                shutil.copyfile(path, file)
-            files.append(file)
-        return files
+    def files(self) -> list[Path]:
+        """Of the last checkpoint; they stay until the next changelog drops them."""
+        return list(self._files)
 
-    def _append(self, name: str, writes: list[Write]) -> None:
+    def drop_earlier(self) -> None:
+        """Remove the folders of the changelogs before: nobody reads their checkpoints any more."""
+        if self._alone:
+            return
+        for folder in self._folder.parent.iterdir():
+            if int(folder.stem) < self._number:  # a later one, being made, has a suffix
+                shutil.rmtree(folder)
+        self._alone = True
+
+    def _append(self, path: Path, writes: list[Write]) -> None:
         self._whole = False
-        data = msgspec.msgpack.encode(_Segment(FORMAT, writes))
-        (self._folder / name).write_bytes(data)
-        self._names.append(name)
+        path.write_bytes(msgspec.msgpack.encode(_Segment(FORMAT, writes)))
+        self._files.append(path)
         self._whole = True
 
 

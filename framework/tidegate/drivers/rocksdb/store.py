@@ -6,17 +6,19 @@ file with what was written since the one before (`changelog.py`), so that a key 
 each of them is put, sorted and compressed once for many.
 
 RocksDB keeps no write-ahead log: what is not in a checkpoint does not survive the process, and is
-not meant to. A full checkpoint flushes the memtable and links the table files into a new folder;
-table files never change and their numbers are never used twice by one store, so that only new ones
-need uploading. The write-ahead log and the option files that RocksDB adds to a checkpoint are left
-out: the first is empty, the second are restated at each opening.
+not meant to. A full checkpoint flushes the memtable and links the table files into a new folder,
+where they stay while the changelog goes on; table files never change and their numbers are never
+used twice by one store, so that only new ones need uploading. The write-ahead log and the option
+files that RocksDB adds to a checkpoint are left out: the first is empty, the second are restated at
+each opening.
 
 To freeze takes the mailbox thread no time where the changelog goes on. For a full checkpoint it
 puts what is held into RocksDB (a microsecond a pair), whose own threads flush the memtable
 (rocksdict's checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever
 comes first to need it waits for that: a read, and the upload, which also links the files. Nothing
 is put into RocksDB between the two, or it would be in the checkpoint: who wants to, links them
-first.
+first. Files of earlier changelogs go when the upload asks for later ones, and not before, for
+whoever freezes a checkpoint does not know what is still being read.
 
 Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
 `Exception` for whatever RocksDB reports; all of it becomes `StorageError` with the folder's name, a
@@ -111,7 +113,7 @@ class RocksDBStore:
         self._flushing = False
         """Whether RocksDB was told to flush, and nobody has waited for it since."""
         self._freezing: FrozenFiles | None = None
-        """The newest checkpoint, until its files are linked."""
+        """The newest checkpoint, until its files are there."""
         self._closed = False
         with self._translated("open"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -154,15 +156,19 @@ class RocksDBStore:
             pairs: Iterator[Any] = self._db.items(from_key=first)
         return self._read(pairs, end)
 
-    def checkpoint(self, directory: Path) -> FrozenFiles:
+    def checkpoint(self) -> FrozenFiles:
         self._freeze()
         with self._translated("checkpoint"):
-            if self._log is not None and self._log.goes_on() and not self._scanned:
-                freeze = partial(self._append, self._log, self._log.cut(), directory)
+            log = self._log
+            if log is not None and log.goes_on() and not self._scanned:
+                write = log.cut()
             else:
-                freeze = partial(self._begin_log(), directory)
+                log = self._log = self._begin_log()
+                write = partial(self._fill, log)
         self._scanned = False
-        self._freezing = FrozenFiles(freeze)
+        self._freezing = FrozenFiles(
+            freeze=partial(self._frozen, log, write), drop=partial(self._drop, log)
+        )
         return self._freezing
 
     def close(self) -> None:
@@ -209,22 +215,16 @@ class RocksDBStore:
             self._freezing.end()
             self._freezing = None
 
-    def _begin_log(self) -> Callable[[Path], list[Path]]:
+    def _begin_log(self) -> Changelog:
         """Have RocksDB flush everything, for a full checkpoint, with which a changelog begins."""
         self._put_held()
         self._logs += 1
-        folder = self._directory / _CHANGELOG / str(self._logs)
-        self._log = Changelog(folder, self._logs)
-        return partial(self._link, self._log)
+        return Changelog(self._directory / _CHANGELOG / str(self._logs), self._logs)
 
-    def _link(self, log: Changelog, directory: Path) -> list[Path]:
-        """The files of a full checkpoint, once the memtable is flushed; nothing was put into it
-        since.
-        """
-        with self._translated("checkpoint"):
-            self._await_flush()
-            log.fill(self._make)
-            return log.link(directory)
+    def _fill(self, log: Changelog) -> None:
+        """With a full checkpoint, once the memtable is flushed; nothing was put into it since."""
+        self._await_flush()
+        log.fill(self._make)
 
     def _make(self, directory: Path) -> None:
         Checkpoint(self._db).create_checkpoint(str(directory))
@@ -232,11 +232,15 @@ class RocksDBStore:
             if path.suffix == ".log" or path.name.startswith("OPTIONS-"):
                 path.unlink()
 
-    def _append(self, log: Changelog, write: Callable[[], None], directory: Path) -> list[Path]:
-        """The files of a checkpoint that goes on with the changelog."""
+    def _frozen(self, log: Changelog, write: Callable[[], None]) -> list[Path]:
+        """The files of a checkpoint once `write` has added its own to those of the changelog."""
         with self._translated("checkpoint"):
             write()
-            return log.link(directory)
+            return log.files()
+
+    def _drop(self, log: Changelog) -> None:
+        with self._translated("checkpoint"):
+            log.drop_earlier()
 
     def _await_flush(self) -> None:
         """Until RocksDB has flushed what it was told to, or says that it can not: then linking the
@@ -286,11 +290,14 @@ class RocksDBStore:
 
 
 class FrozenFiles:
-    """`ports.kv.Frozen`: the files of a checkpoint, made by whoever comes first."""
+    """`ports.kv.Frozen`: the files of a checkpoint, made by `freeze`, whoever comes first. Who asks
+    for them has `drop` remove those of earlier checkpoints.
+    """
 
-    def __init__(self, link: Callable[[], list[Path]]) -> None:
-        self._link: Callable[[], list[Path]] | None = link
-        self._linking = threading.Lock()
+    def __init__(self, *, freeze: Callable[[], list[Path]], drop: Callable[[], None]) -> None:
+        self._freeze: Callable[[], list[Path]] | None = freeze
+        self._drop = drop
+        self._freezing = threading.Lock()
         self._files: list[Path] = []
         self._failure: StorageError | None = None
 
@@ -298,24 +305,25 @@ class FrozenFiles:
         self.end()
         if self._failure is not None:
             raise self._failure
+        self._drop()
         return self._files
 
     def end(self) -> None:
-        """Link the files, or note why that failed."""
-        with self._linking:
-            if self._link is None:
+        """Make the files, or note why that failed."""
+        with self._freezing:
+            if self._freeze is None:
                 return
             try:
-                self._files = self._link()
+                self._files = self._freeze()
             except StorageError as error:
                 self._failure = error
-            self._link = None
+            self._freeze = None
 
     def abandon(self) -> None:
         """The store is about to be closed: whoever has not asked yet comes too late."""
-        with self._linking:
-            if self._link is not None:
-                self._link = None
+        with self._freezing:
+            if self._freeze is not None:
+                self._freeze = None
                 self._failure = StorageError("the state store was closed before its checkpoint")
 
 
