@@ -5,8 +5,10 @@ opening makes of the segments.
 from __future__ import annotations
 
 import errno
+import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -238,6 +240,117 @@ def test_a_checkpoint_of_before_there_were_changelogs_opens(checkpoints: Checkpo
     changelog.lay_out(directory)
     assert "CURRENT" in names(directory)
     assert checkpoints.opened(directory) == {b"a": b"1"}
+
+
+def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces: the mailbox thread stands still for none of it, nor for a look at what is held."""
+    rocks, pieces = checkpoints.rocks, []
+    put = rocks._put
+
+    def counted(pairs: dict[bytes, bytes | None]) -> None:
+        pieces.append(len(pairs))
+        put(pairs)
+
+    monkeypatch.setattr(store, "PIECE", 4)
+    monkeypatch.setattr(rocks, "_put", counted)
+    rocks.write([(b"%d" % n, b"1") for n in range(9)], [b"gone"])
+    frozen = rocks.checkpoint()
+    rocks.write([(b"1", b"2"), (b"new", b"2")], [b"2"])
+    asked = [b"0", b"1", b"2", b"new", b"gone"]
+    assert rocks.get_many(asked) == [b"1", b"2", None, b"2", None]
+    assert pieces == []
+    assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
+    assert pieces == [4, 4, 2], "who asks for something else has it done"
+    frozen.files()
+    assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
+    assert pieces == [4, 4, 2]
+    assert not rocks._aside, "it would take memory until the next one, and be put again"
+
+
+def test_what_is_set_aside_is_not_to_be_had_of_a_closed_store(tmp_path: Path) -> None:
+    rocks = RocksDBStore(tmp_path)
+    rocks.write([(b"a", b"1")], [])
+    rocks.checkpoint()
+    rocks.close()
+    with pytest.raises(StorageError, match="could not read"):
+        rocks.get_many([b"a"])
+
+
+def test_a_full_checkpoint_of_nothing_has_nothing_of_what_came_behind_it(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """Nothing was set aside for it, but its files are still to be linked."""
+    frozen = checkpoints.rocks.checkpoint()
+    checkpoints.rocks.write([(b"a", b"1")], [])
+    assert dict(checkpoints.rocks.scan(b"", b"\xff")) == {b"a": b"1"}
+    assert checkpoints.opened(laid_out(frozen.files(), tmp_path / "of-nothing")) == {}
+
+
+def test_what_rocksdb_refuses_of_a_checkpoint_is_in_the_next(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocks = checkpoints.rocks
+    rocks.write([(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], [])
+    frozen = rocks.checkpoint()
+    rocks.write([(b"b", b"2")], [b"c"])
+
+    def full_disk(_pairs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(rocks, "_put", full_disk)
+        with pytest.raises(StorageError, match=r"could not checkpoint: .*disk is full"):
+            frozen.files()
+    assert rocks.get_many([b"a", b"b", b"c", b"d"]) == [b"1", b"2", None, None]
+    assert dict(rocks.scan(b"", b"\xff")) == {b"a": b"1", b"b": b"2"}
+    assert checkpoints.opened(checkpoints.take()) == {b"a": b"1", b"b": b"2"}
+
+
+@pytest.mark.parametrize("again", ["checkpoint", "scan"])
+def test_what_was_refused_goes_below_what_was_written_since(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    rocks = checkpoints.rocks
+    rocks.write([(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], [])
+    with monkeypatch.context() as disk:
+        disk.setattr(rocks, "_put", None)
+        with pytest.raises(StorageError):
+            rocks.checkpoint().files()
+    rocks.write([(b"b", b"2")], [b"c"])
+    if again == "scan":
+        assert dict(rocks.scan(b"", b"\xff")) == {b"a": b"1", b"b": b"2"}
+    assert checkpoints.opened(checkpoints.take()) == {b"a": b"1", b"b": b"2"}
+
+
+def test_reads_and_writes_beside_a_full_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the mailbox thread does while another puts and links, against a dict."""
+    monkeypatch.setattr(changelog, "SEGMENTS_MAX", 1)
+    monkeypatch.setattr(store, "PIECE", 20)
+    chance, rocks = random.Random(2), checkpoints.rocks
+    model: dict[bytes, bytes] = {}
+    keys = [b"k%d" % number for number in range(300)]
+    with ThreadPoolExecutor(1) as upload:
+        for number in range(60):
+            frozen, at_barrier = rocks.checkpoint(), dict(model)
+            files = upload.submit(frozen.files)
+            for step in range(10):
+                puts = dict.fromkeys(chance.sample(keys, 30), b"%d-%d" % (number, step))
+                deletes = set(chance.sample(keys, 5)) - puts.keys()
+                rocks.write(puts.items(), deletes)
+                model.update(puts)
+                for key in deletes:
+                    model.pop(key, None)
+                if chance.random() < 0.2:
+                    asked = chance.sample(keys, 20)
+                    assert rocks.get_many(asked) == list(map(model.get, asked))
+                if chance.random() < 0.02:
+                    assert dict(rocks.scan(b"", b"\xff")) == model
+            directory = laid_out(files.result(30), tmp_path / str(number))
+            assert checkpoints.opened(directory) == at_barrier
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ used twice by one store, so that only new ones need uploading. The write-ahead l
 files that RocksDB adds to a checkpoint are left out: the first is empty, the second are restated at
 each opening.
 
-To freeze takes the mailbox thread no time where the changelog goes on. For a full checkpoint it
-puts what is held into RocksDB (a microsecond a pair), whose own threads flush the memtable
-(rocksdict's checkpoint would do it with Python's lock held, 0.2 s for 100,000 pairs), and whoever
-comes first to need it waits for that: a read, and the upload, which also links the files. Nothing
-is put into RocksDB between the two, or it would be in the checkpoint: who wants to, links them
-first. Files of earlier changelogs go when the upload asks for later ones, and not before, for
+To freeze takes the mailbox thread no time. For a full checkpoint it sets what is held *aside*,
+where reads find it still. The upload puts that into RocksDB (up to a microsecond a pair), in pieces
+with Python's lock given away in between, RocksDB's own threads flush the memtable (rocksdict's
+checkpoint would do it with the lock held, 0.2 s for 100,000 pairs), and the files are linked. A
+read of what is neither held nor set aside waits for all that, or does it if nobody has begun.
+Nothing else is put into RocksDB meanwhile, or it would be in the checkpoint: who wants to, freezes
+it first. Files of earlier changelogs go when the upload asks for later ones, and not before, for
 whoever freezes a checkpoint does not know what is still being read.
 
 Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
@@ -34,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, starmap
+from itertools import chain, islice, repeat, starmap
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -79,6 +80,11 @@ LEVEL_ZERO_FILES: Final = 8
 often for nothing: reads are few, and the Bloom filters answer most.
 """
 
+PIECE: Final = 2_000
+"""Pairs that are put between two chances for the mailbox thread to go on: one or two
+milliseconds.
+"""
+
 FLUSH_POLL_S: Final = 0.002
 FLUSH_WAIT_S_MAX: Final = 30.0
 """After this the flush is asked for again, and waited for where its error is told."""
@@ -102,8 +108,10 @@ class RocksDBStore:
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         self._held: dict[bytes, bytes | None] = {}
         """Written and not yet in RocksDB; None for what was deleted."""
+        self._aside: dict[bytes, bytes | None] = {}
+        """What was held at a full checkpoint, until its files are there."""
         self._written = self._written_bytes = 0
-        """Keys, and bytes of keys and values, of the writes since all went into RocksDB."""
+        """Keys, and bytes of keys and values, of the writes of what is held."""
         self._log: Changelog | None = None
         """Since the newest full checkpoint."""
         self._scanned = False
@@ -111,7 +119,7 @@ class RocksDBStore:
         come, and RocksDB is to have it all by then.
         """
         self._flushing = False
-        """Whether RocksDB was told to flush, and nobody has waited for it since."""
+        """Whether RocksDB was or will be told to flush, and nobody has waited for it since."""
         self._freezing: FrozenFiles | None = None
         """The newest checkpoint, until its files are there."""
         self._closed = False
@@ -123,10 +131,16 @@ class RocksDBStore:
                 self.write(puts, deletes)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        if not self._held:
+        aside = self._aside  # before RocksDB is asked: what is gone from here is there
+        if not self._held and not aside:
             return self._stored(keys)
         held = self._held.get
         found: list[Any] = [held(key, _NOT_HELD) for key in keys]
+        if aside:
+            found = [
+                aside.get(key, _NOT_HELD) if value is _NOT_HELD else value
+                for key, value in zip(keys, found, strict=True)
+            ]
         asked = [key for key, value in zip(keys, found, strict=True) if value is _NOT_HELD]
         if asked:
             stored = iter(self._stored(asked))
@@ -165,6 +179,7 @@ class RocksDBStore:
             else:
                 log = self._log = self._begin_log()
                 write = partial(self._fill, log)
+                self._set_aside()
         self._scanned = False
         self._freezing = FrozenFiles(
             freeze=partial(self._frozen, log, write), drop=partial(self._drop, log)
@@ -176,6 +191,7 @@ class RocksDBStore:
         self._held.clear()
         if self._freezing is not None:
             self._freezing.abandon()
+        self._aside = {}
         with self._translated("close"):
             self._db.close()
 
@@ -193,21 +209,40 @@ class RocksDBStore:
         """Write what is held into RocksDB, and have it flushed: the memtable is a list, which each
         reader would sort as a whole.
         """
+        if self._aside:
+            self._freeze()
+            self._take_back()
         if not self._held:
             return
-        batch = WriteBatch(raw_mode=True)
-        puts = self._held
-        if None in puts.values():
-            for key in [key for key, value in puts.items() if value is None]:
-                batch.delete(key)
-            puts = {key: value for key, value in puts.items() if value is not None}
-        deque(starmap(batch.put, puts.items()), maxlen=0)  # a loop in C: this is 100,000 pairs
         self._freeze()
-        self._db.write(batch, self._write_options)
+        self._put(self._held)
         self._db.flush(wait=False)
         self._flushing = True
         self._held = {}
         self._written = self._written_bytes = 0
+
+    def _set_aside(self) -> None:
+        """What is held, for the full checkpoint that begins."""
+        self._take_back()
+        self._aside, self._held = self._held, {}
+        self._written = self._written_bytes = 0
+        self._flushing = True
+
+    def _take_back(self) -> None:
+        """What was set aside and RocksDB has refused is held as before."""
+        if self._aside:
+            self._held = self._aside | self._held
+            self._aside = {}
+
+    def _put(self, pairs: dict[bytes, bytes | None]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        puts = pairs
+        if None in puts.values():
+            for key in [key for key, value in puts.items() if value is None]:
+                batch.delete(key)
+            puts = {key: value for key, value in puts.items() if value is not None}
+        deque(starmap(batch.put, puts.items()), maxlen=0)  # a loop in C: this may be 100,000 pairs
+        self._db.write(batch, self._write_options)
 
     def _freeze(self) -> None:
         """Bring the newest checkpoint to its end; what became of it is told by its `files`."""
@@ -216,15 +251,23 @@ class RocksDBStore:
             self._freezing = None
 
     def _begin_log(self) -> Changelog:
-        """Have RocksDB flush everything, for a full checkpoint, with which a changelog begins."""
-        self._put_held()
+        """The changelog that begins with a full checkpoint."""
         self._logs += 1
         return Changelog(self._directory / _CHANGELOG / str(self._logs), self._logs)
 
     def _fill(self, log: Changelog) -> None:
-        """With a full checkpoint, once the memtable is flushed; nothing was put into it since."""
+        """With a full checkpoint: what was set aside is put into RocksDB, and nothing else."""
+        pairs = iter(self._aside.items())
+        while piece := dict(islice(pairs, PIECE)):
+            self._put(piece)
+            time.sleep(0)  # what is done in C asks nobody whether another thread waits
+        self._db.flush(wait=False)
         self._await_flush()
         log.fill(self._make)
+        done, self._aside = self._aside, {}
+        while done:  # to free objects takes the lock as well
+            deque(starmap(done.popitem, repeat((), min(PIECE, len(done)))), maxlen=0)
+            time.sleep(0)
 
     def _make(self, directory: Path) -> None:
         Checkpoint(self._db).create_checkpoint(str(directory))
@@ -252,8 +295,9 @@ class RocksDBStore:
             time.sleep(FLUSH_POLL_S)
 
     def _settle(self) -> None:
-        """Wait for the flush that is under way: nobody reads a memtable."""
+        """Wait for the flush that is under way, or have it done: nobody reads a memtable."""
         if self._flushing:
+            self._freeze()
             self._await_flush()
             self._flushing = False
 
