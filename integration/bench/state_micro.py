@@ -3,6 +3,8 @@
 The pattern of a running total: 100,000 keys, batches of random ones as large as a source makes them
 for one subtask, `total.value += amount` for each record in a loop as the operator has it, a flush
 and a checkpoint every 100,000 records. Beside it the same with a plain dict, which keeps nothing.
+Then how long a full checkpoint of all these keys holds the mailbox thread up, in milliseconds: when
+it is taken, and the longest turn while another thread makes its files.
 
     python -m integration.bench.state_micro
 """
@@ -14,6 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,9 @@ INTERVAL = 100_000
 """Records between two checkpoints: 63 % of the keys are touched, most of them once."""
 INTERVALS = 11
 """The first one fills the cache; it is reported apart."""
+ROUNDS = 3
+TURN = 30_000
+"""Steps of Python's own loop in C: a third of a millisecond, some batches take longer."""
 
 
 def main() -> None:
@@ -44,6 +50,31 @@ def main() -> None:
         for store in (RocksDBStore, MemoryStore):
             name = f"{of.__name__} {store.__name__.removesuffix('Store')}"
             _report(name, *_stored(of, amount, store, batches))
+    print("\nfull checkpoint, ms:     taken  longest turn  files there after")
+    for _ in range(ROUNDS):
+        print(f"{'RocksDB':16}" + "".join(f"{ms:14.1f}" for ms in _beside_a_full_checkpoint()))
+
+
+def _beside_a_full_checkpoint() -> tuple[float, float, float]:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-state-"))
+    store = RocksDBStore(folder)  # whose first checkpoint is a full one
+    keys = [b"customer-%d" % number for number in range(KEYS)]
+    random.Random(7).shuffle(keys)
+    store.write([(key, b"%030d" % number) for number, key in enumerate(keys)], [])
+    clock = time.perf_counter
+    with ThreadPoolExecutor(1) as upload:
+        began = clock()
+        files = upload.submit(store.checkpoint().files)
+        taken = last = clock()
+        longest = 0.0
+        while not files.done():
+            sum(range(TURN))
+            time.sleep(0)  # a fetch gives the interpreter's lock away
+            now = clock()
+            longest, last = max(longest, now - last), now
+    store.close()
+    shutil.rmtree(folder)
+    return (taken - began) * 1e3, longest * 1e3, (last - began) * 1e3
 
 
 def _batches() -> list[list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rocksdict import WriteBatch
 
 from tests.contracts.kv import laid_out
 from tidegate.drivers.rocksdb import RocksDBStore, changelog, store
@@ -246,26 +247,25 @@ def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces: the mailbox thread stands still for none of it, nor for a look at what is held."""
-    rocks, pieces = checkpoints.rocks, []
-    put = rocks._put
+    rocks, batches = checkpoints.rocks, list[WriteBatch]()
 
-    def counted(pairs: dict[bytes, bytes | None]) -> None:
-        pieces.append(len(pairs))
-        put(pairs)
+    def counted(*, raw_mode: bool) -> WriteBatch:
+        batches.append(WriteBatch(raw_mode=raw_mode))
+        return batches[-1]
 
     monkeypatch.setattr(store, "PIECE", 4)
-    monkeypatch.setattr(rocks, "_put", counted)
+    monkeypatch.setattr(store, "WriteBatch", counted)
     rocks.write([(b"%d" % n, b"1") for n in range(9)], [b"gone"])
     frozen = rocks.checkpoint()
     rocks.write([(b"1", b"2"), (b"new", b"2")], [b"2"])
     asked = [b"0", b"1", b"2", b"new", b"gone"]
     assert rocks.get_many(asked) == [b"1", b"2", None, b"2", None]
-    assert pieces == []
+    assert not batches
     assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
-    assert pieces == [4, 4, 2], "who asks for something else has it done"
+    assert len(batches) == 4, "who asks for something else has it done: 1 + 4 + 4 + 1"
     frozen.files()
     assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
-    assert pieces == [4, 4, 2]
+    assert len(batches) == 4
     assert not rocks._aside, "it would take memory until the next one, and be put again"
 
 

@@ -32,7 +32,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat, starmap
@@ -215,7 +215,7 @@ class RocksDBStore:
         if not self._held:
             return
         self._freeze()
-        self._put(self._held)
+        deque(self._put(self._held), maxlen=0)
         self._db.flush(wait=False)
         self._flushing = True
         self._held = {}
@@ -234,15 +234,21 @@ class RocksDBStore:
             self._held = self._aside | self._held
             self._aside = {}
 
-    def _put(self, pairs: dict[bytes, bytes | None]) -> None:
-        batch = WriteBatch(raw_mode=True)
+    def _put(self, pairs: Mapping[bytes, bytes | None]) -> Iterator[None]:
+        """Write them into RocksDB, piece by piece."""
         puts = pairs
-        if None in puts.values():
-            for key in [key for key, value in puts.items() if value is None]:
+        if None in pairs.values():
+            batch = WriteBatch(raw_mode=True)
+            for key in [key for key, value in pairs.items() if value is None]:
                 batch.delete(key)
-            puts = {key: value for key, value in puts.items() if value is not None}
-        deque(starmap(batch.put, puts.items()), maxlen=0)  # a loop in C: this may be 100,000 pairs
-        self._db.write(batch, self._write_options)
+            self._db.write(batch, self._write_options)
+            puts = {key: value for key, value in pairs.items() if value is not None}
+        items = iter(puts.items())
+        for _ in range(0, len(puts), PIECE):
+            batch = WriteBatch(raw_mode=True)
+            deque(starmap(batch.put, islice(items, PIECE)), maxlen=0)  # a loop in C
+            self._db.write(batch, self._write_options)
+            yield
 
     def _freeze(self) -> None:
         """Bring the newest checkpoint to its end; what became of it is told by its `files`."""
@@ -257,9 +263,7 @@ class RocksDBStore:
 
     def _fill(self, log: Changelog) -> None:
         """With a full checkpoint: what was set aside is put into RocksDB, and nothing else."""
-        pairs = iter(self._aside.items())
-        while piece := dict(islice(pairs, PIECE)):
-            self._put(piece)
+        for _ in self._put(self._aside):
             time.sleep(0)  # what is done in C asks nobody whether another thread waits
         self._db.flush(wait=False)
         self._await_flush()
