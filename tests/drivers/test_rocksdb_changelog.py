@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -255,18 +257,42 @@ def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
 
     monkeypatch.setattr(store, "PIECE", 4)
     monkeypatch.setattr(store, "WriteBatch", counted)
-    rocks.write([(b"%d" % n, b"1") for n in range(9)], [b"gone"])
+    rocks.write([(b"%d" % n, b"1") for n in range(9)], [b"gone-%d" % n for n in range(6)])
     frozen = rocks.checkpoint()
     rocks.write([(b"1", b"2"), (b"new", b"2")], [b"2"])
-    asked = [b"0", b"1", b"2", b"new", b"gone"]
+    asked = [b"0", b"1", b"2", b"new", b"gone-0"]
     assert rocks.get_many(asked) == [b"1", b"2", None, b"2", None]
     assert not batches
     assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
-    assert len(batches) == 4, "who asks for something else has it done: 1 + 4 + 4 + 1"
+    assert len(batches) == 5, "who asks for something else has it done: 4 + 2 gone, 4 + 4 + 1 put"
     frozen.files()
     assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
-    assert len(batches) == 4
+    assert len(batches) == 5
     assert not rocks._aside, "it would take memory until the next one, and be put again"
+
+
+def test_who_closes_a_store_does_not_wait_for_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocks, begun, pieces = RocksDBStore(tmp_path), threading.Event(), list[float]()
+    monkeypatch.setattr(store, "PIECE", 1)
+    rocks.write([(b"%d" % n, b"1") for n in range(100)], [])
+    frozen = rocks.checkpoint()
+
+    def until_closing(pause_s: float) -> None:
+        pieces.append(pause_s)
+        begun.set()
+        while not rocks._closed:
+            threading.Event().wait(0.001)
+
+    monkeypatch.setattr(time, "sleep", until_closing)
+    with ThreadPoolExecutor(1) as upload:
+        files = upload.submit(frozen.files)
+        assert begun.wait(10)
+        rocks.close()
+        with pytest.raises(StorageError, match="could not checkpoint: it is closed"):
+            files.result(10)
+    assert len(pieces) == 1
 
 
 def test_what_is_set_aside_is_not_to_be_had_of_a_closed_store(tmp_path: Path) -> None:

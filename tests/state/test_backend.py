@@ -292,9 +292,7 @@ def test_a_key_of_another_subtask_is_our_bug(store: CountingStore) -> None:
         state.rows(["ann"])
 
 
-def test_after_a_failed_flush_nothing_is_flushed_any_more(
-    store: CountingStore, tmp_path: Path
-) -> None:
+def test_after_a_failed_flush_nothing_is_flushed_any_more(store: CountingStore) -> None:
     """What the flush took from the cells is lost; a later snapshot must not pass for whole."""
     state = keyed(store, total=total())
     add(state, ["a"])

@@ -52,13 +52,11 @@ class Run:
     """
 
     def __init__(self, folder: Path, backend: str) -> None:
-        self.folder = folder
         self.step = Step(folder, states(), backend=backend, cache_entries=2)
         self.step.start(1)
         self.model: dict[str, Model] = {}
         self.saved: tuple[list[KeyedSnapshot], dict[str, Model]] = ([], {})
         self.barrier: dict[str, Model] | None = None
-        self.barriers = 0
 
     @property
     def state(self) -> KeyedState:
@@ -154,7 +152,7 @@ def step(tmp_path: Path) -> Any:
     step.stop()
 
 
-def test_a_barrier_saves_nothing_itself(step: Step, tmp_path: Path) -> None:
+def test_a_barrier_saves_nothing_itself(step: Step) -> None:
     """However much has changed: so it holds nobody up."""
     (state,) = step.subtasks
     add(state, [str(number) for number in range(50)])
@@ -186,7 +184,7 @@ def test_a_step_with_a_map_saves_everything_at_its_barrier(tmp_path: Path) -> No
     step.stop()
 
 
-def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step, tmp_path: Path) -> None:
+def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step) -> None:
     (state,) = step.subtasks
     add(state, ["a", "b", "c"])
     state.begin_snapshot()
@@ -203,9 +201,7 @@ def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step, tmp_p
             state.advance()
 
 
-def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(
-    step: Step, tmp_path: Path
-) -> None:
+def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(step: Step) -> None:
     state = step.subtasks[0]
     state._limit = 2
     add(state, ["a", "b", "c", "d"])

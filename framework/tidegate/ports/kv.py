@@ -18,7 +18,8 @@ class Frozen(Protocol):
     def files(self) -> list[Path]:
         """The files, as soon as they are there. They stay, and stay as they are, until those of a
         later checkpoint of the store are asked for, also when the store is closed. From any thread,
-        also more than once. Raises StorageError, also where the store was closed before.
+        also more than once, but in the order of the checkpoints. Raises StorageError, also where
+        the store was closed before.
         """
         ...
 

@@ -56,7 +56,7 @@ from tidegate.errors import CorruptCheckpointError, StorageError
 
 HELD_BYTES_MAX: Final = 32 << 20
 """Of what is held, by the mean of what was written: some 130,000 small pairs. Beyond it all goes
-into RocksDB.
+into RocksDB. What is set aside for a full checkpoint comes on top, for as long as that takes.
 """
 
 PAIR_BYTES: Final = 200
@@ -236,19 +236,18 @@ class RocksDBStore:
 
     def _put(self, pairs: Mapping[bytes, bytes | None]) -> Iterator[None]:
         """Write them into RocksDB, piece by piece."""
-        puts = pairs
+        gone: list[bytes] = []
         if None in pairs.values():
-            batch = WriteBatch(raw_mode=True)
-            for key in [key for key, value in pairs.items() if value is None]:
-                batch.delete(key)
-            self._db.write(batch, self._write_options)
-            puts = {key: value for key, value in pairs.items() if value is not None}
-        items = iter(puts.items())
-        for _ in range(0, len(puts), PIECE):
-            batch = WriteBatch(raw_mode=True)
-            deque(starmap(batch.put, islice(items, PIECE)), maxlen=0)  # a loop in C
-            self._db.write(batch, self._write_options)
-            yield
+            gone = [key for key, value in pairs.items() if value is None]
+            pairs = {key: value for key, value in pairs.items() if value is not None}
+        deletes, puts = zip(gone, strict=True), iter(pairs.items())
+        for method, calls, count in (("delete", deletes, len(gone)), ("put", puts, len(pairs))):
+            for _ in range(0, count, PIECE):
+                batch = WriteBatch(raw_mode=True)
+                some = islice(calls, PIECE)
+                deque(starmap(getattr(batch, method), some), maxlen=0)  # a loop in C
+                self._db.write(batch, self._write_options)
+                yield
 
     def _freeze(self) -> None:
         """Bring the newest checkpoint to its end; what became of it is told by its `files`."""
@@ -264,6 +263,7 @@ class RocksDBStore:
     def _fill(self, log: Changelog) -> None:
         """With a full checkpoint: what was set aside is put into RocksDB, and nothing else."""
         for _ in self._put(self._aside):
+            self._check_open()  # who closes the store waits for what is under way
             time.sleep(0)  # what is done in C asks nobody whether another thread waits
         self._db.flush(wait=False)
         self._await_flush()
