@@ -384,6 +384,21 @@ def test_what_an_earlier_attempt_left_is_not_fetched(tmp_path: Path, parallelism
     step.stop()
 
 
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_what_a_store_in_memory_left_is_not_fetched_either(
+    tmp_path: Path, parallelism: int
+) -> None:
+    """Every subtask calls its file the same: the checksum tells them apart."""
+    step = Step(tmp_path, declare(total=ValueState(int, default=0)), backend="memory")
+    step.start(2)
+    add(step)
+    snapshots = step.snapshot()
+    step.start(parallelism, snapshots, same_host=True)
+    assert step.blobs.gets == []
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()
+
+
 @pytest.mark.usefixtures("_linked_or_copied")
 def test_a_file_that_was_left_is_known_to_be_in_the_storage(tmp_path: Path) -> None:
     step = rocksdb_step(tmp_path)
