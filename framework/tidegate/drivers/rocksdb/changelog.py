@@ -11,12 +11,11 @@ deleted keys and of the pairs that were put. It stands in checkpoints, so the fo
 grows.
 
 The folder holds hard links of the tables, so that RocksDB may drop its own, and the segments. No
-file of it ever changes, so a checkpoint is the list of those that are there, and taking one links
-nothing: each system call beside the slot's thread takes the interpreter's lock from it once. A
-changelog ends when what an opening would have to apply becomes long; the store begins another one
-then, and the folder goes when a checkpoint of that one is asked for. The changelog's number stands
-behind the name of each of its files but the tables: RocksDB numbers those, and calls the others the
-same in each full checkpoint. So no name stands for two contents.
+file of it ever changes, so a checkpoint is the list of those that are there. A changelog ends when
+what an opening would have to apply becomes long; the store begins another one then, and the folder
+goes when a checkpoint of that one is asked for. The changelog's number stands behind the name of
+each of its files but the tables: RocksDB numbers those, and calls the others the same in each full
+checkpoint. So no name stands for two contents.
 
 Not here: which content is in RocksDB and which is not yet (`store.py`). `add`, `cut` and `goes_on`
 are called by the store's thread; `fill`, `files` and what `cut` returns by whoever freezes a

@@ -29,7 +29,6 @@ full disk with the remedy.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +51,7 @@ from rocksdict import (
 )
 
 from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
+from tidegate.drivers.rocksdb.frozen import FrozenFiles
 from tidegate.errors import CorruptCheckpointError, StorageError
 
 HELD_BYTES_MAX: Final = 32 << 20
@@ -335,44 +335,6 @@ class RocksDBStore:
             raise StorageError(
                 f"the state store in {self._directory} could not {doing}: {reason}; {remedy}"
             ) from error
-
-
-class FrozenFiles:
-    """`ports.kv.Frozen`: the files of a checkpoint, made by `freeze`, whoever comes first. Who asks
-    for them has `drop` remove those of earlier checkpoints.
-    """
-
-    def __init__(self, *, freeze: Callable[[], list[Path]], drop: Callable[[], None]) -> None:
-        self._freeze: Callable[[], list[Path]] | None = freeze
-        self._drop = drop
-        self._freezing = threading.Lock()
-        self._files: list[Path] = []
-        self._failure: StorageError | None = None
-
-    def files(self) -> list[Path]:
-        self.end()
-        if self._failure is not None:
-            raise self._failure
-        self._drop()
-        return self._files
-
-    def end(self) -> None:
-        """Make the files, or note why that failed."""
-        with self._freezing:
-            if self._freeze is None:
-                return
-            try:
-                self._files = self._freeze()
-            except StorageError as error:
-                self._failure = error
-            self._freeze = None
-
-    def abandon(self) -> None:
-        """The store is about to be closed: whoever has not asked yet comes too late."""
-        with self._freezing:
-            if self._freeze is not None:
-                self._freeze = None
-                self._failure = StorageError("the state store was closed before its checkpoint")
 
 
 @functools.cache
