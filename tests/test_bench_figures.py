@@ -13,7 +13,11 @@ import pytest
 from integration.bench import budget
 from integration.bench.budget import Clocks
 from integration.bench.cost import (
+    ALWAYS_SHORT,
+    LONG,
+    SHORT,
     SMALL,
+    Pace,
     Rig,
     figure,
     measure_cost,
@@ -43,20 +47,21 @@ class FakeRig:
     """Of a million records in each round, by kind and workload."""
     wall_s: float = 4.0
     count: int = COUNT
-    intervals: list[int] = field(default_factory=list)
+    paces: list[Pace] = field(default_factory=list)
 
     def once(
-        self, kind: str, workload: Workload, source: str, count: int, interval_ms: int
+        self, kind: str, workload: Workload, source: str, count: int, pace: Pace
     ) -> tuple[Usage, list[int]]:
         if source == "bench-small":
             assert count == SMALL
             return Usage(cpu_s=0.5, wall_s=2.0, started_s=1.5, pss_max=900_000_000), [99]
         assert (source, count) == ("bench-in", COUNT)
-        self.intervals.append(interval_ms)
+        self.paces.append(pace)
         cpu_s = self.cpu_s[f"{kind} {workload.name}"].pop(0)
-        wall_s = 2.0 + self.wall_s * (2 if interval_ms < 1000 else 1)
+        wall_s = 2.0 + self.wall_s * {SHORT: 1.25, ALWAYS_SHORT: 2}.get(pace, 1)
         used = Usage(cpu_s=0.5 + cpu_s, wall_s=wall_s, started_s=9.0, pss_max=300_000_000)
-        return used, [interval_ms // 100, interval_ms // 50] if kind == "tidegate" else []
+        each_ms = pace.interval_ms
+        return used, [each_ms // 100, each_ms // 50] if kind == "tidegate" else []
 
 
 @dataclass
@@ -127,11 +132,11 @@ def test_the_output_of_each_run_is_checked_that_did_not_fail(
     monkeypatch.setattr("integration.bench.cost.measure", measure)
     unstarted = UnstartedRig(tmp_path)
     if status == 0:
-        assert unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, 100)[1] == []
+        assert unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, Pace(100))[1] == []
         assert unstarted.checked == [("total", "out", COUNT)]
     else:
         with pytest.raises(RuntimeError, match="total ended with status 1:\nwhat it said"):
-            unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, 100)
+            unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, Pace(100))
 
 
 def test_a_rate_within_the_unevenness_of_two_walls_is_no_number() -> None:
@@ -179,12 +184,16 @@ def test_deviations_are_shares_of_what_the_others_say() -> None:
 
 
 def test_intervals_are_compared_by_their_rates_and_tell_the_synchronous_parts() -> None:
-    cpu = {f"{k} {w}": [1.0] * 4 for k in ("loop", "tidegate") for w in ("passthrough", "total")}
+    workloads = ("passthrough", "total")
+    cpu = {f"{k} {w}": [1.0] * 6 for k in ("loop", "tidegate") for w in workloads}
     fake = rig(cpu)
     rows = rows_of(measure_intervals(fake, 2))
-    assert cast("FakeRig", fake).intervals == [10_000, 100] * 8
-    assert set(rows) == {(w, k) for w in ("passthrough", "total") for k in ("loop", "tidegate")}
-    row = rows["total", "tidegate"]
+    assert cast("FakeRig", fake).paces == [LONG, LONG, SHORT, SHORT, ALWAYS_SHORT] * 4
+    always = "tidegate, also in a backlog"
+    assert set(rows) == {(w, k) for w in workloads for k in ("loop", "tidegate", always)}
+    assert rows["total", "tidegate"]["share"] == "80%"
+    assert [row["goal"] for row in rows.values()] == ["", "85 %", ""] * 2
+    row = rows["total", always]
     assert (row["records/s at 10 s"], row["at 100 ms"]) == ("250,000", "125,000")
     assert row["share"] == "50%"
     assert row["synchronous part, ms, at 10 s"] == "150, 200 of 4"

@@ -79,6 +79,8 @@ class CheckpointSettings(Section):
     """When checkpoints are taken, how long they may take, where they are kept."""
 
     interval: PositiveMs = 10_000
+    interval_during_backlog: DurationMs = 3_000
+    """Has no effect where `interval` is as long."""
     timeout: PositiveMs = 120_000
     min_pause: DurationMs = 0
     tolerable_failures: int = Field(default=2, ge=0)
@@ -86,6 +88,12 @@ class CheckpointSettings(Section):
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
     storage: str = ".tidegate/checkpoints"
     tolerated_outage: DurationMs = 180_000
+
+    @property
+    def backlog_window(self) -> int:
+        """`interval_during_backlog` where it makes a difference, else 0; milliseconds."""
+        during = self.interval_during_backlog
+        return during if during > self.interval else 0
 
 
 class StateSettings(Section):

@@ -1,4 +1,7 @@
-"""The checkpoint coordinator: when it triggers, completes, gives up, and that it drops nothing."""
+"""The checkpoint coordinator: when it completes and gives up, and that it drops nothing.
+
+When it triggers: `test_triggers.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.checkpoint.coordinated import (
+    ATTEMPT,
+    SETTINGS,
+    A,
+    B,
+    ack,
+    cid,
+    complete,
+    part,
+    started,
+)
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.coordination import (
     Abort,
     Acknowledged,
+    BacklogChanged,
     Complete,
     CoordinatorInstruction,
     Declined,
@@ -28,140 +43,17 @@ from tidegate.checkpoint.coordination import (
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import (
-    FIRST_S,
     MOVES,
     CheckpointCoordinator,
     CoordinatorSettings,
     Phase,
 )
 from tidegate.checkpoint.pending import AcknowledgeResult
-from tidegate.config import CheckpointSettings
 from tidegate.errors import InternalError
-from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, Uid, VertexId
+from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import (
-    KeyedSnapshot,
     PreparedTransaction,
-    StateFile,
-    SubtaskSnapshot,
 )
-
-ATTEMPT = Attempt(7)
-A = SubtaskId(VertexId("source"), SubtaskIndex(0))
-B = SubtaskId(VertexId("sink"), SubtaskIndex(0))
-SETTINGS = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=2)
-
-
-def cid(counter: int) -> CheckpointId:
-    return CheckpointId(ATTEMPT, counter)
-
-
-def part(subtask: SubtaskId, *transactions: PreparedTransaction, size: int = 0) -> SubtaskSnapshot:
-    file = StateFile(name="a", path="files/7/a", size=size, sha256="")
-    keyed = KeyedSnapshot(
-        uid=Uid("total"),
-        backend="memory",
-        first_key_group=0,
-        last_key_group=127,
-        files=(file,),
-        schemas={},
-    )
-    return SubtaskSnapshot(
-        vertex=subtask.vertex,
-        index=subtask.index,
-        keyed=(keyed,) if size else (),
-        transactions=transactions,
-    )
-
-
-def ack(
-    counter: int, subtask: SubtaskId, *transactions: PreparedTransaction, now_s: float = 0
-) -> Acknowledged:
-    return Acknowledged(checkpoint=cid(counter), snapshot=part(subtask, *transactions), now_s=now_s)
-
-
-def started(settings: CoordinatorSettings = SETTINGS) -> CheckpointCoordinator:
-    coordinator = CheckpointCoordinator(ATTEMPT, [A, B], settings)
-    assert coordinator.handle(Started(now_s=100)) == [WakeAt(time_s=100 + settings.interval_s)]
-    return coordinator
-
-
-def complete(coordinator: CheckpointCoordinator, counter: int) -> Complete:
-    assert coordinator.handle(ack(counter, A)) == []
-    found = coordinator.handle(ack(counter, B))[0]
-    assert isinstance(found, Complete)
-    return found
-
-
-# --- triggers -----------------------------------------------------------------------------------
-
-
-def test_the_first_checkpoint_begins_one_interval_after_the_start() -> None:
-    coordinator = started()
-    assert coordinator.handle(Tick(now_s=109.9)) == []
-    assert coordinator.handle(Tick(now_s=110)) == [
-        Trigger(checkpoint=cid(1), final=False),
-        WakeAt(time_s=170),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("interval_s", "min_pause_s", "after_s"),
-    [(10, 0, 0.5), (10, 2, 2), (10, 20, 10), (0.1, 0, 0.1)],
-)
-def test_the_first_begins_sooner_where_the_interval_is_long(
-    interval_s: float, min_pause_s: float, after_s: float
-) -> None:
-    settings = CoordinatorSettings(
-        interval_s=interval_s, timeout_s=60, first_s=0.5, min_pause_s=min_pause_s
-    )
-    coordinator = CheckpointCoordinator(ATTEMPT, [A], settings)
-    assert coordinator.handle(Started(now_s=100)) == [WakeAt(time_s=100 + after_s)]
-    assert coordinator.handle(Tick(now_s=100 + after_s))[0] == Trigger(
-        checkpoint=cid(1), final=False
-    )
-
-
-def test_the_next_begins_one_interval_after_the_last_trigger() -> None:
-    coordinator = started()
-    coordinator.handle(Tick(now_s=110))
-    complete(coordinator, 1)
-    assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=120)]
-    assert coordinator.handle(Tick(now_s=120))[0] == Trigger(checkpoint=cid(2), final=False)
-
-
-def test_an_overdue_one_begins_with_the_end_of_the_last() -> None:
-    coordinator = started()
-    coordinator.handle(Tick(now_s=110))
-    complete(coordinator, 1)
-    assert coordinator.handle(Published(checkpoint=cid(1), now_s=125)) == [
-        Trigger(checkpoint=cid(2), final=False),
-        WakeAt(time_s=185),
-    ]
-
-
-def test_the_pause_is_measured_from_the_last_publication() -> None:
-    settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=30)
-    coordinator = started(settings)
-    coordinator.handle(Tick(now_s=110))
-    complete(coordinator, 1)
-    assert coordinator.handle(Published(checkpoint=cid(1), now_s=125)) == [WakeAt(time_s=155)]
-    assert coordinator.handle(Tick(now_s=154)) == []
-    assert coordinator.handle(Tick(now_s=155))[0] == Trigger(checkpoint=cid(2), final=False)
-
-
-def test_nothing_begins_while_one_is_under_way() -> None:
-    coordinator = started()
-    coordinator.handle(Tick(now_s=110))
-    assert coordinator.handle(Tick(now_s=160)) == []
-    complete(coordinator, 1)
-    assert coordinator.handle(Tick(now_s=1000)) == [], "no timeout once it may be in the journal"
-
-
-def test_settings_come_from_the_configuration() -> None:
-    assert CoordinatorSettings.of(CheckpointSettings()) == CoordinatorSettings(
-        interval_s=10, timeout_s=120, first_s=FIRST_S, min_pause_s=0, tolerable_failures=2
-    )
-
 
 # --- acknowledgements ---------------------------------------------------------------------------
 
@@ -430,7 +322,11 @@ class Slots:
         self.chance = chance
         self.subtasks = [SubtaskId(VertexId("v"), SubtaskIndex(index)) for index in range(3)]
         settings = CoordinatorSettings(
-            interval_s=1, timeout_s=3, min_pause_s=chance.choice([0, 2]), tolerable_failures=3
+            interval_s=1,
+            interval_during_backlog_s=chance.choice([0, 4]),
+            timeout_s=3,
+            min_pause_s=chance.choice([0, 2]),
+            tolerable_failures=3,
         )
         self.coordinator = CheckpointCoordinator(ATTEMPT, self.subtasks, settings)
         self.now_s = 0.0
@@ -509,6 +405,9 @@ class Slots:
         elif choice < 0.75 and self.live is not None:
             declined = Declined(checkpoint=self.live, subtask=None, reason="", now_s=self.now_s)
             self.obey(handle(declined))
+        elif choice < 0.85:
+            behind = self.chance.random() < 0.5
+            self.obey(handle(BacklogChanged(behind=behind, now_s=self.now_s)))
         else:
             self.obey(handle(Tick(now_s=self.now_s)))
         self.coordinator.validate()

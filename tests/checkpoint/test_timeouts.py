@@ -20,11 +20,18 @@ def test_the_default_job_fits_a_stock_broker() -> None:
 
 def test_each_setting_counts_as_the_formula_says() -> None:
     settings = CheckpointSettings(
-        interval=1_000, timeout=2_000, min_pause=500, tolerable_failures=3, tolerated_outage=7_000
+        interval=1_000,
+        interval_during_backlog=2_500,
+        timeout=2_000,
+        min_pause=500,
+        tolerable_failures=3,
+        tolerated_outage=7_000,
     )
     assert required_transaction_timeout_ms(settings) == 4 * 2_500 + 2_000 + 7_000
     slow = settings.model_copy(update={"interval": 60_000})
     assert required_transaction_timeout_ms(slow) == 4 * 60_000 + 2_000 + 7_000
+    behind = settings.model_copy(update={"interval_during_backlog": 30_000})
+    assert required_transaction_timeout_ms(behind) == 4 * 30_000 + 2_000 + 7_000
 
 
 def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
@@ -33,7 +40,8 @@ def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
         check_against_broker(settings, STOCK_BROKER_MAX_MS)
     said = str(caught.value)
     for part in (
-        "1020 s = (5 tolerable_failures + 1) x max(interval 10 s, timeout 120 s + min_pause 0 s)",
+        "1020 s = (5 tolerable_failures + 1) x max(interval 10 s, interval_during_backlog 3 s, ",
+        "s, timeout 120 s + min_pause 0 s)",
         "+ timeout 120 s + tolerated_outage 180 s",
         "900 s (transaction.max.timeout.ms)",
         "to 1020000 or more",

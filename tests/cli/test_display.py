@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.display import JsonLines, Lines, _table
+from tidegate.cli.display import JsonLines, Lines, _table, describe
 from tidegate.config import Config
 from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
@@ -95,3 +95,20 @@ def test_bad_records_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Lines(SUBMISSION, Config())
     shown.end(JobReport(job=JobName("totals"), state="FINISHED", skipped=3, dead_letters=1_000))
     assert capsys.readouterr().err.endswith("3 bad records skipped, 1,000 dead letters\n")
+
+
+def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
+    config = Config.from_dict({"checkpoint": {"interval": 100, "interval_during_backlog": 2_000}})
+    report = JobReport(job=JobName("totals"), state="RUNNING", lag=70_000)
+    told = {}
+    for backlog in (False, True):
+        console = Console(width=120)
+        with console.capture() as shown:
+            now = msgspec.structs.replace(report, backlog=backlog)
+            console.print(_table(now, (0.0, 0.0), config))
+        told[backlog] = describe(now, None), shown.get()
+    assert "lag 70,000" in told[False][0]
+    assert "backlog" not in " ".join(told[False])
+    assert "(every 0.1 s)" in told[False][1]
+    assert "lag 70,000 (backlog)" in told[True][0]
+    assert "(every 2 s, for the backlog)" in told[True][1]

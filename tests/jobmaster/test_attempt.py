@@ -1,4 +1,6 @@
-"""The live attempt: which registrations are of one slot process, which of another; who stays."""
+"""The live attempt: which registrations are of one slot process, which of another; who stays; and
+what its slots count.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from tests.checkpoint.examples import txn
+from tidegate.checkpoint.backlog import Backlog
+from tidegate.checkpoint.coordination import Declined, Tick
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.ids import (
@@ -19,7 +23,13 @@ from tidegate.ids import (
     TaskManagerId,
     VertexId,
 )
-from tidegate.protocol.messages import CheckpointCompleted, CloseTasks, Message, RegisterSlot
+from tidegate.protocol.messages import (
+    CheckpointCompleted,
+    CloseTasks,
+    Message,
+    RegisterSlot,
+    SlotMetrics,
+)
 
 FIRST = RegisterSlot(
     job=JobName("job"),
@@ -55,28 +65,36 @@ class Line:
 
 
 class Clock:
+    now_s = 0.0
+
     def monotonic(self) -> float:
-        return 0.0
+        return self.now_s
 
 
-def attempt() -> tuple[LiveAttempt, list[Line]]:
+def attempt(
+    clock: Clock | None = None, wakes: list[float] | None = None
+) -> tuple[LiveAttempt, list[Line]]:
     lines: list[Line] = []
+    woken: list[float] = [] if wakes is None else wakes
 
     def open_line(_: RegisterSlot) -> Any:
         lines.append(Line())
         return lines[-1]
 
     shell = AttemptShell(
-        clock=cast("Any", Clock()),
+        clock=cast("Any", clock or Clock()),
         open_line=open_line,
-        wake_at=lambda _: None,
+        wake_at=woken.append,
         publish=lambda _: None,
         fail=lambda _: None,
     )
     subtasks = {SubtaskId(VertexId("v"), SubtaskIndex(0))}
-    settings = CoordinatorSettings(interval_s=1, timeout_s=1)
+    settings = CoordinatorSettings(
+        interval_s=1, interval_during_backlog_s=5, timeout_s=1, tolerable_failures=1
+    )
     coordinator = CheckpointCoordinator(Attempt(1), subtasks, settings)
-    return LiveAttempt(JobName("job"), Attempt(1), coordinator, shell), lines
+    backlog = Backlog(window_s=1)
+    return LiveAttempt(JobName("job"), Attempt(1), coordinator, backlog, shell), lines
 
 
 LEAVE = CloseTasks(job=JobName("job"), attempt=Attempt(1))
@@ -128,3 +146,32 @@ def test_what_is_free_is_what_the_journal_says() -> None:
     one, two = (txn(1).transactional_id, txn(2).transactional_id)
     told = [(each.ended, each.freed) for each in lines[0].sent if type(each) is CheckpointCompleted]
     assert told == [((two,), (one, two)), ((), ())]
+
+
+def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
+    clock, wakes = Clock(), list[float]()
+    live, _ = attempt(clock, wakes)
+    live.attach(FIRST)
+    live.attach(msgspec.structs.replace(OTHER, ordinal=1))
+    live.start()
+    live.tell(Tick(now_s=1))  # a checkpoint, which is given up when the next one is long due
+    live.heard(0, SlotMetrics(records_in=10, records_out=4, lag=500))
+    live.heard(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2))
+    clock.now_s = 1.0
+    live.heard(0, SlotMetrics(records_in=10, records_out=4, lag=500))
+    clock.now_s = 1.5
+    live.heard(1, SlotMetrics(records_in=100, skipped=1, dead_letters=2, lag=100))
+    assert live.metrics() == SlotMetrics(
+        records_in=110, records_out=4, skipped=1, dead_letters=2, lag=600
+    )
+    live.tell(Declined(checkpoint=CheckpointId(live.attempt, 1), subtask=None, reason="", now_s=2))
+    assert wakes == [1, 2, 6], "one long interval after the last trigger"
+    live.heard(0, SlotMetrics(records_in=500, lag=0))
+    live.heard(1, SlotMetrics(records_in=200, lag=0))
+    assert wakes[3:] == [2], "one short interval after it"
+
+
+def test_a_count_of_an_unknown_slot_is_nobodys() -> None:
+    live, _ = attempt()
+    live.heard(3, SlotMetrics(records_in=10, lag=500))
+    assert live.metrics() == SlotMetrics()

@@ -83,6 +83,14 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogChanged:
+    """The job has begun to work off a backlog, or has done so (`backlog.py`)."""
+
+    behind: bool
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
     """A subtask has finished and will acknowledge nothing more; its last snapshot is carried on."""
 
@@ -99,6 +107,7 @@ CoordinatorEvent = (
     | PublishFailed
     | TransactionsEnded
     | StopRequested
+    | BacklogChanged
     | TaskEnded
 )
 

@@ -11,7 +11,9 @@ only `Published` or `PublishFailed` ends it: a publication that may be in the jo
 aborted, so no timeout applies any more. The first one begins soon after the start, so that what a
 recovery has to repeat becomes visible soon, and a new attempt's progress is held early. The next
 one begins one interval after the trigger of the last, but not before `min_pause` after the last
-publication. Failures in a row are counted, each checkpoint once, and reset by a publication; more
+publication; while the job works off a backlog the interval is the longer `interval_during_backlog`,
+if that is longer (FLIP-309), and with its end what is overdue by the short one begins at once.
+Failures in a row are counted, each checkpoint once, and reset by a publication; more
 than tolerable fail the attempt.
 
 After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
@@ -38,6 +40,7 @@ import msgspec
 from tidegate.checkpoint.coordination import (
     Abort,
     Acknowledged,
+    BacklogChanged,
     Complete,
     CoordinatorEvent,
     CoordinatorInstruction,
@@ -106,6 +109,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When checkpoints are taken, in seconds."""
 
     interval_s: float
+    interval_during_backlog_s: float = 0.0
     timeout_s: float
     first_s: float = math.inf
     """The first one of an attempt comes so long after its start, if that is sooner."""
@@ -117,6 +121,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """From the configuration's milliseconds."""
         return cls(
             interval_s=settings.interval / 1000,
+            interval_during_backlog_s=settings.interval_during_backlog / 1000,
             timeout_s=settings.timeout / 1000,
             first_s=FIRST_S,
             min_pause_s=settings.min_pause / 1000,
@@ -143,18 +148,21 @@ class CheckpointCoordinator:
         (Phase.CREATED, Started): "_start",
         (Phase.CREATED, Tick): "_nothing",
         (Phase.CREATED, StopRequested): "_stop_later",
+        (Phase.CREATED, BacklogChanged): "_note_backlog",
         (Phase.CREATED, TaskEnded): "_end_task",
         (Phase.IDLE, Tick): "_trigger_if_due",
         (Phase.IDLE, Acknowledged): "_late",
         (Phase.IDLE, Declined): "_nothing",
         (Phase.IDLE, TransactionsEnded): "_forget",
         (Phase.IDLE, StopRequested): "_stop_now",
+        (Phase.IDLE, BacklogChanged): "_mend_interval",
         (Phase.IDLE, TaskEnded): "_end_task",
         (Phase.PENDING, Tick): "_expire_if_due",
         (Phase.PENDING, Acknowledged): "_acknowledge",
         (Phase.PENDING, Declined): "_decline",
         (Phase.PENDING, TransactionsEnded): "_forget",
         (Phase.PENDING, StopRequested): "_stop_later",
+        (Phase.PENDING, BacklogChanged): "_note_backlog",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
         (Phase.PUBLISHING, Tick): "_nothing",
         (Phase.PUBLISHING, Acknowledged): "_late",
@@ -163,18 +171,21 @@ class CheckpointCoordinator:
         (Phase.PUBLISHING, PublishFailed): "_fail_publication",
         (Phase.PUBLISHING, TransactionsEnded): "_forget",
         (Phase.PUBLISHING, StopRequested): "_stop_later",
+        (Phase.PUBLISHING, BacklogChanged): "_note_backlog",
         (Phase.PUBLISHING, TaskEnded): "_end_task",
         (Phase.FINISHED, Tick): "_nothing",
         (Phase.FINISHED, Acknowledged): "_late",
         (Phase.FINISHED, Declined): "_nothing",
         (Phase.FINISHED, TransactionsEnded): "_forget",
         (Phase.FINISHED, StopRequested): "_nothing",
+        (Phase.FINISHED, BacklogChanged): "_nothing",
         (Phase.FINISHED, TaskEnded): "_end_task",
         (Phase.FAILED, Tick): "_nothing",
         (Phase.FAILED, Acknowledged): "_late",
         (Phase.FAILED, Declined): "_nothing",
         (Phase.FAILED, TransactionsEnded): "_forget",
         (Phase.FAILED, StopRequested): "_nothing",
+        (Phase.FAILED, BacklogChanged): "_nothing",
         (Phase.FAILED, TaskEnded): "_end_task",
     }
     """Phase and event to method; what is not here is an illegal move."""
@@ -192,6 +203,8 @@ class CheckpointCoordinator:
         self._stopping = False
         #: When the next ordinary checkpoint is due by the interval alone.
         self._due_s = math.inf
+        self._triggered_s = -math.inf
+        self._behind = False
         self._last_completion_s = -math.inf
         self._wake_s = math.inf
         #: Per subtask, the transactions of its newest acknowledgement that are not known to be
@@ -272,6 +285,7 @@ class CheckpointCoordinator:
             started_s=now_s,
             expected=self._running,
         )
+        self._triggered_s = now_s
         self._due_s = now_s + self._settings.interval_s
         self.counts.triggered += 1
         self._move(Phase.PENDING)
@@ -285,6 +299,14 @@ class CheckpointCoordinator:
         del event
         self._stopping = True
         return []
+
+    def _note_backlog(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
+        self._behind = event.behind
+        return []
+
+    def _mend_interval(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
+        self._behind = event.behind
+        return self._begin_again(event.now_s)
 
     # --- acknowledgements -----------------------------------------------------------------------
 
@@ -424,7 +446,7 @@ class CheckpointCoordinator:
         return [abort, FailAttempt(error=error)]
 
     def _begin_again(self, now_s: float) -> list[CoordinatorInstruction]:
-        """Right after the end of a checkpoint: the next one, if it is wanted or overdue."""
+        """When a checkpoint has ended, or a backlog: the next one, if it is wanted or overdue."""
         return self._trigger(now_s) if now_s >= self._next_trigger_s() else []
 
     def _nothing(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
@@ -436,7 +458,11 @@ class CheckpointCoordinator:
     def _next_trigger_s(self) -> float:
         if self._stopping:
             return -math.inf
-        return max(self._due_s, self._last_completion_s + self._settings.min_pause_s)
+        settings = self._settings
+        next_s = max(self._due_s, self._last_completion_s + settings.min_pause_s)
+        if self._behind:
+            return max(next_s, self._triggered_s + settings.interval_during_backlog_s)
+        return next_s
 
     def _next_wake_s(self) -> float:
         if self._phase is Phase.IDLE:

@@ -13,10 +13,12 @@ from tidegate.errors import RefusedError
 
 
 def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
-    """Milliseconds: (tolerable failures + 1) x max(interval, timeout + pause) + timeout +
-    outage.
+    """Milliseconds: (tolerable failures + 1) x max(interval, the same during backlog, timeout +
+    pause) + timeout + outage.
     """
-    longest_cycle = max(settings.interval, settings.timeout + settings.min_pause)
+    longest_cycle = max(
+        settings.interval, settings.interval_during_backlog, settings.timeout + settings.min_pause
+    )
     cycles = settings.tolerable_failures + 1
     return cycles * longest_cycle + settings.timeout + settings.tolerated_outage
 
@@ -29,7 +31,8 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
     message = (
         f"the job's transactions may have to stay open for {_text(required)} = "
         f"({settings.tolerable_failures} tolerable_failures + 1) x max(interval "
-        f"{_text(settings.interval)}, timeout {_text(settings.timeout)} + min_pause "
+        f"{_text(settings.interval)}, interval_during_backlog "
+        f"{_text(settings.interval_during_backlog)}, timeout {_text(settings.timeout)} + min_pause "
         f"{_text(settings.min_pause)}) + timeout {_text(settings.timeout)} + tolerated_outage "
         f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
         f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "

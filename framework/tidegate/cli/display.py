@@ -190,7 +190,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         parts.append(f"in {report.records_in:,} ({rates[0]:,.0f}/s)")
         parts.append(f"out {report.records_out:,} ({rates[1]:,.0f}/s)")
     if report.lag is not None:
-        parts.append(f"lag {report.lag:,}")
+        parts.append(f"lag {report.lag:,}{' (backlog)' if report.backlog else ''}")
     if report.last_checkpoint is not None:
         last = report.last_checkpoint
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
@@ -215,8 +215,10 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     table.add_row("lag", "not known" if report.lag is None else f"{report.lag:,}")
     last = report.last_checkpoint
     told = "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {_size(last.size)}"
-    interval_s = config.checkpoint.interval / 1000
-    table.add_row("last checkpoint", f"{told}  (every {interval_s:g} s)")
+    checkpoint = config.checkpoint
+    every_ms = checkpoint.interval_during_backlog if report.backlog else checkpoint.interval
+    why = ", for the backlog" if report.backlog else ""
+    table.add_row("last checkpoint", f"{told}  (every {every_ms / 1000:g} s{why})")
     failed = f", {report.checkpoints_failed} failed" if report.checkpoints_failed else ""
     table.add_row("checkpoints", f"{report.checkpoints_completed}{failed}")
     table.add_row("restarts", str(report.restarts))

@@ -173,6 +173,8 @@ class JobReport(Message, frozen=True, kw_only=True):
     dead_letters: int = 0
     lag: int | None = None
     """Records between what was read and the end of the source partitions; None if not known."""
+    backlog: bool = False
+    """Whether checkpoints come by `checkpoint.interval_during_backlog` for it."""
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
     last_checkpoint: CheckpointReport | None = None
@@ -187,6 +189,12 @@ class JobReport(Message, frozen=True, kw_only=True):
     """Of the JobManager that shows it, and added by it: what was asked of an earlier one and is not
     in the storage, this one does not know."""
     reported_ms: int = 0
+
+    def is_news(self, before: JobReport | None) -> bool:
+        """Whether it says anything that `before` does not, but for when."""
+        if before is None:
+            return True
+        return msgspec.structs.replace(self, reported_ms=before.reported_ms) != before
 
 
 class JobList(Message, frozen=True, kw_only=True):

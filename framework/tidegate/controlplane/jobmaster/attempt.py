@@ -12,9 +12,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import (
     Abort,
     Acknowledged,
+    BacklogChanged,
     Complete,
     CoordinatorEvent,
     Declined,
@@ -85,10 +87,11 @@ class LiveAttempt:
         job: JobName,
         attempt: Attempt,
         coordinator: CheckpointCoordinator,
+        backlog: Backlog,
         shell: AttemptShell,
     ) -> None:
         self.job, self.attempt, self.coordinator = job, attempt, coordinator
-        self._shell = shell
+        self.backlog, self._shell = backlog, shell
         self.slots: dict[int, AttachedSlot] = {}
         self.deployed = False
         """The slots have been told what to run: from here on nobody else can take their places."""
@@ -128,10 +131,28 @@ class LiveAttempt:
         line.close()
 
     def heard(self, ordinal: int, metrics: SlotMetrics) -> None:
-        """A heartbeat."""
+        """A sign of life, and what the slot counts."""
         slot = self.slots.get(ordinal)
-        if slot is not None:
-            slot.heard_s, slot.metrics = self._shell.clock.monotonic(), metrics
+        if slot is None:
+            return
+        slot.heard_s, slot.metrics = self._now(), metrics
+        counts, before = self.metrics(), self.backlog.behind
+        behind = self.backlog.look(self._now(), counts.records_in, counts.lag)
+        if behind is not before:
+            _log.info("backlog", extra={"behind": behind, "lag": counts.lag})
+            self.tell(BacklogChanged(behind=behind, now_s=self._now()))
+
+    def metrics(self) -> SlotMetrics:
+        """What all slots of the attempt count."""
+        each = [slot.metrics for slot in self.slots.values()]
+        lags = [one.lag for one in each if one.lag is not None]
+        return SlotMetrics(
+            records_in=sum(one.records_in for one in each),
+            records_out=sum(one.records_out for one in each),
+            skipped=sum(one.skipped for one in each),
+            dead_letters=sum(one.dead_letters for one in each),
+            lag=sum(lags) if lags else None,
+        )
 
     def silent(self, timeout_s: float) -> list[RegisterSlot]:
         """Slots that have not been heard of for so long, and were not given up before."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-import msgspec
-
 from tidegate.checkpoint.pending import CompletedCheckpoint
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.events import JobState
@@ -85,12 +83,8 @@ class Reporting:
 
     def is_due(self, report: JobReport, quiet_ms: int) -> bool:
         """Whether a report says anything new, or the last one was sent so long ago."""
-        told = self._told
-        return (
-            told is None
-            or self._clock.monotonic() - self._told_s >= quiet_ms / 1000
-            or msgspec.structs.replace(report, reported_ms=told.reported_ms) != told
-        )
+        long_ago = self._clock.monotonic() - self._told_s >= quiet_ms / 1000
+        return long_ago or report.is_news(self._told)
 
     def report(self, machine: JobMachine, live: LiveAttempt | None) -> JobReport:
         """The job as it stands."""
@@ -111,6 +105,7 @@ class Reporting:
             skipped=metrics.skipped,
             dead_letters=metrics.dead_letters,
             lag=metrics.lag,
+            backlog=live is not None and live.backlog.behind,
             checkpoints_completed=self._completed + (counts.completed if counts else 0),
             checkpoints_failed=self._failed + (counts.failed if counts else 0),
             last_checkpoint=self._last_checkpoint,
@@ -123,12 +118,12 @@ class Reporting:
 
 
 def _sum(before: SlotMetrics, live: LiveAttempt) -> SlotMetrics:
-    metrics = [slot.metrics for slot in live.slots.values()]
-    lags = [each.lag for each in metrics if each.lag is not None]
+    """What earlier attempts counted and this one has; the lag is this one's."""
+    now = live.metrics()
     return SlotMetrics(
-        records_in=before.records_in + sum(each.records_in for each in metrics),
-        records_out=before.records_out + sum(each.records_out for each in metrics),
-        skipped=before.skipped + sum(each.skipped for each in metrics),
-        dead_letters=before.dead_letters + sum(each.dead_letters for each in metrics),
-        lag=sum(lags) if lags else None,
+        records_in=before.records_in + now.records_in,
+        records_out=before.records_out + now.records_out,
+        skipped=before.skipped + now.skipped,
+        dead_letters=before.dead_letters + now.dead_letters,
+        lag=now.lag,
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
 from tidegate.controlplane.jobmaster import events as e
@@ -240,6 +241,7 @@ class JobMaster:
             CheckpointCoordinator(
                 attempt, self._plan.subtasks, CoordinatorSettings.of(self._config.checkpoint)
             ),
+            Backlog(self._config.checkpoint.backlog_window / 1000),
             AttemptShell(
                 clock=self._drivers.clock,
                 open_line=lambda registered: self._open_line(attempt, registered),
