@@ -121,7 +121,8 @@ class Client:
         """
         clock = self._clock
         began = heard = clock.monotonic()
-        pause_s, before = POLL_S, None
+        pause_s = POLL_S
+        before: JobReport | None = None
         while True:
             try:
                 report = self.report(job)
@@ -134,7 +135,7 @@ class Client:
                     on_report(report)
                 if report.state in ENDED or (until is not None and until(report)):
                     return report
-                pause_s = min(pause_s * 1.5, POLL_S_MAX) if report == before else POLL_S
+                pause_s = POLL_S if report.is_news(before) else min(pause_s * 1.5, POLL_S_MAX)
                 before = report
             if timeout_s is not None and clock.monotonic() - began > timeout_s:
                 raise RpcError(f"Job {job} has not come so far within {timeout_s:g} s.")
