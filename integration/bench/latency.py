@@ -22,7 +22,7 @@ from integration.bench.page import Table
 from integration.running import TidegateRun, runs_with_checkpoint
 
 RATE: Final = 20_000
-LOW_RATE: Final = 1_000
+LOW_RATE, LOWEST_RATE = 1_000, 10
 SETTLE_S: Final = 5.0
 TAKE_OVER: Final = ("--take-over",)
 """Each run has a storage of its own, in which nobody knows the job of the one before."""
@@ -66,6 +66,15 @@ PROMISES: Final = (
         loop_commit_ms=None,
         goal="p99 20 ms",
         rate=LOW_RATE,
+        parallelism=2,
+    ),
+    Promise(
+        name="the same, ten a second",  # most of the time each slot waits for its own partitions
+        pipeline="ShuffledAtLeastOnce",
+        interval_ms=10_000,
+        loop_commit_ms=None,
+        goal="p99 20 ms",
+        rate=LOWEST_RATE,
         parallelism=2,
     ),
 )

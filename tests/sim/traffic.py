@@ -22,7 +22,7 @@ from tidegate.checkpoint.alignment import Alignment
 from tidegate.dataplane.channels.outlet import Outlet
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.operators.chain import Chain
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.runtime import Counters, Runtime
 from tidegate.dataplane.task import InputTask
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.errors import ExchangeError
@@ -163,6 +163,7 @@ class Slot:
         )
         gate = self.channels.gate(TOTALS)
         runtime = SimpleNamespace(
+            counters=Counters(),
             subtask=SubtaskId(TOTALS, SubtaskIndex(ordinal)),
             drivers=SimpleNamespace(clock=SimClock(self.process)),
             local=Path(),

@@ -21,6 +21,7 @@ from tidegate.config import Config
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, LocalChannel
 from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.runtime import Counters
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
@@ -29,6 +30,7 @@ from tidegate.ids import SubtaskIndex
 from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
 from tidegate.slot.assembly import most_receivers, source_keys_wanted
+from tidegate.slot.idling import ALWAYS_S, LONGEST_S, SHORTEST_S
 from tidegate.slot.local_folder import LocalFolder
 from tidegate.slot.mailbox import Mailbox
 from tidegate.slot.main import Slot, show_loops
@@ -123,6 +125,7 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
 
     slot: Any = Slot.__new__(Slot)
     slot._config, slot._drivers = Config(), SimpleNamespace(clock=SystemClock())
+    slot._counters = Counters()
     slot._mailbox = Mailbox(SystemThreads())
     slot._tasks = slot._sources = [Idle()]
     slot._exit_code, slot._failed, slot._lag = None, False, None
@@ -138,6 +141,55 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
     slot._mailbox.post(go_on)
     slot._loop()
     assert (left, len(waits)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "wait_s"), [("a batch", SHORTEST_S), ("a barrier", ALWAYS_S), ("a message", ALWAYS_S)]
+)
+def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
+    what: str, wait_s: float
+) -> None:
+    """Each wait is what a barrier, or a record from another slot, comes later."""
+    slot: Any = Slot.__new__(Slot)
+    waits, now_s, has_come = list[float](), 0.0, False
+
+    class Silent:
+        """A source that is silent for ten seconds."""
+
+        subtask = None
+
+        def reads(self) -> bool:
+            return True
+
+        def step(self, timeout_s: float) -> bool:
+            nonlocal now_s, has_come
+            now_s += timeout_s
+            if timeout_s:
+                waits.append(timeout_s)
+                slot._exit_code = 0 if has_come else None
+                return False
+            if has_come or now_s < 10:
+                return False
+            has_come = True
+            if what == "a batch":
+                slot._counters.batches += 1
+            elif what == "a message":
+                slot._mailbox.post(lambda: None)
+            return what != "a message"
+
+        def flush(self) -> None:
+            pass
+
+        def lag(self) -> int:
+            return 0
+
+    slot._config, slot._counters = Config(), Counters()
+    slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
+    slot._mailbox = Mailbox(SystemThreads())
+    slot._tasks = slot._sources = [Silent()]
+    slot._exit_code, slot._failed, slot._lag = None, False, None
+    slot._loop()
+    assert waits[-2:] == [LONGEST_S, wait_s]
 
 
 def test_a_batch_is_as_large_as_the_widest_split_behind_it_asks_for() -> None:

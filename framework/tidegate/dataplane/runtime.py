@@ -31,6 +31,8 @@ class Counters:
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
+    batches: int = 0
+    """Of records that subtasks have taken in, for the slot's own loop."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -216,6 +216,7 @@ class SourceTask(_Subtask):
         if self._final or not self.chain.writable():
             return False
         if self._pending:
+            self.runtime.counters.batches += 1
             self._emit(self._pending.popleft())
             return True
         if self._ended:
@@ -291,6 +292,7 @@ class InputTask(_Subtask):
         channel, element = found
         match element:
             case RecordBatch():
+                self.runtime.counters.batches += 1
                 self._emit(element)
             case Barrier():
                 self._first_barriers_s.setdefault(element.checkpoint, self._now())

@@ -47,18 +47,9 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.slot.assembly import Assembly, Surroundings
 from tidegate.slot.control import ControlLine
+from tidegate.slot.idling import Idling
 from tidegate.slot.local_folder import ATTEMPTS_KEPT, LocalFolder
 from tidegate.slot.mailbox import Action, Mailbox
-
-IDLE_WAIT_MIN_S: Final = 0.002
-IDLE_WAIT_MAX_S: Final = 0.02
-"""How long an idle slot waits for records or posts: doubled from the first to the second, so that a
-slot with some work reacts within milliseconds and one without wakes 50 times a second."""
-
-IDLE_SHARE: Final = 0.05
-IDLE_WAIT_LONGEST_S: Final = 0.2
-"""Records end a wait for records, control messages do not: a barrier may come later by this share
-of the checkpoint interval. So where checkpoints are rare, idle slots wake less often."""
 
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
@@ -151,12 +142,11 @@ class Slot:
     # --- the loop -------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        wait_s = IDLE_WAIT_MIN_S
-        interval_s = self._config.checkpoint.interval / 1000
-        longest_s = max(IDLE_WAIT_MAX_S, min(IDLE_SHARE * interval_s, IDLE_WAIT_LONGEST_S))
         clock = self._drivers.clock
+        idling = Idling(self._config.checkpoint.interval / 1000, clock.monotonic())
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while True:
+            stirred = self._mailbox.has_posts()
             self._guarded(self._mailbox.run_posted, None)
             if self._exit_code is not None:
                 return  # what is closed does no more: its state is gone, and what it writes is seen
@@ -171,12 +161,10 @@ class Slot:
             if now >= look_at:
                 self._guarded(self._look_at_lag, None)
                 look_at = now + LAG_INTERVAL_S
+            idling.turned(now, self._counters.batches, stirred=stirred or worked)
             # A snapshot that is being saved posts its next piece: no wait for records is due.
-            if worked or self._mailbox.has_posts():
-                wait_s = IDLE_WAIT_MIN_S
-            else:
-                self._wait(wait_s)
-                wait_s = min(wait_s * 2, longest_s)
+            if not worked and not self._mailbox.has_posts():
+                self._wait(idling.wait_s(now))
 
     def _step(self, task: Task, timeout_s: float) -> bool:
         if self._failed:
