@@ -202,10 +202,18 @@ class Passing:
 class StoreTraps(Passing):
     """A JobManager's checkpoint storage."""
 
+    def create(self, path: str, data: bytes) -> Created:
+        self._reached(path)
+        created: Created = self._real.create(path, data)
+        return created
+
     def put(self, path: str, data: bytes) -> None:
+        self._reached(path)
+        self._real.put(path, data)
+
+    def _reached(self, path: str) -> None:
         points = {"submission.json": "jobmanager.storing", "result.json": "jobmanager.ending"}
         self._traps.reached(points.get(path.rpartition("/")[2], ""))
-        self._real.put(path, data)
 
 
 class UploadTraps(Passing):

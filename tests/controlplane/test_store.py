@@ -1,6 +1,8 @@
 """What a JobManager keeps in the storage, and that no kill between two writes revives a job."""
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ from tidegate.protocol.messages import JobReport
 
 HERE = msgspec.structs.replace(submission(), cluster="here")
 FINISHED = JobReport(job=A, state="FINISHED")
+FIRST = "a/submissions/00000000000000000001"
 
 
 class Blobs:
@@ -113,7 +116,7 @@ def test_a_job_that_another_cluster_has_taken_is_forgotten_without_a_trace_in_it
     store_of(blobs, "other").put_submission(other)
     store.forget(A)
     assert not [path for path in blobs.objects if "/jobs/" in path and "other" not in path]
-    assert "a/result.json" not in blobs.objects
+    assert not [path for path in blobs.objects if path.endswith("/result.json")]
     assert store_of(blobs, "other").jobs() == [(other, None)]
 
 
@@ -130,15 +133,16 @@ def limited(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     left = writes
 
     def counted(method: object) -> object:
-        def call(*arguments: object) -> None:
+        def call(*arguments: object) -> object:
             nonlocal left
             if left == 0:
                 raise StorageError("full")
             left -= 1
-            method(*arguments)  # type: ignore[operator]
+            return method(*arguments)  # type: ignore[operator]
 
         return call
 
+    monkeypatch.setattr(blobs, "create", counted(blobs.create))
     monkeypatch.setattr(blobs, "put", counted(blobs.put))
     monkeypatch.setattr(blobs, "delete", counted(blobs.delete))
 
@@ -179,10 +183,102 @@ def test_a_submit_that_fails_leaves_nothing_that_a_later_jobmanager_would_run(
         assert store.jobs() == [(HERE, None)]
 
 
+def late(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Callable[[], object]]:
+    """What is written from now on by this method arrives when it is called, and nobody answers."""
+    under_way: list[Callable[[], object]] = []
+    method = getattr(blobs, name)
+
+    def unanswered(*arguments: object) -> Created:
+        under_way.append(partial(method, *arguments))
+        if name == "create":
+            return Created.UNKNOWN
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(blobs, name, unanswered)
+    return under_way
+
+
+def test_a_submit_that_arrives_late_takes_no_job_back(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that was given up for it, while another cluster has taken the job meanwhile."""
+    with monkeypatch.context() as patched:
+        under_way = late(blobs, patched, "create")
+        with pytest.raises(StorageError, match="submission of job a could not be written"):
+            store_of(blobs, "other").put_submission(msgspec.structs.replace(HERE, cluster="other"))
+    store_of(blobs).put_submission(HERE)
+    for request in under_way:
+        request()
+    assert store_of(blobs).jobs() == [(HERE, None)]
+    assert store_of(blobs, "other").jobs() == []
+
+
+def test_a_result_that_arrives_late_ends_no_later_run(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, later = store_of(blobs), store_of(blobs)
+    first.put_submission(HERE)
+    with monkeypatch.context() as patched:
+        under_way = late(blobs, patched, "put")
+        with contextlib.suppress(StorageError):
+            first.put_result(FINISHED)
+    anew = msgspec.structs.replace(HERE, id="second")
+    later.put_submission(anew)
+    for request in under_way:
+        request()
+    assert store_of(blobs).jobs() == [(anew, None)]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_submit_of_unknown_outcome_is_repeated_and_recognised(
+    blobs: Blobs, *, happened: bool
+) -> None:
+    blobs.unknown = [happened]
+    store = store_of(blobs)
+    store.put_submission(HERE)
+    assert [path for path in blobs.objects if path.endswith("submission.json")] == [
+        f"{FIRST}/submission.json"
+    ]
+    store.put_result(FINISHED)
+    assert store_of(blobs).jobs() == [(HERE, FINISHED)]
+
+
+def test_of_two_that_submit_at_once_the_later_has_the_job(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = msgspec.structs.replace(HERE, cluster="other")
+    listed = blobs.list
+
+    def meanwhile(prefix: str) -> list[str]:
+        found = listed(prefix)
+        if prefix == "a/submissions":
+            monkeypatch.setattr(blobs, "list", listed)
+            store_of(blobs, "other").put_submission(other)
+        return found
+
+    monkeypatch.setattr(blobs, "list", meanwhile)
+    store_of(blobs).put_submission(HERE)
+    assert store_of(blobs).jobs() == [(HERE, None)]
+    assert store_of(blobs, "other").jobs() == []
+
+
+def test_two_submissions_of_a_job_are_kept_and_their_numbers_grow(blobs: Blobs) -> None:
+    store = store_of(blobs)
+    for number in range(12):
+        store.put_submission(msgspec.structs.replace(HERE, id=str(number)))
+        store.put_result(FINISHED)
+    kept = [path for path in sorted(blobs.objects) if path.startswith("a/")]
+    assert kept == [
+        f"a/submissions/{number:020d}/{name}.json"
+        for number in (11, 12)
+        for name in ("result", "submission")
+    ]
+
+
 def test_a_torn_submission_is_named(blobs: Blobs) -> None:
     store_of(blobs).put_submission(HERE)
-    blobs.objects["a/submission.json"] = b"{"
-    with pytest.raises(CorruptCheckpointError, match=r"a/submission\.json"):
+    blobs.objects[f"{FIRST}/submission.json"] = b"{"
+    with pytest.raises(CorruptCheckpointError, match=rf"{FIRST}/submission\.json"):
         store_of(blobs).jobs()
 
 
@@ -194,8 +290,8 @@ def test_names_are_paths_of_the_storage(blobs: Blobs) -> None:
     assert sorted(blobs.objects) == [
         "_cluster/here/jobs/a",
         "_cluster/here/leaders/00000000000000000001",
-        "a/result.json",
-        "a/submission.json",
+        f"{FIRST}/result.json",
+        f"{FIRST}/submission.json",
     ]
     assert JobName("a") == A
 
