@@ -78,8 +78,8 @@ def test_checkpoints_are_rare_until_a_job_has_caught_up(
         told = stretches(run)
     for seconds, ended in told:
         assert ended <= seconds * 1000 / LONG_MS + 2, told
-    assert sum(ended for _, ended in told) >= 2, told
-    assert took_s < 20 * LONG_MS / 1000 / 2
+    assert any(seconds > 3 and ended >= 2 for seconds, ended in told), told
+    assert took_s < 20 * LONG_MS / 1000 / 1.5
     assert folder.logs().count("behind=True") >= 2  # of each attempt
     folder.assert_exact(ORDERS)
 
@@ -93,4 +93,4 @@ def test_without_a_longer_interval_nothing_is_watched(kafka: EmbeddedKafka, tmp_
         assert run.stop().code == 0
     assert not any(report["backlog"] for report in told)
     seconds = (told[-1]["reported_ms"] - told[0]["reported_ms"]) / 1000
-    assert told[-1]["checkpoints_completed"] > 2 * seconds * 1000 / LONG_MS
+    assert told[-1]["checkpoints_completed"] > 1.3 * seconds * 1000 / LONG_MS

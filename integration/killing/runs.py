@@ -145,6 +145,7 @@ class Job:
         settings = {
             "kafka.bootstrap": self.bootstrap,
             "checkpoint.interval": "250 ms",
+            "checkpoint.interval_during_backlog": "0 ms",  # many checkpoints to strike at
             "cluster.heartbeat_interval": "300 ms",
             "cluster.heartbeat_timeout": "4 s",
             **{f"sources.{key}.topic": self.topics[key] for key in self.sources},

@@ -338,6 +338,7 @@ class Slots:
         self.seen: set[CheckpointId] = set()
         self.live: CheckpointId | None = None
         self.publishing: Complete | None = None
+        self.wake_s = 0.0
         self.published: list[CheckpointId] = []
         self.failed = False
 
@@ -360,7 +361,9 @@ class Slots:
                     self.live = self.publishing = None
                 case FailAttempt():
                     self.failed = True
-                case Ignored() | WakeAt():
+                case WakeAt(time_s=time_s):
+                    self.wake_s = time_s
+                case Ignored():
                     pass
 
     def prepare(self, checkpoint: CheckpointId, subtask: SubtaskId) -> None:
@@ -409,7 +412,10 @@ class Slots:
             behind = self.chance.random() < 0.5
             self.obey(handle(BacklogChanged(behind=behind, now_s=self.now_s)))
         else:
+            idle = self.live is None and not self.failed
             self.obey(handle(Tick(now_s=self.now_s)))
+            due = idle and self.now_s >= self.wake_s
+            assert not due or self.live is not None, "a wake-up is lost"
         self.coordinator.validate()
 
 

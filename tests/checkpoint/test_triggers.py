@@ -133,13 +133,11 @@ def test_what_a_backlog_does_to_a_checkpoint_under_way_is_nothing() -> None:
     coordinator = started(BACKLOG)
     coordinator.handle(Tick(now_s=110))
     for behind in (True, False):
-        assert coordinator.handle(BacklogChanged(behind=behind, now_s=150)) == []
+        assert coordinator.handle(BacklogChanged(behind=behind, now_s=130)) == []
     assert coordinator.missing == {A, B}
     complete(coordinator, 1)
-    assert coordinator.handle(BacklogChanged(behind=True, now_s=151)) == []
-    assert coordinator.handle(Published(checkpoint=cid(1), now_s=152))[0] == Trigger(
-        checkpoint=cid(2), final=False
-    )
+    assert coordinator.handle(BacklogChanged(behind=True, now_s=131)) == []
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=132)) == [WakeAt(time_s=150)]
 
 
 def test_settings_come_from_the_configuration() -> None:

@@ -83,6 +83,7 @@ class Shell:
             SimpleNamespace(
                 recover=lambda claimed, done: None,
                 abandon=lambda: None,
+                confirm=lambda done: done(None),
                 close=lambda outcome, done: self.closed.append(outcome),
             ),
         )

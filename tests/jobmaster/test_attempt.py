@@ -155,19 +155,21 @@ def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
     live.attach(msgspec.structs.replace(OTHER, ordinal=1))
     live.start()
     live.tell(Tick(now_s=1))  # a checkpoint, which is given up when the next one is long due
-    live.heard(0, SlotMetrics(records_in=10, records_out=4, lag=500))
-    live.heard(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2))
+    busy = SlotMetrics(records_in=10, records_out=4, lag=500, saturated=True)
+    live.heard(0, busy)
+    live.heard(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2, saturated=True))
     clock.now_s = 1.0
-    live.heard(0, SlotMetrics(records_in=10, records_out=4, lag=500))
+    live.heard(0, busy)
     clock.now_s = 1.5
-    live.heard(1, SlotMetrics(records_in=100, skipped=1, dead_letters=2, lag=100))
+    other = SlotMetrics(records_in=100, skipped=1, dead_letters=2, lag=100, saturated=True)
+    live.heard(1, other)
     assert live.metrics() == SlotMetrics(
         records_in=110, records_out=4, skipped=1, dead_letters=2, lag=600
     )
     live.tell(Declined(checkpoint=CheckpointId(live.attempt, 1), subtask=None, reason="", now_s=2))
     assert wakes == [1, 2, 6], "one long interval after the last trigger"
-    live.heard(0, SlotMetrics(records_in=500, lag=0))
-    live.heard(1, SlotMetrics(records_in=200, lag=0))
+    live.heard(0, SlotMetrics(records_in=500, lag=9_000))
+    live.heard(1, SlotMetrics(records_in=200, lag=0, saturated=True))
     assert wakes[3:] == [2], "one short interval after it"
 
 

@@ -23,7 +23,7 @@ from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.elements import Origin
-from tidegate.errors import RefusedError, StorageError
+from tidegate.errors import DeposedError, RefusedError, StorageError
 from tidegate.ids import JobName
 
 
@@ -70,6 +70,26 @@ def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
     made._journal = journal
     assert closed(made, posted) is None
     assert made._runner().run(entries()) == 3, "two claims and the close"
+
+
+def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_they_begin() -> None:
+    """What they opened after its successor had closed the job, nobody would end. Seen in the
+    simulator, with two JobManagers of which each thought that it led.
+    """
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made._journal = made._claim()
+    outcomes: list[object] = []
+    made.confirm(outcomes.append)
+    posted.get(timeout=10)()
+    assert outcomes == [None]
+    successor = work(posted)
+    successor._effects = made._effects
+    successor._journal = successor._claim()
+    made.confirm(outcomes.append)
+    posted.get(timeout=10)()
+    assert isinstance(outcomes[1], DeposedError)
+    assert "attempt 2 has claimed the job" in str(outcomes[1])
 
 
 def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor() -> None:

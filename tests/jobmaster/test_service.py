@@ -4,6 +4,7 @@ word of a slot's end it takes for which slot.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from tidegate.checkpoint.coordination import Published
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.service import GOODBYE_S, RELEASE_S
+from tidegate.errors import DeposedError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
@@ -292,3 +294,35 @@ def test_the_slots_that_leave_at_the_end_are_not_its_reason() -> None:
     assert shell.state() is JobState.CLOSING
     shell.loses(2, 0, serial=2, reason="ended with status 0")
     assert shell.reported_error() == "Slot tm-1/0 was lost: out of memory."
+
+
+def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
+    shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
+    cast("Any", shell.master._journal).confirm = asked.append
+    shell.claims(1)
+    shell.registers(1, 0, serial=3)
+    shell.recovers(1)
+    (confirmed,) = asked
+    live = shell.master._required_live()
+    sent: list[object] = []
+    cast("Any", live).send = lambda ordinal, message: sent.append(message)
+    confirmed(DeposedError("attempt 2 has claimed the job"))
+    assert sent == []
+    assert shell.state() is JobState.DEPOSED
+    confirmed(None)
+    assert sent == [], "of an attempt that is over"
+
+
+def test_a_place_is_taken_while_it_is_asked_whose_the_job_is() -> None:
+    shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
+    cast("Any", shell.master._journal).confirm = asked.append
+    shell.claims(1)
+    shell.registers(1, 0, serial=3)
+    shell.recovers(1)
+    live = shell.master._required_live()
+    shell.registers(1, 0, serial=4)
+    assert live.slots[0].registered.serial == 3
+    sent: list[int] = []
+    cast("Any", live).send = lambda ordinal, message: sent.append(ordinal)
+    asked[0](None)
+    assert sent == [0]

@@ -14,32 +14,44 @@ from tidegate.slot.idling import ALWAYS_S, LONGEST_S, SHORTEST_S, Idling
 def test_a_wait_is_a_share_of_the_silence(silence_s: float, wait_s: float) -> None:
     idling = Idling(interval_s=3600, now_s=50)
     idling.turned(100, 1, stirred=False)
-    assert idling.wait_s(100 + silence_s) == pytest.approx(wait_s)
+    assert idling.wait_s(100 + silence_s, fed=True) == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize(
     ("interval_s", "wait_s"), [(0.1, ALWAYS_S), (1, 0.05), (2, 0.1), (10, LONGEST_S)]
 )
 def test_a_barrier_waits_for_a_share_of_the_interval(interval_s: float, wait_s: float) -> None:
-    assert Idling(interval_s, 100).wait_s(1000) == pytest.approx(wait_s)
+    assert Idling(interval_s, 100).wait_s(1000, fed=True) == pytest.approx(wait_s)
 
 
 def test_who_gets_ten_records_a_second_from_another_slot_has_them_within_milliseconds() -> None:
     idling, now_s, longest_s = Idling(10, 0), 0.0, 0.0
     for record in range(1, 100):
         while now_s < record / 10:
-            longest_s = max(longest_s, wait_s := idling.wait_s(now_s))
+            longest_s = max(longest_s, wait_s := idling.wait_s(now_s, fed=True))
             now_s += wait_s
         idling.turned(now_s, record, stirred=False)
     assert longest_s < 0.006
 
 
-def test_the_wait_behind_a_message_is_short_and_the_next_what_it_was() -> None:
+def test_behind_a_message_waits_begin_short_again_and_grow() -> None:
     idling = Idling(10, 100)
     idling.turned(200, 0, stirred=True)
-    idling.turned(200, 0, stirred=False)
-    assert idling.wait_s(200) == ALWAYS_S
-    idling.turned(201, 0, stirred=False)
-    assert idling.wait_s(201) == LONGEST_S
+    waits, now_s = list[float](), 200.0
+    for _ in range(6):
+        idling.turned(now_s, 0, stirred=False)
+        waits.append(idling.wait_s(now_s, fed=True))
+        now_s += waits[-1]
+    assert waits == pytest.approx([0.02, 0.02, 0.04, 0.08, 0.16, LONGEST_S])
     idling.turned(300, 1, stirred=True)
-    assert idling.wait_s(300) == SHORTEST_S
+    assert idling.wait_s(300, fed=True) == SHORTEST_S
+
+
+def test_who_gets_no_records_from_others_waits_as_long_as_it_was_silent() -> None:
+    idling = Idling(10, 100)
+    idling.turned(200, 1, stirred=False)
+    waits, now_s = list[float](), 200.0
+    for _ in range(8):
+        waits.append(idling.wait_s(now_s, fed=False))
+        now_s += waits[-1]
+    assert waits == pytest.approx([0.004, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, LONGEST_S])

@@ -12,6 +12,7 @@ import pytest
 
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import InternalError, RpcError, UserCodeError
 from tidegate.ids import (
@@ -168,7 +169,7 @@ def slot_of(*, serial: int, working_folder: str = "") -> Slot:
     )
     drivers = SimpleNamespace(
         threads=SystemThreads(),
-        clock=None,
+        clock=SystemClock(),
         rpc=SimpleNamespace(connect=lambda _: Failing()),
         process=SimpleNamespace(leave=lambda _: None),
     )

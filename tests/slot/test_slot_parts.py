@@ -128,7 +128,8 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
     slot._counters = Counters()
     slot._mailbox = Mailbox(SystemThreads())
     slot._tasks = slot._sources = [Idle()]
-    slot._exit_code, slot._failed, slot._lag = None, False, None
+    slot._exit_code, slot._failed, slot._lag, slot._fed = None, False, None, True
+    slot._waited_s = slot._looked_s = 0.0
     left = 5
 
     def go_on() -> None:
@@ -187,7 +188,8 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
     slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
     slot._mailbox = Mailbox(SystemThreads())
     slot._tasks = slot._sources = [Silent()]
-    slot._exit_code, slot._failed, slot._lag = None, False, None
+    slot._exit_code, slot._failed, slot._lag, slot._fed = None, False, None, True
+    slot._waited_s = slot._looked_s = 0.0
     slot._loop()
     assert waits[-2:] == [LONGEST_S, wait_s]
 

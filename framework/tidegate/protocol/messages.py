@@ -378,6 +378,8 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0
     dead_letters: int = 0
     lag: int | None = None
+    saturated: bool = False
+    """It has lately waited for records for less than half of the time."""
 
 
 class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):

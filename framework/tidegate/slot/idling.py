@@ -9,11 +9,13 @@ ten records a second waits for milliseconds, and who gets none all day for a fif
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 SHORTEST_S: Final = 0.004
 SHARE_OF_SILENCE: Final = 0.05
-"""A record from another slot comes later by this share of the time since the last one, at most."""
+"""A record from another slot comes later by this share of the time since the last one, at most.
+Where none can come, each wait is as long as the silence before it."""
 
 SHARE_OF_INTERVAL: Final = 0.05
 ALWAYS_S: Final = 0.02
@@ -22,9 +24,9 @@ LONGEST_S: Final = 0.2
 where that is less, and never by more than the third, after which a waiting consumer wakes anyway,
 to look for signals.
 
-After a barrier, a control message, or what another thread has finished, more of them follow: the
-next wait is no longer than the second number either, or a checkpoint would take a long one at each
-step."""
+After a barrier, a control message, or what another thread has finished, more of them follow: waits
+then begin at the second number again and grow to what they were, or a checkpoint would take a long
+one at each of its steps."""
 
 
 class Idling:
@@ -34,7 +36,7 @@ class Idling:
         """`interval_s`: from one checkpoint to the next."""
         self._longest_s = max(ALWAYS_S, min(SHARE_OF_INTERVAL * interval_s, LONGEST_S))
         self._batches, self._since_s = 0, now_s
-        self._stirred = False
+        self._stirred_s = -math.inf
 
     def turned(self, now_s: float, batches: int, *, stirred: bool) -> None:
         """The loop has been round once, with or without a wait after it.
@@ -44,10 +46,14 @@ class Idling:
         """
         if batches != self._batches:
             self._batches, self._since_s = batches, now_s
-        self._stirred |= stirred
+        if stirred:
+            self._stirred_s = now_s
 
-    def wait_s(self, now_s: float) -> float:
-        """How long to wait now; asked once for each wait."""
-        longest_s = ALWAYS_S if self._stirred else self._longest_s
-        self._stirred = False
-        return min(longest_s, max(SHORTEST_S, SHARE_OF_SILENCE * (now_s - self._since_s)))
+    def wait_s(self, now_s: float, *, fed: bool) -> float:
+        """How long to wait now; `fed`: other slots may send records."""
+        share = SHARE_OF_SILENCE if fed else 1.0
+        return min(
+            self._longest_s,
+            max(ALWAYS_S, now_s - self._stirred_s),
+            max(SHORTEST_S, share * (now_s - self._since_s)),
+        )

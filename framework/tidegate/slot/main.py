@@ -13,6 +13,7 @@ leaves.
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,11 @@ from tidegate.slot.mailbox import Action, Mailbox
 
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
+
+SATURATED: Final = 0.5
+LOOK_S: Final = 0.05
+"""A slot is saturated if it waits for records for less than this share of the time between two
+looks, which are not closer than this."""
 
 LAG_INTERVAL_S: Final = 0.5
 """How old the lag in a heartbeat may be. The mailbox thread asks the consumers for it: they serve
@@ -95,9 +101,14 @@ class Slot:
         self._io = drivers.threads.pool(IO_THREADS, name="io")
         self._tasks: list[Task] = []
         self._sources: list[SourceTask] = []
+        self._fed = False
+        """Whether records come from other subtasks."""
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
+        self._saturated = False
+        self._waited_s, self._looked_s = 0.0, -math.inf
+        """For records since the last look, and when that was."""
         self._local: LocalFolder | None = None
         self._completed = False
         """Whether this attempt has completed a checkpoint."""
@@ -164,7 +175,7 @@ class Slot:
             idling.turned(now, self._counters.batches, stirred=stirred or worked)
             # A snapshot that is being saved posts its next piece: no wait for records is due.
             if not worked and not self._mailbox.has_posts():
-                self._wait(idling.wait_s(now))
+                self._wait(idling.wait_s(now, fed=self._fed))
 
     def _step(self, task: Task, timeout_s: float) -> bool:
         if self._failed:
@@ -181,8 +192,11 @@ class Slot:
         if not readable or self._failed:
             self._mailbox.wait(timeout_s)
             return
+        clock = self._drivers.clock
+        began_s = clock.monotonic()
         for source in readable:
             self._step(source, timeout_s / len(readable))
+        self._waited_s += clock.monotonic() - began_s
 
     def _guarded(self, action: Action, subtask: SubtaskId | None) -> None:
         try:
@@ -259,6 +273,7 @@ class Slot:
         )
         self._tasks = assembly.tasks()
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
+        self._fed = len(self._sources) < len(self._tasks)
         for task in self._tasks:
             show_loops(task)
             task.chain.open()
@@ -394,11 +409,17 @@ class Slot:
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
             lag=self._lag,
+            saturated=self._saturated,
         )
 
     def _look_at_lag(self) -> None:
         lags = [lag for source in self._sources if (lag := source.lag()) is not None]
         self._lag = sum(lags) if lags else None
+        now = self._drivers.clock.monotonic()
+        elapsed_s = now - self._looked_s
+        if elapsed_s >= LOOK_S:
+            self._saturated = self._waited_s < SATURATED * elapsed_s
+            self._waited_s, self._looked_s = 0.0, now
 
     def _required_exchange(self) -> Exchange:
         if self._exchange is None:

@@ -1,7 +1,7 @@
 """The commit protocol's steps, as generators that ask for effects and do nothing themselves.
 
-An attempt runs, in this order: `claim`, `recover`, before the first publication of a submission
-`fix_beginnings`, then per checkpoint `publish`, `commit`, `settle`, now and then `sweep`,
+An attempt runs, in this order: `claim`, `recover`, before its slots begin `confirm`, before the
+first publication of a submission `fix_beginnings`, then per checkpoint `publish`, `commit`, `settle`, now and then `sweep`,
 `delete_unneeded` and `trim`, at the job's end `close`. `OwnJournal` goes through all of them. The
 JobMaster runs them in worker threads by `controlplane/jobmaster/effects.py`.
 """
@@ -11,7 +11,7 @@ from tidegate.checkpoint.procedures.claim import claim
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.procedures.ending import Ended, commit
 from tidegate.checkpoint.procedures.fencing import fence_older, sweep
-from tidegate.checkpoint.procedures.own_journal import OwnJournal
+from tidegate.checkpoint.procedures.own_journal import OwnJournal, confirm
 from tidegate.checkpoint.procedures.patience import Patience
 from tidegate.checkpoint.procedures.publish import PublishedCheckpoint, load_manifest, publish
 from tidegate.checkpoint.procedures.reading import read_journal
@@ -29,6 +29,7 @@ __all__ = [
     "claim",
     "close",
     "commit",
+    "confirm",
     "delete_unneeded",
     "fence_older",
     "fix_beginnings",

@@ -37,7 +37,7 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
 from tidegate.checkpoint.procedures.patience import Patience, Waiting
-from tidegate.checkpoint.procedures.reading import newest_hint
+from tidegate.checkpoint.procedures.reading import newest_hint, read_entry
 from tidegate.errors import (
     CorruptCheckpointError,
     DeposedError,
@@ -221,6 +221,18 @@ def _overtaken(job: JobName, number: int) -> Procedure[bool]:
     have landed a second time since.
     """
     return (yield from newest_hint(job)) > number
+
+
+def confirm(journal: OwnJournal) -> Procedure[None]:
+    """DeposedError if somebody has gone on with the job since this attempt's newest entry.
+
+    Asked before slots begin, which may be long after the claim: what they open after another
+    attempt has closed the job, nobody would ever end. A look is no promise; publications are safe
+    without it.
+    """
+    found = yield from read_entry(journal.job, journal.state.number + 1)
+    if found is not None:
+        raise deposed(journal, found)
 
 
 def deposed(journal: OwnJournal, found: AnyEntry | None) -> DeposedError:

@@ -136,10 +136,12 @@ class LiveAttempt:
         if slot is None:
             return
         slot.heard_s, slot.metrics = self._now(), metrics
-        counts, before = self.metrics(), self.backlog.behind
-        behind = self.backlog.look(self._now(), counts.records_in, counts.lag)
+        each = [one.metrics for one in self.slots.values()]
+        waiting = sum(one.lag or 0 for one in each if one.saturated)
+        before, read = self.backlog.behind, sum(one.records_in for one in each)
+        behind = self.backlog.look(self._now(), read, waiting)
         if behind is not before:
-            _log.info("backlog", extra={"behind": behind, "lag": counts.lag})
+            _log.info("backlog", extra={"behind": behind, "waiting": waiting})
             self.tell(BacklogChanged(behind=behind, now_s=self._now()))
 
     def metrics(self) -> SlotMetrics:

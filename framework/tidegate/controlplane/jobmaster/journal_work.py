@@ -23,6 +23,7 @@ from tidegate.checkpoint.procedures import (
     claim,
     close,
     commit,
+    confirm,
     fix_beginnings,
     load_manifest,
     publish,
@@ -160,6 +161,20 @@ class JournalWork:
             except TidegateError as error:
                 outcome = error
             self._post(lambda: done(outcome))
+
+        self._submit(work)
+
+    def confirm(self, done: Callable[[TidegateError | None], None]) -> None:
+        """Whether the job is still this attempt's, before its slots begin."""
+
+        def work() -> None:
+            failure: TidegateError | None = None
+            try:
+                if self._journal is not None:
+                    self._runner().run(confirm(self._journal))
+            except TidegateError as error:
+                failure = error
+            self._post(lambda: done(failure))
 
         self._submit(work)
 

@@ -328,12 +328,21 @@ class JobMaster:
         live, recovered = self._required_live(), self._recovered
         if recovered is None:
             return
-        peers = tuple(
-            live.slots[ordinal].registered.exchange_address for ordinal in sorted(live.slots)
-        )
         live.deployed = True
-        for ordinal in live.slots:
-            live.send(ordinal, recovered.deploy(ordinal, peers))
+
+        def confirmed(error: TidegateError | None) -> None:
+            if self._live is not live or live.over:
+                return
+            if error is not None:
+                self._fail(live.attempt, error)
+                return
+            peers = tuple(
+                live.slots[ordinal].registered.exchange_address for ordinal in sorted(live.slots)
+            )
+            for ordinal in live.slots:
+                live.send(ordinal, recovered.deploy(ordinal, peers))
+
+        self._journal.confirm(confirmed)
 
     def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotLine:
         def lost(reason: str) -> None:

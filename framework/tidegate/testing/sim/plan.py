@@ -226,7 +226,6 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "job": {"max_parallelism": chance.choice((4, 8, 128))},
         "checkpoint": {
             "interval": chance.choice((200, 300, 500, 1000)),
-            "interval_during_backlog": chance.choice((0, 500, 1000)),
             "timeout": chance.choice((1500, 3000, 6000)),
             "min_pause": chance.choice((0, 0, 100)),
             "tolerable_failures": chance.randint(0, 3),

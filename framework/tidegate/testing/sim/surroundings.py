@@ -24,7 +24,7 @@ from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.pipelines import Shape
 from tidegate.testing.sim.scheduler import Scheduler
 
-IDLE_WAIT_S: Final = 0.04
+IDLE_WAIT_S: Final = 0.08
 CODE_DIGEST: Final = "simulated"
 KEYED_STATE: Final = "tidegate.dataplane.state.step.KeyedState"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
@@ -99,7 +99,7 @@ def surroundings(scheduler: Scheduler) -> Iterator[Path]:
             prefix="tidegate-sim-", dir=_MEMORY if _MEMORY.is_dir() else None
         ) as folder,
         patch("tidegate.api.rebuild.code_digest", lambda _: CODE_DIGEST),
-        patch("tidegate.slot.idling.SHORTEST_S", IDLE_WAIT_S),
+        patch("tidegate.slot.idling.ALWAYS_S", IDLE_WAIT_S),
     ):
         root.handlers[:] = [_Handler(scheduler)]
         root.setLevel(logging.INFO)
