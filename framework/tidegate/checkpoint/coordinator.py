@@ -11,10 +11,10 @@ only `Published` or `PublishFailed` ends it: a publication that may be in the jo
 aborted, so no timeout applies any more. The first one begins soon after the start, so that what a
 recovery has to repeat becomes visible soon, and a new attempt's progress is held early. The next
 one begins one interval after the trigger of the last, but not before `min_pause` after the last
-publication; while the job works off a backlog the interval is the longer `interval_during_backlog`,
-if that is longer (FLIP-309), and with its end what is overdue by the short one begins at once.
-Failures in a row are counted, each checkpoint once, and reset by a publication; more
-than tolerable fail the attempt.
+publication. While the job works off a backlog (`backlog.py`) that interval is at least
+`interval_during_backlog` (FLIP-309); when it has caught up, what is overdue by the short one begins
+at once. Failures in a row are counted, each checkpoint once, and reset by a publication; more than
+tolerable fail the attempt.
 
 After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
 published: sources emit nothing after a final barrier, so there is no way back to ordinary ones.

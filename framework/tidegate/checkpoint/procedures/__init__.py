@@ -1,9 +1,10 @@
 """The commit protocol's steps, as generators that ask for effects and do nothing themselves.
 
 An attempt runs, in this order: `claim`, `recover`, before its slots begin `confirm`, before the
-first publication of a submission `fix_beginnings`, then per checkpoint `publish`, `commit`, `settle`, now and then `sweep`,
-`delete_unneeded` and `trim`, at the job's end `close`. `OwnJournal` goes through all of them. The
-JobMaster runs them in worker threads by `controlplane/jobmaster/effects.py`.
+first publication of a submission `fix_beginnings`, then per checkpoint `publish`, `commit`,
+`settle`, now and then `sweep`, `delete_unneeded` and `trim`, at the job's end `close`. `OwnJournal`
+goes through all of them. The JobMaster runs them in worker threads by
+`controlplane/jobmaster/effects.py`.
 """
 
 from tidegate.checkpoint.procedures.beginnings import fix_beginnings
