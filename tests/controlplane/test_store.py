@@ -97,6 +97,10 @@ def test_a_job_is_found_until_it_has_ended_and_again_when_submitted_anew(blobs: 
     assert store.jobs() == [(HERE, FINISHED)]
     store.put_submission(HERE)
     assert store.jobs() == [(HERE, None)]
+    next_leader = store_of(blobs)
+    assert next_leader.jobs() == [(HERE, None)]
+    next_leader.put_result(FINISHED)
+    assert store.jobs() == [(HERE, FINISHED)]
 
 
 def test_jobs_of_other_clusters_are_left_alone(blobs: Blobs) -> None:

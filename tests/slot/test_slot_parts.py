@@ -194,6 +194,50 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
     assert waits[-2:] == [LONGEST_S, wait_s]
 
 
+def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_time() -> None:
+    slot: Any = Slot.__new__(Slot)
+    now_s, reading = 100.0, True
+
+    class Waiting:
+        """A source without a record."""
+
+        subtask = None
+
+        def reads(self) -> bool:
+            return reading
+
+        def step(self, timeout_s: float) -> bool:
+            nonlocal now_s
+            now_s += timeout_s
+            return False
+
+        def lag(self) -> int:
+            return 7
+
+    slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
+    slot._mailbox, slot._counters = Mailbox(SystemThreads()), Counters()
+    slot._sources, slot._failed = [Waiting(), Waiting()], False
+    slot._waited_s, slot._looked_s, slot._saturated = 0.0, now_s, False
+
+    def told(waited_s: float, busy_s: float) -> bool:
+        nonlocal now_s
+        slot._wait(waited_s)
+        now_s += busy_s
+        slot._look_at_lag()
+        assert slot._metrics().lag == 14
+        return bool(slot._metrics().saturated)
+
+    assert told(0.3, 0.4)
+    assert not told(0.4, 0.3)
+    assert not told(0.0, 0.01), "too soon to say"
+    assert told(0.1, 0.14), "and that counts with the next"
+    assert not told(0.4, 0.3)
+    reading = False
+    assert told(0.0, 0.3)
+    slot._mailbox.post(lambda: None)
+    assert told(0.2, 0.1), "a wait for a way out is no wait for records"
+
+
 def test_a_batch_is_as_large_as_the_widest_split_behind_it_asks_for() -> None:
     ways = [LocalChannel(InputChannel(edge(), SubtaskIndex(0), 8)) for _ in range(3)]
     forward = ForwardOutlet(ways[0])

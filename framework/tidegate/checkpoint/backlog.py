@@ -23,7 +23,8 @@ CAUGHT_UP: Final = 0.25
 it would be behind again as soon as its checkpoints cost more."""
 
 DOUBT: Final = 0.1
-"""Share of a window for which a backlog must have been seen: a burst is read before that."""
+"""Share of a window for which a job is watched before its speed is one, and again for which a
+backlog must have been seen: a burst is read before that."""
 
 
 class Backlog:
@@ -63,9 +64,8 @@ class Backlog:
         if self.behind:
             self.behind = waiting > CAUGHT_UP * self._read > 0
             return
-        # The less of a window is over, the more must wait: a speed of moments is none.
         read = max(self._read, records * windows)
-        if not (records and waiting > read * max(1.0, windows)):
+        if elapsed_s < DOUBT * self._window_s or not records or waiting <= read:
             self._suspected_s = math.inf
             return
         self._suspected_s = min(self._suspected_s, now_s)
