@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
 from tests.contracts.clock import ClockContract
@@ -29,28 +27,3 @@ class TestSimRpc(Simulated, RpcContract):
     @pytest.fixture
     def around(self, simulation: World) -> Surroundings:
         return simulation.around
-
-
-class Answering:
-    """A server, alive or not."""
-
-    def __init__(self) -> None:
-        self.alive = True
-
-    def answers(self) -> bool:
-        return self.alive
-
-
-def test_behind_a_service_is_the_newest_server_that_lives() -> None:
-    """A JobManager that is slow to start and dies would else hide the one that leads."""
-    calling = Calling(cast("Any", None))
-    assert calling.at("sim:service:1") is None
-    leads, dies = Answering(), Answering()
-    for server in (leads, dies):
-        calling.add("sim:service:1", cast("Any", server))
-    found: list[Any] = [calling.at("sim:service:1")]
-    dies.alive = False
-    found.append(calling.at("sim:service:1"))
-    leads.alive = False
-    found.append(calling.at("sim:service:1"))
-    assert found == [dies, leads, dies]

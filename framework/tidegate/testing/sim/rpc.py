@@ -9,7 +9,6 @@ behind a partition, is silence until the caller's time is over, and may act on t
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +28,7 @@ SHUT: Final = "its connection was shut meanwhile"
 
 
 def service_address(port: int) -> str:
-    """Behind which the newest living server with this port is, on whatever host."""
+    """Behind which the newest server with this port is, on whatever host."""
     return f"sim:service:{port}"
 
 
@@ -38,22 +37,12 @@ class Calling:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._servers: defaultdict[str, list[SimServer]] = defaultdict(list)
+        self.servers: dict[str, SimServer] = {}
         """Closed ones and those of dead processes too: they refuse."""
 
     def of(self, process: SimProcess) -> SimRpc:
         """The port of one process."""
         return SimRpc(self, process)
-
-    def add(self, address: str, server: SimServer) -> None:
-        """It serves there from now on."""
-        self._servers[address].append(server)
-
-    def at(self, address: str) -> SimServer | None:
-        """The newest that answers there, as a service finds it; else one that refuses."""
-        servers = self._servers.get(address, [])
-        living = [server for server in servers if server.answers()] or servers
-        return living[-1] if living else None
 
 
 class SimRpc:
@@ -66,9 +55,9 @@ class SimRpc:
         """At an address of its own, and with a port behind that service, too, from now on."""
         self._process.scheduler.point()
         server = SimServer(self._calling.network, self._process, handler)
-        self._calling.add(server.address, server)
+        self._calling.servers[server.address] = server
         if port:
-            self._calling.add(service_address(port), server)
+            self._calling.servers[service_address(port)] = server
         return server
 
     def connect(self, address: str) -> SimClient:
@@ -121,14 +110,10 @@ class SimServer:
 
     def arrive(self, call: _Call, data: bytes) -> None:
         """A copy of a request is there. In no thread."""
-        if not self.answers():
+        if self._closed or not self.process.alive:
             self._refuse(call)
         else:
             self._pool.submit(partial(self._handle, call, data))
-
-    def answers(self) -> bool:
-        """Whether it takes calls."""
-        return self.process.alive and not self._closed
 
     def gone(self) -> None:
         """Whoever waits for this server hears that nobody answers."""
@@ -168,7 +153,7 @@ class SimClient:
             raise calls.not_sent(message, self._address)
         call = _Call(scheduler.running())
         network = self._calling.network
-        server = self._server = self._server or self._calling.at(self._address)
+        server = self._server = self._server or self._calling.servers.get(self._address)
         self._under_way[call] = None
         if server is None:
             scheduler.call_later(CALM_S, partial(call.finish, None, calls.NOBODY))
