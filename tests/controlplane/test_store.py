@@ -266,6 +266,15 @@ def test_of_two_that_submit_at_once_the_later_has_the_job(
     assert store_of(blobs, "other").jobs() == []
 
 
+def test_what_others_put_beside_the_numbers_is_none(blobs: Blobs) -> None:
+    store = store_of(blobs)
+    store.claim_epoch("n")
+    store.put_submission(HERE)
+    blobs.objects["a/submissions/.DS_Store"] = blobs.objects["_cluster/here/leaders/.x"] = b""
+    assert store.jobs() == [(HERE, None)]
+    assert store.claim_epoch("m") == 2
+
+
 def test_two_submissions_of_a_job_are_kept_and_their_numbers_grow(blobs: Blobs) -> None:
     store = store_of(blobs)
     for number in range(12):

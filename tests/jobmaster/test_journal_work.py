@@ -15,7 +15,7 @@ from tidegate.api.formats import Utf8
 from tidegate.api.kafka import KafkaSource
 from tidegate.checkpoint.effects import CreateEntry, ListObjects, ListTransactions, Procedure
 from tidegate.checkpoint.plan_facts import PlanFacts
-from tidegate.checkpoint.procedures import publish, read_journal
+from tidegate.checkpoint.procedures import own_journal, publish, read_journal
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.controlplane.jobmaster.journal_work import JournalWork
@@ -90,6 +90,39 @@ def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_th
     posted.get(timeout=10)()
     assert isinstance(outcomes[1], DeposedError)
     assert "attempt 2 has claimed the job" in str(outcomes[1])
+
+
+def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made._journal = made._claim()
+
+    def overtaken(_job: JobName, number: int) -> Procedure[bool]:
+        assert number == 1
+        yield from ()
+        return True
+
+    monkeypatch.setattr(own_journal, "_overtaken", overtaken)
+    outcomes: list[object] = []
+    made.confirm(outcomes.append)
+    posted.get(timeout=10)()
+    assert isinstance(outcomes[0], DeposedError)
+
+
+def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
+    """One hiccup of the storage must not cost an attempt."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made._journal = made._claim()
+    outcomes: list[object] = []
+
+    def fails(*_: object, **__: object) -> None:
+        raise StorageError("no answer")
+
+    cast("Any", made)._runner = lambda: SimpleNamespace(run=fails)
+    made.confirm(outcomes.append)
+    posted.get(timeout=10)()
+    assert outcomes == [None]
 
 
 def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor() -> None:

@@ -231,7 +231,7 @@ def confirm(journal: OwnJournal) -> Procedure[None]:
     without it.
     """
     found = yield from read_entry(journal.job, journal.state.number + 1)
-    if found is not None:
+    if found is not None or (yield from _overtaken(journal.job, journal.state.number)):
         raise deposed(journal, found)
 
 

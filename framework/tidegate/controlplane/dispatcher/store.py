@@ -10,14 +10,15 @@ Epochs and numbers are 20 digits.
 
 The newest submission of a job is the one that counts. If it has no result it is to be run, by the
 cluster that it names; of every other cluster the job is no more. So of two clusters that take the
-same job the later one has it, and what another process has begun to write before cannot take it
-back, however late it arrives: a number that is taken is not written again, and a result is that of
-its number.
+same job the later one has it, and a request that the storage carries out late, after its sender has
+given up or died, cannot take it back: a number that is taken is not written again, and a result is
+that of its number.
 
 The order of writes is what makes a kill, or a write that fails, harmless at every point. A submit
 first lists the job: without a submission it is none, and what was forgotten names another cluster.
-Then it takes the next number, and that is the end. Submissions older than the newest are deleted
-before, so that there are two at most.
+Then it takes the next number, and that is the end. Where the storage never says whether it did, the
+submit is answered as failed, and the job may be run all the same by the next JobManager.
+Submissions older than the newest are deleted before, so that there are two at most.
 
 Passwords are not written: a JobManager has the settings of its cluster from whoever starts it, and
 puts them back into what it recovers.
@@ -172,7 +173,7 @@ def _folder(job: JobName, number: int) -> str:
 def _newest(paths: Iterable[str], folder: str) -> int:
     """The largest number in the names of what lies in a folder, or 0."""
     names = (path.removeprefix(f"{folder}/").split("/")[0] for path in paths)
-    return max(map(int, names), default=0)
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def without_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,13 +165,17 @@ class JournalWork:
         self._submit(work)
 
     def confirm(self, done: Callable[[TidegateError | None], None]) -> None:
-        """Whether the job is still this attempt's, before its slots begin."""
+        """Whether the job is still this attempt's, before its slots begin. Where the storage does
+        not say they begin: what they write is safe without the answer.
+        """
 
         def work() -> None:
             failure: TidegateError | None = None
             try:
                 if self._journal is not None:
                     self._runner().run(confirm(self._journal))
+            except StorageError as error:
+                _log.warning("whose the job is was not seen", extra={"error": str(error)})
             except TidegateError as error:
                 failure = error
             self._post(lambda: done(failure))
