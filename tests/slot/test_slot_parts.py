@@ -285,8 +285,12 @@ def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
         _lost_peer=None,
         _send=lambda message: sent.append((message, tracked())),
     )
-    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0, journal="j1")
+    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0, journal="j1", peers=("a",))
     Slot._deploy(anything, deploy)
     assert sent == [(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=0), False)]
+    assert not anything._fed, "there is nobody who might send"
+    anything._tasks, deploy.peers = [], ("a", "b")
+    Slot._deploy(anything, deploy)
+    assert anything._fed
     assert gc.get_threshold() == (200_000, 50, 50)
     assert gc.isenabled()

@@ -102,7 +102,7 @@ class Slot:
         self._tasks: list[Task] = []
         self._sources: list[SourceTask] = []
         self._fed = False
-        """Whether records come from other subtasks."""
+        """Whether records may come from other slots."""
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
@@ -273,7 +273,7 @@ class Slot:
         )
         self._tasks = assembly.tasks()
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
-        self._fed = len(self._sources) < len(self._tasks)
+        self._fed = len(deploy.peers) > 1 and len(self._sources) < len(self._tasks)
         for task in self._tasks:
             show_loops(task)
             task.chain.open()

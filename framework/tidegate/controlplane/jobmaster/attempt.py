@@ -138,8 +138,8 @@ class LiveAttempt:
         slot.heard_s, slot.metrics = self._now(), metrics
         each = [one.metrics for one in self.slots.values()]
         waiting = sum(one.lag or 0 for one in each if one.saturated)
-        before, read = self.backlog.behind, sum(one.records_in for one in each)
-        behind = self.backlog.look(self._now(), read, waiting)
+        before = self.backlog.behind
+        behind = self.backlog.look(self._now(), self.metrics().records_in, waiting)
         if behind is not before:
             _log.info("backlog", extra={"behind": behind, "waiting": waiting})
             self.tell(BacklogChanged(behind=behind, now_s=self._now()))
