@@ -217,6 +217,20 @@ class TestLocal:
             pauses.append(start.after_ms)
         assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
 
+    def test_those_that_die_together_are_one_failure(self) -> None:
+        rm = ResourceManager(EPOCH, 4, 1000)
+        begun = rm.start(0)
+        pauses = []
+        for now_ms in (1, 2, 3):
+            begun = [
+                start
+                for died in begun
+                if isinstance(died, r.StartTaskManager)
+                for start in rm.handle(r.TaskManagerExited(id=died.id, status=1), now_ms)
+            ]
+            pauses.append([each.after_ms for each in begun if isinstance(each, r.StartTaskManager)])
+        assert pauses == [[0] * 4, [1_000] * 4, [2_000] * 4]
+
     def test_a_silent_one_is_dropped_and_refused_from_then_on(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,8 @@ from tests.contracts.rpc import RpcContract
 from tidegate.drivers.network import Network
 from tidegate.drivers.rpc.channel import MESSAGE_BYTES_MAX, GrpcRpc
 from tidegate.errors import DeposedError, InternalError, RpcError
-from tidegate.protocol.messages import Done, ListJobs, Message, Refused
+from tidegate.ids import JobName
+from tidegate.protocol.messages import Done, GetJob, ListJobs, Message, Refused
 
 
 @pytest.fixture
@@ -86,6 +88,68 @@ def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) 
             assert reply.result() == Done()
             client.close()
             server.close()
+
+
+def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
+    """No end and no error tells of it (`integration/test_half_open.py` has the whole of it)."""
+    server = rpc.serve(lambda _: Done())
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_server((host, 0)) as between, ThreadPoolExecutor(4) as threads:
+        between.settimeout(10)
+        client = rpc.connect(f"{host}:{between.getsockname()[1]}")
+        begun = threads.submit(client.call, ListJobs(), 10.0)
+        deaf = between.accept()[0]  # it is connected, and that is all
+        with pytest.raises(RpcError, match=r"no reply within 0\.3 s"):
+            client.call(ListJobs(), 0.3)
+        later = threads.submit(client.call, ListJobs(), 10.0)
+        near = between.accept()[0]
+        with deaf, near, socket.create_connection((host, int(port))) as far:
+            threads.submit(_relay, near, far)
+            threads.submit(_relay, far, near)
+            assert later.result() == Done()
+            assert not begun.done(), "a call under way was taken its connection"
+            client.close()
+            with pytest.raises(RpcError):
+                begun.result()
+            server.close()
+
+
+def test_a_doubted_connection_serves_its_calls_and_ends_with_the_last(rpc: GrpcRpc) -> None:
+    leave, begun = threading.Event(), threading.Semaphore(0)
+
+    def handler(message: Message) -> Message:
+        if isinstance(message, GetJob):
+            begun.release()
+            leave.wait(30)
+        return Done()
+
+    def connections() -> int:
+        ends = psutil.Process().net_connections()
+        return sum(each.raddr[1:] == (port,) and each.status == "ESTABLISHED" for each in ends)
+
+    server = rpc.serve(handler)
+    port = int(server.address.rsplit(":", 1)[1])
+    client = rpc.connect(server.address)
+    slow = GetJob(job=JobName("slow"))
+    with ThreadPoolExecutor(3) as threads, contextlib.ExitStack() as at_last:
+        at_last.callback(leave.set)
+        under_way = threads.submit(client.call, slow, 30.0)
+        assert begun.acquire(timeout=10)
+        for _ in range(2):
+            for late in [threads.submit(client.call, slow, 0.2) for _ in range(2)]:
+                with pytest.raises(RpcError, match="no reply"):
+                    late.result()
+        assert len(client._connections) == 2, "two late calls are one doubt"
+        assert client.call(ListJobs()) == Done()
+        assert connections() == 2, "the first, and the last of those that took its place"
+        leave.set()
+        assert under_way.result() == Done()
+    deadline = time.monotonic() + 10
+    while connections() != 1:
+        assert time.monotonic() < deadline, "the doubted connection is still there"
+        time.sleep(0.02)
+    client.close()
+    server.close()
 
 
 def _relay(source: socket.socket, target: socket.socket) -> None:

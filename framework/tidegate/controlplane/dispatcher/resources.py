@@ -154,6 +154,8 @@ class ResourceManager:
     """Jobs that are to be told when no slot of theirs is left."""
     _serial: int = 0
     _started: int = 0
+    _failed_up_to: int = 0
+    """The local ones up to this number have had their failure counted."""
     _backoff: Backoff = field(default_factory=Backoff)
 
     def start(self, now_ms: int) -> list[Instruction]:
@@ -229,7 +231,7 @@ class ResourceManager:
             case TaskManagerExited(id=id_, status=status):
                 if id_ in self._starting:
                     del self._starting[id_]
-                    self._backoff.died(now_ms)
+                    self._local_died(id_, now_ms)
                 yield from self._lose(id_, f"its process ended with status {status}", now_ms)
             case JobGone(job=job):
                 self._requests.pop(job, None)
@@ -373,7 +375,7 @@ class ResourceManager:
         if tm is None:
             return
         if self._is_local(id_):
-            self._backoff.died(now_ms)
+            self._local_died(id_, now_ms)
         for slot in tm.slots:
             if slot.phase in _LIVE:
                 yield from self._tell_lost(slot, f"TaskManager {id_} is lost: {reason}")
@@ -458,6 +460,14 @@ class ResourceManager:
             id_ = TaskManagerId(f"{self._local_prefix}{self._started}")
             self._starting[id_] = now_ms
             yield StartTaskManager(id=id_, after_ms=self._backoff.pause_ms())
+
+    def _local_died(self, id_: TaskManagerId, now_ms: int) -> None:
+        """What ends several at once (a host that stood still) is one failure, not one for each:
+        only those count that were started after the last that did.
+        """
+        if int(id_.removeprefix(self._local_prefix)) > self._failed_up_to:
+            self._failed_up_to = self._started
+            self._backoff.died(now_ms)
 
     # --- looking up
 

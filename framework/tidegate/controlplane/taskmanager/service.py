@@ -96,6 +96,7 @@ def run_taskmanager(
             zygote=zygote,
             jobmanager=jobmanager,
             heartbeat_s=_heartbeat_s(config, standing=epoch is None),
+            answer_s=config.cluster.heartbeat_timeout / 1000 / 3,
             machine=m.TaskManagerMachine(
                 id_=id_,
                 epoch=reply.epoch,
@@ -157,6 +158,9 @@ class _Service:
     zygote: Zygote
     jobmanager: RpcClient
     heartbeat_s: float
+    answer_s: float
+    """How long a reply may take: a lost one, and the next heartbeat, leave time before either side
+    gives the other up."""
     machine: m.TaskManagerMachine
     drivers: Drivers
     _asks: dict[int, Question] = field(default_factory=dict)
@@ -206,7 +210,7 @@ class _Service:
             return m.Unanswered(message=message)
 
         self.loop.submit(
-            lambda: self.jobmanager.call(message),
+            lambda: self.jobmanager.call(message, self.answer_s),
             lambda reply: m.Replied(message=message, reply=reply),
             failed,
         )

@@ -5,14 +5,21 @@ What a handler raises travels as `Failed` and is raised at the caller as the sam
 what gRPC itself reports becomes RpcError with the address. No retries here: only the caller knows
 what is safe to repeat. A process that forks must never have imported a live server from here (the
 zygote imports, but starts nothing).
+
+A connection whose other end is gone without a word (a host that lost its power, a firewall that
+forgot it) takes calls for ever and answers none. So one that left a call without its reply is
+doubted: later calls get a new one. gRPC's own remedy is to ask each connection every few seconds
+whether it lives, and whatever happens in a process wakes its pool of threads dozens of times: that
+was a good part of what an idle cluster did.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 # Before grpc is imported: its fork handlers would only complain, because no process of ours forks
 # after it has made a channel; and what it logs by itself at "info" is not for a user's terminal.
@@ -37,11 +44,12 @@ _CALLS_MAX = 512
 _STOP_GRACE_S = 0.2
 
 _METHOD = "/tidegate.Control/Call"
-_LIMITS = [
+Options = list[tuple[str, int]]
+_LIMITS: Final[Options] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
 ]
-_CLIENT_OPTIONS = [
+CLIENT_OPTIONS: Final[Options] = [
     *_LIMITS,
     # A restarted process has a new port, so an address that refused is seldom tried again; but
     # where it is (a JobManager with a fixed port), gRPC's default of a second and more would
@@ -51,11 +59,9 @@ _CLIENT_OPTIONS = [
     # Despite its name, how long a connection may take to be made, its first frames included. As
     # short as the back-off, a process that is busy for a moment is taken for one that is gone.
     ("grpc.min_reconnect_backoff_ms", 10_000),
-    # A connection whose other end is gone without a word (a host that lost its power, a firewall
-    # that forgot it) takes calls for ever and answers none. So each is asked, also while no call
-    # is under way, and replaced when it was silent for as long as a process may be: the heartbeat
-    # timeout's default. Less would break calls to a machine that is only busy.
-    ("grpc.keepalive_time_ms", 5_000),
+    # A question now and then, for firewalls that forget connections which say nothing: those from
+    # the JobManager to its TaskManagers carry no call for days.
+    ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # of its own questions, behind which ours would wait
     ("grpc.keepalive_permit_without_calls", 1),
@@ -63,7 +69,7 @@ _CLIENT_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_SERVER_OPTIONS = [
+_SERVER_OPTIONS: Final[Options] = [
     *_LIMITS,
     ("grpc.so_reuseport", 0),
     # By default a server hangs up on a client that asks more often than every five minutes.
@@ -124,29 +130,71 @@ class GrpcServer:
 
 
 class GrpcClient:
-    """A connection to one endpoint; safe to use from several threads."""
+    """A connection to one endpoint, and its successors; safe to use from several threads."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=_CLIENT_OPTIONS)
-        self._method: Callable[..., bytes] = self._channel.unary_unary(_METHOD)
+        self._lock = threading.Lock()
+        self._connections = [_Connection(address)]
+        """The last takes calls; those before are doubted, and end with their last call. None: the
+        client is closed."""
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
         """Send and wait for the reply. RpcError when it does not come; else what the handler
         raised.
         """
+        data = codec.encode(message)
+        connection = self._take()
+        if connection is None:
+            raise calls.not_sent(message, self._address)
+        late = False
         try:
-            data: bytes = self._method(codec.encode(message), timeout=timeout_s)
+            reply: bytes = connection.method(data, timeout=timeout_s)
         except grpc.RpcError as error:
-            why = _why(_code_of(error), timeout_s)
-            raise calls.failed(message, self._address, why) from error
-        except ValueError as error:  # the channel was closed by another thread
+            code = _code_of(error)
+            late = code is grpc.StatusCode.DEADLINE_EXCEEDED
+            raise calls.failed(message, self._address, _why(code, timeout_s)) from error
+        except ValueError as error:  # it was closed by another thread
             raise calls.not_sent(message, self._address) from error
-        return calls.result(data)
+        finally:
+            self._give_back(connection, doubted=late)
+        return calls.result(reply)
 
     def close(self) -> None:
         """Calls under way end with RpcError."""
-        self._channel.close()
+        with self._lock:
+            left, self._connections = self._connections, []
+        for connection in left:
+            connection.channel.close()
+
+    def _take(self) -> _Connection | None:
+        with self._lock:
+            if not self._connections:
+                return None
+            connection = self._connections[-1]
+            connection.calls += 1
+            return connection
+
+    def _give_back(self, connection: _Connection, *, doubted: bool) -> None:
+        with self._lock:
+            connection.calls -= 1
+            if connection not in self._connections:
+                return  # closed with the client
+            if doubted and connection is self._connections[-1]:
+                self._connections.append(_Connection(self._address))
+            over = connection.calls == 0 and connection is not self._connections[-1]
+            if over:
+                self._connections.remove(connection)
+        if over:
+            connection.channel.close()
+
+
+class _Connection:
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self.method: Callable[..., bytes] = self.channel.unary_unary(_METHOD)
+        self.calls = 0
+        """Under way; guarded by the client's lock."""
 
 
 def _why(code: grpc.StatusCode | None, timeout_s: float) -> str:
