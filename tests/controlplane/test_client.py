@@ -129,7 +129,7 @@ def test_waiting_asks_less_often_while_there_is_no_news() -> None:
     lines = Lines(*[same] * 8, other, other, state("FINISHED"))
     Client(lines, clock, "here").wait(A, lambda _: asked.append(clock.now))
     pauses = [round(b - a, 3) for a, b in pairwise(asked)]
-    assert pauses == [0.2, 0.3, 0.45, 0.675, 1.0, 1.0, 1.0, 1.0, 0.2, 0.3]
+    assert pauses == [0.2, 0.3, 0.45, 0.675, 1.013, 1.519, 2.0, 2.0, 0.2, 0.3]
 
 
 def test_waiting_may_end_sooner() -> None:

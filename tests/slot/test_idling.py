@@ -9,7 +9,7 @@ from tidegate.slot.idling import ALWAYS_S, LONGEST_S, SHORTEST_S, Idling
 
 @pytest.mark.parametrize(
     ("silence_s", "wait_s"),
-    [(0.01, SHORTEST_S), (0.1, 0.005), (1.0, 0.05), (3.0, 0.15), (60.0, LONGEST_S)],
+    [(0.1, SHORTEST_S), (0.5, 0.01), (1.0, 0.02), (6.0, 0.12), (60.0, LONGEST_S)],
 )
 def test_a_wait_is_a_share_of_the_silence(silence_s: float, wait_s: float) -> None:
     idling = Idling(interval_s=3600, now_s=50)
@@ -24,14 +24,15 @@ def test_a_barrier_waits_for_a_share_of_the_interval(interval_s: float, wait_s: 
     assert Idling(interval_s, 100).wait_s(1000, fed=True) == pytest.approx(wait_s)
 
 
-def test_who_gets_ten_records_a_second_from_another_slot_has_them_within_milliseconds() -> None:
+def test_who_gets_some_of_ten_records_a_second_has_them_within_milliseconds() -> None:
+    """Each goes to one slot of two: a hundredth of them come after 0.7 s without one."""
     idling, now_s, longest_s = Idling(10, 0), 0.0, 0.0
     for record in range(1, 100):
-        while now_s < record / 10:
+        while now_s < record * 0.7:
             longest_s = max(longest_s, wait_s := idling.wait_s(now_s, fed=True))
             now_s += wait_s
         idling.turned(now_s, record, stirred=False)
-    assert longest_s < 0.006
+    assert longest_s < 0.015
 
 
 def test_behind_a_message_waits_begin_short_again_and_grow() -> None:

@@ -155,7 +155,7 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
     waits, now_s, has_come = list[float](), 0.0, False
 
     class Silent:
-        """A source that is silent for ten seconds."""
+        """A source that is silent for twenty seconds."""
 
         subtask = None
 
@@ -169,7 +169,7 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
                 waits.append(timeout_s)
                 slot._exit_code = 0 if has_come else None
                 return False
-            if has_come or now_s < 10:
+            if has_come or now_s < 20:
                 return False
             has_come = True
             if what == "a batch":

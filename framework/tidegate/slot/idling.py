@@ -13,7 +13,7 @@ import math
 from typing import Final
 
 SHORTEST_S: Final = 0.004
-SHARE_OF_SILENCE: Final = 0.05
+SHARE_OF_SILENCE: Final = 0.02
 """A record from another slot comes later by this share of the time since the last one, at most.
 Where none can come, each wait is as long as the silence before it."""
 

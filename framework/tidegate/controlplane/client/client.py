@@ -34,7 +34,7 @@ ENDED: Final = frozenset({"FINISHED", "FAILED", "CANCELED", "DEPOSED"})
 """Terminal states, by the names of `jobmaster.events.JobState` (a test compares them)."""
 
 POLL_S = 0.2
-POLL_S_MAX = 1.0
+POLL_S_MAX = 2.0
 """Between two questions while waiting: from the first, half as much again after each answer that
 says nothing new, to the second. A JobMaster has news twice a second at most."""
 PATIENCE_S = 60.0
