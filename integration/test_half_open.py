@@ -15,7 +15,7 @@ from tidegate.drivers.rpc.channel import GrpcRpc
 from tidegate.errors import RpcError
 from tidegate.protocol.messages import Done, ListJobs
 
-KEEPALIVE: channel.Options = [("grpc.keepalive_time_ms", 5_000)]
+ASKED_MS = 5_000
 """Twelve times as often as a cluster's connections are asked."""
 IDLE_S = 21.0
 """Long enough for a server to take offence at four questions without a call."""
@@ -38,7 +38,8 @@ def test_a_half_open_control_connection_is_replaced() -> None:
 
 
 def test_an_idle_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "CLIENT_OPTIONS", [*channel.CLIENT_OPTIONS, *KEEPALIVE])
+    options = {**dict(channel.CLIENT_OPTIONS), "grpc.keepalive_time_ms": ASKED_MS}
+    monkeypatch.setattr(channel, "CLIENT_OPTIONS", list(options.items()))
     rpc = GrpcRpc()
     server = rpc.serve(lambda _: Done())
     with Network() as network:

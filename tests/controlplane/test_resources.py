@@ -4,6 +4,7 @@ import pytest
 
 from tests.controlplane.parts import EPOCH, Cluster
 from tidegate.controlplane.dispatcher import resource_events as r
+from tidegate.controlplane.dispatcher.backoff import FORGIVEN_AFTER_MS
 from tidegate.controlplane.dispatcher.resources import REGISTRATION_MS_MAX, ResourceManager
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import (
@@ -230,6 +231,17 @@ class TestLocal:
             ]
             pauses.append([each.after_ms for each in begun if isinstance(each, r.StartTaskManager)])
         assert pauses == [[0] * 4, [1_000] * 4, [2_000] * 4]
+
+    def test_a_quiet_time_is_forgiving_to_all_of_them(self) -> None:
+        rm = ResourceManager(EPOCH, 2, 1_000_000)
+        rm.start(0)
+        register(rm, "tm-7-1")
+        register(rm, "tm-7-2")
+        for number in range(2, 7):
+            rm.handle(r.TaskManagerExited(id=TaskManagerId(f"tm-7-{number}"), status=1), 0)
+        register(rm, "tm-7-7")
+        exited = r.TaskManagerExited(id=TaskManagerId("tm-7-1"), status=-9)
+        assert starts("tm-7-8") in rm.handle(exited, FORGIVEN_AFTER_MS)
 
     def test_a_silent_one_is_dropped_and_refused_from_then_on(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)

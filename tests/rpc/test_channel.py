@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -141,15 +142,19 @@ def test_a_doubted_connection_serves_its_calls_and_ends_with_the_last(rpc: GrpcR
                     late.result()
         assert len(client._connections) == 2, "two late calls are one doubt"
         assert client.call(ListJobs()) == Done()
-        assert connections() == 2, "the first, and the last of those that took its place"
+        until(lambda: connections() == 2, "the first, and the last of those that took its place")
         leave.set()
         assert under_way.result() == Done()
-    deadline = time.monotonic() + 10
-    while connections() != 1:
-        assert time.monotonic() < deadline, "the doubted connection is still there"
-        time.sleep(0.02)
+    until(lambda: connections() == 1, "the doubted connection is gone")
     client.close()
     server.close()
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 def _relay(source: socket.socket, target: socket.socket) -> None:

@@ -28,11 +28,15 @@ class Backoff:
 
     def died(self, now_ms: int) -> None:
         """The process ended without having been asked to."""
-        since_ms = self._lives_since_ms
-        if since_ms is not None and now_ms - since_ms >= FORGIVEN_AFTER_MS:
+        if self.is_forgiven(now_ms):
             self.failures = 0
         self._lives_since_ms = None
         self.failures += 1
+
+    def is_forgiven(self, now_ms: int) -> bool:
+        """The process has been up for so long that a death now is the first again."""
+        since_ms = self._lives_since_ms
+        return since_ms is not None and now_ms - since_ms >= FORGIVEN_AFTER_MS
 
     def pause_ms(self) -> int:
         """Before the next start."""

@@ -463,9 +463,10 @@ class ResourceManager:
 
     def _local_died(self, id_: TaskManagerId, now_ms: int) -> None:
         """What ends several at once (a host that stood still) is one failure, not one for each:
-        only those count that were started after the last that did.
+        only those count that were started after the last that did, or after a quiet time.
         """
-        if int(id_.removeprefix(self._local_prefix)) > self._failed_up_to:
+        is_of_last = int(id_.removeprefix(self._local_prefix)) <= self._failed_up_to
+        if not is_of_last or self._backoff.is_forgiven(now_ms):
             self._failed_up_to = self._started
             self._backoff.died(now_ms)
 

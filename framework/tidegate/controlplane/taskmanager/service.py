@@ -96,7 +96,7 @@ def run_taskmanager(
             zygote=zygote,
             jobmanager=jobmanager,
             heartbeat_s=_heartbeat_s(config, standing=epoch is None),
-            answer_s=config.cluster.heartbeat_timeout / 1000 / 3,
+            answer_s=config.cluster.heartbeat_timeout / 1000 / 4,
             machine=m.TaskManagerMachine(
                 id_=id_,
                 epoch=reply.epoch,
@@ -159,8 +159,8 @@ class _Service:
     jobmanager: RpcClient
     heartbeat_s: float
     answer_s: float
-    """How long a reply may take: a lost one, and the next heartbeat, leave time before either side
-    gives the other up."""
+    """How long a reply may take: behind a lost one there is time for the next heartbeat before
+    either side gives the other up, unless heartbeats come as seldom as is allowed."""
     machine: m.TaskManagerMachine
     drivers: Drivers
     _asks: dict[int, Question] = field(default_factory=dict)

@@ -8,9 +8,9 @@ zygote imports, but starts nothing).
 
 A connection whose other end is gone without a word (a host that lost its power, a firewall that
 forgot it) takes calls for ever and answers none. So one that left a call without its reply is
-doubted: later calls get a new one. gRPC's own remedy is to ask each connection every few seconds
-whether it lives, and whatever happens in a process wakes its pool of threads dozens of times: that
-was a good part of what an idle cluster did.
+doubted: later calls get a new one, also where it was still being made. gRPC's own remedy is to ask
+each connection every few seconds whether it lives, and whatever happens in a process wakes its pool
+of threads dozens of times, also in a cluster that has nothing to do.
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ CLIENT_OPTIONS: Final[Options] = [
     # short as the back-off, a process that is busy for a moment is taken for one that is gone.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     # A question now and then, for firewalls that forget connections which say nothing: those from
-    # the JobManager to its TaskManagers carry no call for days.
+    # the JobManager to its TaskManagers carry no call for days. Less time for its answer would
+    # break calls to a machine that is only busy.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # of its own questions, behind which ours would wait
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
+    # Or the successor of a doubted connection would be the same one again.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _SERVER_OPTIONS: Final[Options] = [
