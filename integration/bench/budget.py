@@ -38,8 +38,8 @@ ROOT: Final = Path(__file__).parents[2]
 PIPELINES: Final = {"passthrough": "Passthrough", "transform": "Transform", "total": "Totals"}
 TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
 WARM_S: Final = 1.0
-WAIT_S: Final = 0.005
 """For the sink's first producers to be ready, before the clocks start."""
+WAIT_S: Final = 0.005
 EVERY: Final = 250_000
 """Records between two barriers: about a second's on a quiet machine."""
 SINK_SETTINGS: Final = [

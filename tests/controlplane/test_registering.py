@@ -1,14 +1,20 @@
-"""How a TaskManager registers: one that was started here fails at once, a standing one waits."""
+"""How a TaskManager talks to its JobManager: how it registers, and how long it waits for a reply.
+
+One that was started here fails at once where nobody answers, a standing one waits.
+"""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.controlplane.test_client import Lines
 from tests.controlplane.test_loop import VirtualClock
-from tidegate.controlplane.taskmanager.service import _register
+from tidegate.config import Config
+from tidegate.controlplane.taskmanager.service import _answer_s, _heartbeat_s, _register, _Service
 from tidegate.errors import RpcError
 from tidegate.ids import LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import RegisterTaskManager, TaskManagerAccepted
@@ -30,3 +36,25 @@ def test_one_that_was_started_by_a_jobmanager_does_not_wait() -> None:
     with pytest.raises(RpcError):
         _register(lines.connect("jm"), JOINS, VirtualClock(), 0.0)
     assert len(lines.calls) == 1
+
+
+@pytest.mark.parametrize("standing", [True, False])
+@pytest.mark.parametrize(
+    ("interval", "timeout"), [("1 s", "15 s"), ("1 s", "3 s"), ("5 s", "15 s"), ("2 s", "30 s")]
+)
+def test_behind_a_lost_heartbeat_there_is_time_for_another(
+    interval: str, timeout: str, standing: bool
+) -> None:
+    """A connection that has gone silent is found out by it, and the next one has a new one."""
+    cluster = {"heartbeat_interval": interval, "heartbeat_timeout": timeout}
+    config = Config.model_validate({"cluster": cluster})
+    every_s, waits = _heartbeat_s(config, standing=standing), list[float]()
+    service: Any = SimpleNamespace(
+        loop=SimpleNamespace(submit=lambda call, *_: call()),
+        jobmanager=SimpleNamespace(call=lambda _, timeout_s: waits.append(timeout_s)),
+        answer_s=_answer_s(config),
+    )
+    _Service._send(service, cast("Any", JOINS))
+    lost_s = every_s + waits[0]
+    next_s = math.ceil(lost_s / every_s) * every_s
+    assert lost_s < next_s < config.cluster.heartbeat_timeout / 1000

@@ -96,7 +96,7 @@ def run_taskmanager(
             zygote=zygote,
             jobmanager=jobmanager,
             heartbeat_s=_heartbeat_s(config, standing=epoch is None),
-            answer_s=config.cluster.heartbeat_timeout / 1000 / 4,
+            answer_s=_answer_s(config),
             machine=m.TaskManagerMachine(
                 id_=id_,
                 epoch=reply.epoch,
@@ -124,6 +124,13 @@ def _heartbeat_s(config: Config, *, standing: bool) -> float:
     """
     cluster = config.cluster
     return (cluster.heartbeat_interval if standing else cluster.quiet_interval) / 1000
+
+
+def _answer_s(config: Config) -> float:
+    """How long a reply may take: behind a lost one there is time for the next heartbeat before
+    either side gives the other up, unless heartbeats come as seldom as is allowed.
+    """
+    return config.cluster.heartbeat_timeout / 1000 / 4
 
 
 def _register(
@@ -159,8 +166,6 @@ class _Service:
     jobmanager: RpcClient
     heartbeat_s: float
     answer_s: float
-    """How long a reply may take: behind a lost one there is time for the next heartbeat before
-    either side gives the other up, unless heartbeats come as seldom as is allowed."""
     machine: m.TaskManagerMachine
     drivers: Drivers
     _asks: dict[int, Question] = field(default_factory=dict)

@@ -138,8 +138,8 @@ class GrpcClient:
         self._address = address
         self._lock = threading.Lock()
         self._connections = [_Connection(address)]
-        """The last takes calls; those before are doubted, and end with their last call. None: the
-        client is closed."""
+        """The last takes calls; those before are doubted, and end with their last call. Empty once
+        the client is closed."""
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
         """Send and wait for the reply. RpcError when it does not come; else what the handler
