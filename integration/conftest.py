@@ -90,6 +90,12 @@ def kafka_39(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     yield from _one("3.9.1", tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def kafka_431(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """Kafka 4.3.1, one node: the newest that is tested."""
+    yield from _one("4.3.1", tmp_path_factory)
+
+
 def _one(version: str, folders: pytest.TempPathFactory) -> Iterator[Kafka]:
     folder = folders.mktemp(f"kafka-{version}")
     cluster = start_brokers(BACKEND, version, folder, properties=NEVER_FENCED)

@@ -235,9 +235,12 @@ class Folder:
 
     def normalised(self, text: str) -> str:
         """Without what differs from run to run."""
+        code = re.escape(f"{self.path}/.tidegate/state/{self.job}/code/")
+        text = re.sub(rf"{code}[0-9a-f]{{64}}", "FOLDER", text)
         text = text.replace(str(self.path), "FOLDER").replace(self.bootstrap, "HOST:PORT")
         text = text.replace(str(ROOT), "PROJECT")
         text = re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", text)
+        text = re.sub(r"\bid [\w-]{22}(?![\w-])", "id TOPIC-ID", text)
         text = re.sub(r"-[0-9a-f]{8}\b", "", text)
         text = re.sub(r"\b[0-9a-f]{16}\b", "JOURNAL", text)
         text = re.sub(r"(JOURNAL\.[\w-]+)\.\d+\.\d+\.\d+", r"\1.ATTEMPT.SUBTASK.SLOT", text)

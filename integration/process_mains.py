@@ -51,7 +51,6 @@ class OsStarter:
             "job": does,
             "jobmanager_address": str(self._folder),
             "epoch": 1,
-            "working_folder": str(self._folder),
         }
         return self._processes.spawn(
             "jobmaster", arguments, log="children.log", on_exit=on_exit, on_ready=on_ready

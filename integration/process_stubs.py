@@ -28,6 +28,7 @@ from tidegate.protocol.messages import (
     StartSlot,
     StopJob,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 
 def slot(
@@ -46,6 +47,8 @@ def slot(
             task_manager_pid=task_manager_pid,
             address="",
             exchange_address="",
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
         )
     )
     print("slot is up", flush=True)
@@ -63,7 +66,14 @@ def jobmaster(job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers
     server = drivers.rpc.serve(handler)
     jobmanager = drivers.rpc.connect(jobmanager_address)
     accepted = jobmanager.call(
-        RegisterJobMaster(job=job, epoch=epoch, address=server.address, pid=os.getpid())
+        RegisterJobMaster(
+            job=job,
+            epoch=epoch,
+            address=server.address,
+            pid=os.getpid(),
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
+        )
     )
     if not isinstance(accepted, JobMasterAccepted):
         return 4

@@ -172,3 +172,43 @@ def test_letters_are_exact_over_the_death_of_a_slot(
     assert "2 restarts" in outcome.err.splitlines()[-1]
     folder.assert_exact(sent)
     assert_letters(folder)
+
+
+PASS_ON = """
+from tidegate import KafkaSink, KafkaSource, Pipeline, Raw, Utf8
+
+
+class PassOn(Pipeline, name="{job}"):
+    orders = KafkaSource(
+        "{orders}", value=Utf8(), on_bad_record="dead_letter", dead_letters="{dead}"
+    )
+    totals = KafkaSink("{totals}", value=Utf8())
+
+    def define(self) -> None:
+        self.orders.to(self.totals)
+"""
+LARGEST = 1_048_588 - 61 - 14
+"""Bytes of the largest value without a key: Kafka's default limit without what the format adds."""
+
+
+def test_a_record_as_large_as_the_topic_takes_is_written_and_so_is_its_dead_letter(
+    any_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    topics = ("orders", "totals", "dead")
+    folder = Folder.make(tmp_path, any_kafka.bootstrap, PASS_ON, topics=topics)
+    producer = Producer(
+        {"bootstrap.servers": folder.bootstrap, "message.max.bytes": "1048588", "log_level": 0}
+    )
+    good, bad = b"x" * LARGEST, b"\xff" * LARGEST
+    for value in (b"small", good, bad, b"last"):
+        producer.produce(folder.topics["orders"], value)
+    assert producer.flush(TIMEOUT_S) == 0
+    outcome = folder.run(reference="job:PassOn")
+    assert outcome.code == 0, outcome.err
+    assert [message.value() for message in folder.read("totals")] == [b"small", good, b"last"]
+    (letter,) = folder.read("dead")
+    assert letter.value() == b""
+    assert header(letter, "left-out.value") == str(LARGEST)
+    assert header(letter, "source.topic") == folder.topics["orders"]
+    assert header(letter, "source.offset") == "2"
+    assert "0xff" in header(letter, "error")

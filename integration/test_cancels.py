@@ -8,18 +8,18 @@ must first finish what is published. Whoever comes next finds the commit done, o
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from integration.killing.runs import Job, Run
 from integration.killing.traps import Trap
-from integration.standing import TIDEGATE
+from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.ids import JobName
+from tidegate.protocol.messages import StopJob
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -88,26 +88,23 @@ def test_a_cancel_in_the_middle_of_a_commit_finishes_it_first(
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     job.write(RECORDS, seed=2)
     with in_a_commit(job) as run:
-        words = [TIDEGATE, "cancel", job.name, "--jobmanager", address(run)]
-        with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as cancel:
-            run.until(lambda: run.state() == "CLOSING", "closing")
-            if dies:
-                run.processes()["jobmaster"][0].kill()
-            else:
-                run.plan.release(len(run.plan.traps) - 1)
-            assert run.wait() == CANCELED, run.story()
-            cancel.kill()  # it waits for the end, and who could tell has ended first
+        client = RealDrivers().rpc.connect(address(run))
+        client.call(StopJob(job=JobName(job.name), final_checkpoint=False))
+        client.close()
+        run.until(lambda: run.state() == "CLOSING", "closing")
+        if dies:
+            run.processes()["jobmaster"][0].kill()
+        else:
+            run.plan.release(len(run.plan.traps) - 1)
+        assert run.wait() == CANCELED, run.story()
     assert job.open_transactions() == []
     assert job.journal()[-1]["kind"] == "closed"
     assert_committed_by_the_next(job, "--restore", "latest")
 
 
 def address(run: Run) -> str:
-    """Of the JobManager, which has a free port and tells it to nobody but its own."""
+    """Of the JobManager's Unix socket, which it tells to nobody but its own processes."""
     (manager,) = run.processes()["jobmanager"]
-    (listening,) = [
-        connection.laddr
-        for connection in manager.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    return f"{listening.ip}:{listening.port}"
+    paths = {str(each.laddr) for each in manager.net_connections(kind="unix")}
+    (listening,) = [path for path in paths if Path(path).parent.name.startswith("tidegate-run-")]
+    return f"unix:{listening}"

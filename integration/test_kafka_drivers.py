@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
 from integration.brokers import create_topic, unique
 from tests.contracts.kafka import TIMEOUT_S, KafkaContract, KafkaUnderTest, eventually
 from tests.contracts.kafka_rights import RightsContract
+from tests.contracts.kafka_topics import TopicContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
 from tidegate.drivers.bundle import RealDrivers
@@ -77,16 +78,18 @@ def under_test(
         settings=settings,
         make_topic=make_topic,
         delete_topic=delete_topic,
+        create_again=lambda name: create_topic(bootstrap, name, partitions=1),
         unique=unique,
         log=KafkaTransactionLog(settings),
         admin=KafkaClusterAdmin(settings),
     )
 
 
-class TestRealKafka(KafkaContract, TransactionContract, VisibilityContract):
-    @pytest.fixture
-    def cluster(self, any_kafka: EmbeddedKafka) -> Iterator[KafkaUnderTest]:
-        made = under_test(any_kafka.bootstrap, any_kafka.version)
+class TestRealKafka(KafkaContract, TransactionContract, VisibilityContract, TopicContract):
+    @pytest.fixture(params=["kafka", "kafka_39", "kafka_431"])
+    def cluster(self, request: pytest.FixtureRequest) -> Iterator[KafkaUnderTest]:
+        broker: EmbeddedKafka = request.getfixturevalue(request.param)
+        made = under_test(broker.bootstrap, broker.version)
         yield made
         made.log.close()
 

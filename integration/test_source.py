@@ -17,7 +17,7 @@ from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.elements import Origin
 from tidegate.errors import BadRecordError, KafkaError
-from tidegate.ids import Uid
+from tidegate.ids import CheckpointId, Uid
 from tidegate.protocol.snapshots import SourceSplit
 
 pytestmark = pytest.mark.kafka
@@ -166,7 +166,7 @@ def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
     write(cluster, topic, b"nonsense")
     with pytest.raises(BadRecordError, match=f"{topic}-0 at offset 1 as Json.*no key"):
         eventually(bench.poll, lambda _: False)
-    bench.reader.commit([split])
+    bench.reader.commit([split], CheckpointId.parse("2-7"))
     group = f"tidegate.{bench.job}.src"
     origin = Origin(topic, 0)
     eventually(lambda: cluster.admin.committed(group, [origin])[origin], lambda offset: offset == 0)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from integration.standing import JOB, Processes, exact_through_kills, tidegate
+from integration.running import PIPELINE
+from integration.standing import (
+    JOB,
+    TIDEGATE,
+    Processes,
+    exact_through_kills,
+    has_checkpoint,
+    tidegate,
+    wait_for,
+)
+from tidegate.cli.running import DONE, STOPPED_WITHOUT_CHECKPOINT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
@@ -28,3 +40,36 @@ def test_a_job_of_a_standing_cluster_is_exact_when_its_servers_are_killed(tmp_pa
         assert "is live on this cluster" in again.stderr
         assert tidegate("cancel", JOB, *at).returncode == 0
         assert tidegate("status", "no-such-job", *at).returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "state"), [("stop", "FINISHED"), ("cancel", "CANCELED")])
+def test_a_stop_waits_for_a_jobmanager_that_is_down(
+    tmp_path: Path, command: str, state: str
+) -> None:
+    """And a submit of another cluster that was never accepted leaves the job to this one."""
+    with Processes(tmp_path) as cluster:
+        cluster.begin(rate=200)
+        wait_for(cluster, "first checkpoint", has_checkpoint)
+        cluster.kill("jobmanager")
+        left = tmp_path / ".tidegate" / "checkpoints" / JOB / "submissions" / f"{2:020d}"
+        left.mkdir()
+        first = left.with_name(f"{1:020d}") / "submission.json"
+        submission = {**json.loads(first.read_bytes()), "cluster": "another", "reference": "no:No"}
+        (left / "submission.json").write_text(json.dumps(submission))
+        words = [TIDEGATE, command, JOB, "--jobmanager", cluster.jobmanager, "--json"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stop:
+            assert stop.stderr is not None
+            assert stop.stdout is not None
+            waiting = stop.stderr.readline().decode()
+            assert f"waiting for the JobManager at {cluster.jobmanager}" in waiting
+            cluster.start_again("jobmanager")
+            report = json.loads(stop.stdout.read())
+            # Without a final checkpoint if the next JobMaster hears of the stop while it recovers.
+            orderly = {DONE, STOPPED_WITHOUT_CHECKPOINT} if command == "stop" else {DONE}
+            assert stop.wait(120) in orderly
+            assert report["state"] == state
+        cluster.end_orders()
+        again = tidegate("submit", PIPELINE, folder=tmp_path)
+        assert again.returncode == 0, again.stderr
+        wait_for(cluster, "checkpoint of the next submit", has_checkpoint)

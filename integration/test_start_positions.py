@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from integration.brokers import TIMEOUT_S
-from integration.mistakes import Folder, assert_golden
+from integration.mistakes import Folder, assert_golden, paragraph
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -206,3 +208,96 @@ def test_progress_is_shown_to_the_group(kafka: EmbeddedKafka, tmp_path: Path) ->
             assert run.stop().code == 0
     finally:
         consumer.close()
+
+
+HELD = """
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tidegate import KafkaSink, KafkaSource, Pipeline, Process, RecordContext, Utf8
+
+HERE = Path.cwd()  # the code runs from a copy
+
+
+class Held(Process[str, str]):
+    def open(self) -> None:
+        while not (HERE / "go").exists():
+            if (HERE / "fail").exists():
+                os._exit(3)
+            time.sleep(0.02)
+
+    def process(self, record: str, ctx: RecordContext) -> Iterable[str]:
+        yield record
+
+
+class Copy(Pipeline, name="{job}"):
+    words = KafkaSource("{words}", value=Utf8(), start=START)
+    copies = KafkaSink("{copies}", value=Utf8())
+
+    def define(self) -> None:
+        self.words.process(Held()).to(self.copies)
+"""
+"""A copy whose slots wait before their sources start, until the test says how it goes on."""
+
+
+def make_held(path: Path, bootstrap: str, start: str) -> Folder:
+    text = HELD.replace("START", start)
+    return Folder.make(path, bootstrap, text, topics=("words", "copies"), partitions=PARTITIONS)
+
+
+def has_looked(folder: Folder) -> bool:
+    """Whether the first attempt has stored where the submission begins."""
+    checkpoints = folder.path / ".tidegate" / "checkpoints" / folder.job
+    return any(checkpoints.glob("beginnings/*.json"))
+
+
+def attempts(folder: Folder) -> int:
+    return sum(entry["kind"] == "claim" for entry in folder.journal())
+
+
+def test_a_partition_that_is_added_before_the_first_checkpoint_is_read_from_its_earliest_offset(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = make_held(tmp_path, kafka.bootstrap, "'latest'")
+    write(folder, 0, 1)
+    words = folder.topics["words"]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    with folder.started(reference="job:Copy", bounded=False) as run:
+        run.until(lambda: has_looked(folder), "looked for its start")
+        admin.create_partitions([NewPartitions(words, PARTITIONS + 1)])[words].result(TIMEOUT_S)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        for number in range(2, 8):
+            producer.produce(words, str(number), partition=number % 3)
+        assert producer.flush(TIMEOUT_S) == 0
+        (folder.path / "fail").touch()
+        run.until(lambda: attempts(folder) > 1, "restarted")
+        (folder.path / "fail").unlink()
+        (folder.path / "go").touch()
+        run.until(lambda: len(copies(folder)) >= 6, "read what was written since the submit")
+        assert run.stop().code == 0
+    assert folder.published(), "the job has published its positions"
+    assert copies(folder) == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("start", ["'latest'", str(T0_MS + 3_500)], ids=["latest", "timestamp"])
+def test_a_fixed_start_that_retention_overtakes_before_the_first_checkpoint_fails_the_job(
+    kafka: EmbeddedKafka, tmp_path: Path, start: str
+) -> None:
+    folder = make_held(tmp_path, kafka.bootstrap, start)
+    write(folder, *range(4))
+    words = folder.topics["words"]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    with folder.started(reference="job:Copy", bounded=False) as run:
+        run.until(lambda: has_looked(folder), "looked for its start")
+        write(folder, *range(4, 10))
+        # Partition 0 has offsets 0 to 4, of which the job is to read 2 to 4.
+        origin = TopicPartition(words, 0, 5)
+        admin.delete_records([origin])[origin].result(TIMEOUT_S)
+        (folder.path / "fail").touch()
+        outcome = run.wait()
+    assert outcome.code == 1, outcome.err
+    said = folder.normalised(paragraph(outcome.err))
+    assert_golden("start-overtaken-by-retention", said)
+    assert copies(folder) == []

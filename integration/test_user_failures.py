@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from integration.mistakes import Folder, Outcome, assert_golden
@@ -19,6 +20,12 @@ def checked(order):
 
 
 class Running("""
+
+LOGIN = """
+    def login(self, order: Order) -> str:
+        raise ValueError(f"cannot log in with {self.password}")
+
+"""
 
 STEPS = {
     "process": (
@@ -99,3 +106,70 @@ def test_the_record_is_named_beyond_an_exchange(kafka: EmbeddedKafka, tmp_path: 
     outcome = folder.run("-p", "2", config={"restart.strategy": "none"})
     assert outcome.code == 1, outcome.err
     assert f"from {folder.topics['orders']}-{partition} at offset {offset}." in outcome.err
+
+
+def test_a_secret_parameter_is_in_no_output_no_log_and_no_process_list(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    folder.edit("job.py", "import Context,", "import Context, Param,")
+    folder.edit(
+        "job.py", "    orders = Kaf", "    password = Param(str, secret=True)\n    orders = Kaf"
+    )
+    folder.edit("job.py", "lambda order: order.customer)\n", "self.login)\n")
+    folder.edit("job.py", "    def define(self)", LOGIN + "    def define(self)")
+    folder.orders(3)
+    secret = {"TIDEGATE_PARAMS__PASSWORD": "hush-hush"}
+    config = {"restart.strategy": "fixed_delay", "restart.attempts": "3", "restart.delay": "200ms"}
+    with folder.started(environment=secret, config=config) as run:
+        run.until(run.slots, "with slots")
+        for process in psutil.Process(run.process.pid).children(recursive=True):
+            assert "hush-hush" not in " ".join(process.cmdline())
+        outcome = run.wait()
+    assert outcome.code == 1, outcome.err
+    assert "cannot log in with ********" in outcome.err
+    assert "cannot log in with ********" in folder.logs()
+    assert "hush-hush" not in outcome.err + outcome.out + folder.logs()
+
+
+UNREACHABLE = """
+from pathlib import Path
+
+
+class Running(KeyedProcess[str, Order, Total]):
+    def open(self) -> None:
+        with Path("{path}").open("a+b") as tries:
+            tries.write(b".")
+            if tries.tell() <= 2:
+                raise {raised}
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ('ConnectionError("the database is down")', "raised ConnectionError: the database is down"),
+        ("MemoryError()", "raised MemoryError"),
+        ('RuntimeError("can\'t start new thread")', "can't start new thread"),
+    ],
+    ids=["connection", "memory", "thread"],
+)
+def test_an_open_that_raises_twice_restarts_the_job_and_then_it_runs(
+    kafka: EmbeddedKafka, tmp_path: Path, raised: str, said: str
+) -> None:
+    """A service that is down for a second must not fail a job for good."""
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    folder.edit(
+        "job.py",
+        "class Running(KeyedProcess[str, Order, Total]):\n",
+        UNREACHABLE.format(path=tmp_path / "tries", raised=raised).lstrip("\n"),
+    )
+    folder.orders(10)
+    outcome = folder.run()
+    assert outcome.code == 0, outcome.err
+    assert " 2 restarts" in outcome.err
+    assert (tmp_path / "tries").read_bytes() == b"..."
+    assert said in outcome.err
+    assert "open() of step uid 'running'" in outcome.err
+    folder.assert_exact(10)

@@ -1,15 +1,18 @@
 """Where settings come from, which wins, and how each mistake in them is told."""
 
 import itertools
+import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tidegate.config_load as loading
 from tidegate.config import ClusterSettings, Config
-from tidegate.config_load import MASK, flattened, known_keys, load, masked
+from tidegate.config_load import flattened, known_keys, load
 from tidegate.errors import ConfigError
+from tidegate.masking import MASK, masked
 
 DOCUMENTED = Path(loading.__file__).with_name("default.toml")
 
@@ -226,3 +229,93 @@ def test_a_number_without_a_unit_is_refused_from_a_file(tmp_path: Path, line: st
         load(folder=tmp_path)
     # The class statement gives milliseconds, from a Duration that had its unit.
     assert load(class_statement={"checkpoint.interval": 10}).checkpoint.interval == 10
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "kafka.properties.plugin.library.paths",
+        "kafka.properties. Plugin.Library.Paths ",
+        "kafka.properties.plugin.library.paths\0x",
+        "sources.orders.properties.plugin.library.paths",
+        "sinks.totals.properties.PLUGIN.library.paths",
+        "sources.properties.properties.plugin.library.paths",
+        "sinks.totals.properties.ssl.engine.location",
+        "sources.orders.properties.sasl.kerberos.kinit.cmd",
+    ],
+)
+def test_a_setting_that_starts_foreign_code_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=r"in the command line is not allowed: .* Remove it"):
+        load(command_line={key: "/tmp/evil.so"})
+    quoted = key.replace("\0", "\\u0000").split(".properties.")
+    table, name = ".properties.".join(quoted[:-1]) + ".properties", quoted[-1]
+    (tmp_path / "tidegate.toml").write_text(f'[{table}]\n"{name}" = "/tmp/evil.so"\n')
+    with pytest.raises(ConfigError, match=r"tidegate\.toml is not allowed"):
+        load(folder=tmp_path)
+
+
+def test_a_setting_that_starts_foreign_code_is_refused_from_the_environment() -> None:
+    with pytest.raises(ConfigError, match=r"\.plugin\.library\.paths in the environment"):
+        load(environment={"TIDEGATE_KAFKA__PROPERTIES__PLUGIN__LIBRARY__PATHS": "evil"})
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Gives a path to another user."""
+    if os.geteuid() == 0:
+        return lambda path: os.chown(path, 12345, -1, follow_symlinks=False)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    return lambda _: None
+
+
+class TestForeignFile:
+    """A `tidegate.toml` that another user can write says where credentials are sent."""
+
+    @pytest.fixture
+    def below(self, tmp_path: Path) -> Path:
+        (tmp_path / "tidegate.toml").write_text('[kafka]\nbootstrap = "evil:9092"\n')
+        folder = tmp_path / "of" / "mine"
+        folder.mkdir(parents=True)
+        return folder
+
+    def test_a_file_of_another_user_in_a_parent_folder_is_refused(
+        self, below: Path, foreign: Callable[[Path], None]
+    ) -> None:
+        file = below.parent.parent / "tidegate.toml"
+        foreign(file)
+        with pytest.raises(ConfigError, match=f"{file} is not read, because it or its folder bel"):
+            load(folder=below)
+
+    def test_a_parent_folder_of_another_user_is_refused(
+        self, below: Path, foreign: Callable[[Path], None]
+    ) -> None:
+        foreign(below.parent.parent)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            load(folder=below)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+    def test_a_link_of_another_user_is_refused(
+        self, below: Path, foreign: Callable[[Path], None]
+    ) -> None:
+        file = below.parent.parent / "tidegate.toml"
+        target = file.rename(file.with_name("mine.toml"))
+        file.symlink_to(target)
+        assert load(folder=below).kafka.bootstrap == "evil:9092"
+        foreign(file)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            load(folder=below)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+    def test_in_the_working_folder_the_file_has_the_owner_of_the_folder(
+        self, below: Path, foreign: Callable[[Path], None]
+    ) -> None:
+        folder = below.parent.parent
+        foreign(folder / "tidegate.toml")
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            load(folder=folder)  # somebody has put it into my folder, which could be /tmp
+        foreign(folder)
+        assert load(folder=folder).kafka.bootstrap == "evil:9092"
+
+    def test_my_own_file_is_read(self, below: Path) -> None:
+        assert load(folder=below).kafka.bootstrap == "evil:9092"

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -31,11 +32,12 @@ from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
-from tidegate.drivers.network import THIS_HOST, Network, own_address_towards
+from tidegate.drivers.network import THIS_HOST, Network, is_loopback, own_address_towards
 from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
 from tidegate.drivers.process.spawn import OsProcesses
-from tidegate.errors import Domain, RpcError, TidegateError
+from tidegate.errors import ConfigError, Domain, RpcError, TidegateError
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 
 SLOT_MAIN = "tidegate.slot.main:run_slot"
@@ -47,6 +49,8 @@ FAILED = 1
 """Exit status of a process that raised; its log says what."""
 REFUSED = 2
 """Exit status of a standing process for a mistake of whoever starts it."""
+SOCKETS_PREFIX = "tidegate-run-"
+"""How the folder begins that holds the Unix sockets of a local cluster."""
 REJOIN_PAUSE_S, REJOIN_PAUSE_S_MAX = 0.2, 5.0
 """Before a standing TaskManager joins again: at first, and after tries that came to nothing."""
 
@@ -79,6 +83,8 @@ class Common:
     """Folders that come first on the module path of every process."""
     network: Network = THIS_HOST
     """How the process and its children are reached."""
+    storage: str = ""
+    """The id of the checkpoint storage, where whoever starts the cluster has read it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -87,6 +93,7 @@ class Common:
             "mains": dict(self.mains),
             "path": list(self.path),
             "network": dataclasses.asdict(self.network),
+            "storage": self.storage,
         }
 
     @classmethod
@@ -97,6 +104,7 @@ class Common:
             mains=given["mains"],
             path=tuple(given["path"]),
             network=Network(**given["network"]),
+            storage=given["storage"],
         )
 
 
@@ -117,18 +125,31 @@ def local_cluster(
     `cluster` names it in the checkpoint storage; without it a new name is made, and jobs of earlier
     clusters are left alone. `mains` is for tests, see `Common`.
     """
-    common = Common(config=config, cluster=cluster or secrets.token_hex(6), mains=mains)
-    drivers = RealDrivers()
+    sockets = make_socket_dir(SOCKETS_PREFIX)
+    network = Network(socket_dir=str(sockets))
+    drivers = RealDrivers(network)
+    common = Common(
+        config=config,
+        cluster=cluster or secrets.token_hex(6),
+        mains=mains,
+        network=network,
+        storage=drivers.blob_store(config.checkpoint.storage).identify(),
+    )
     return LocalCluster(
-        processes(common), drivers.rpc, drivers.clock, drivers.threads, on_restart=on_restart
+        processes(common),
+        drivers.rpc,
+        drivers.clock,
+        drivers.threads,
+        on_restart=on_restart,
+        on_closed=lambda: shutil.rmtree(sockets, ignore_errors=True),
     )
 
 
-def standing_jobmanager(config: Config) -> NoReturn:
+def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     """Be the JobManager of a standing cluster until a signal; ends this process.
 
     Its jobs live on in the checkpoint storage: the next one of the same `cluster.name` recovers
-    them.
+    them. ConfigError if it listens beyond the loopback address without `insecure`.
     """
 
     def serve() -> int:
@@ -138,6 +159,7 @@ def standing_jobmanager(config: Config) -> NoReturn:
         checkpoint = config.checkpoint.model_copy(update={"storage": storage})
         own = config.model_copy(update={"checkpoint": checkpoint})
         network = Network(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
+        require_insecure(network, "jobmanager", insecure=insecure)
         common = Common(config=own, cluster=own.cluster.name, network=network)
         return run_jobmanager(
             common.cluster,
@@ -153,21 +175,25 @@ def standing_jobmanager(config: Config) -> NoReturn:
     _stand("jobmanager", config, serve)
 
 
-def standing_taskmanager(config: Config) -> NoReturn:
+def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     """Be a standing TaskManager until a signal; ends this process.
 
     A TaskManager belongs to one JobManager; when that is lost this joins the next one, as another.
+    ConfigError if it listens beyond the loopback address without `insecure`.
     """
 
     def serve() -> int:
         at = config.jobmanager
         clock = SystemClock()
-        said, pause_s = "", REJOIN_PAUSE_S
+        said, pause_s, checked = "", REJOIN_PAUSE_S, False
         while True:
             began_s = clock.monotonic()
             try:
                 host = config.taskmanager.host or own_address_towards(at.host, at.port)
                 network = Network(host=host, bind_host=config.taskmanager.bind_host)
+                if not checked:
+                    require_insecure(network, "taskmanager", insecure=insecure)
+                    checked = True
                 common = Common(config=config, cluster=config.cluster.name, network=network)
                 run_taskmanager(
                     TaskManagerId(f"standing-{host}-{secrets.token_hex(4)}"),
@@ -191,6 +217,32 @@ def standing_taskmanager(config: Config) -> NoReturn:
     from tidegate.controlplane.taskmanager.service import run_taskmanager
 
     _stand("taskmanager", config, serve)
+
+
+def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
+    """Refuse to listen where other hosts reach this process, unless the operator allows it.
+
+    Whoever reaches a port of a cluster may submit code, which then runs as the cluster's user. So
+    a process on a network needs a consent, and repeats what it means at each start. `role` names
+    the section of the settings. ConfigError without the consent; RpcError for a name that cannot
+    be resolved.
+    """
+    if is_loopback(network.listens_on):
+        return
+    if not insecure:
+        raise ConfigError(
+            f"The {role} listens on {network.listens_on}, which other hosts reach, and connections "
+            "between the processes of a cluster are neither encrypted nor authenticated: whoever "
+            "reaches the port can run code as this user. Keep the cluster in a private network and "
+            f"start the {role} with --insecure, or listen on this host only: "
+            f"-c {role}.host=127.0.0.1."
+        )
+    _log.warning(
+        "The %s listens on %s without encryption and authentication: every host that reaches it "
+        "can run code as this user.",
+        role,
+        network.listens_on,
+    )
 
 
 def _stand(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
@@ -265,6 +317,7 @@ def _jobmanager(common: Common, _arguments: dict[str, Any]) -> int:
         RealDrivers(common.network),
         processes(common),
         announce=_announce,
+        storage=common.storage,
     )
     return status
 
@@ -273,7 +326,6 @@ def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
     set_up_logging(
         common.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
     )
-    sys.path.insert(0, arguments["working_folder"])
     run = _named(common.mains.get("jobmaster", JOBMASTER_MAIN))
     status: int = run(
         JobName(arguments["job"]),
@@ -317,7 +369,6 @@ def _zygote(common: Common, arguments: dict[str, Any]) -> int:
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
-        sys.path.insert(0, start.working_folder)
         # A collection writes to each object that it looks at: those of the zygote would no longer
         # be shared with it. The slot settles the rest (`ThisProcess.settle`).
         gc.freeze()

@@ -23,8 +23,12 @@ from pydantic import (
     field_validator,
 )
 
+from tidegate.masking import remember
+
 _DURATION_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(rf"(\d+)\s*({'|'.join(_DURATION_MS)})")
+_SIZE_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20}
+_SIZE = re.compile(rf"(\d+)\s*({'|'.join(_SIZE_BYTES)})")
 
 
 def _to_ms(value: object) -> int:
@@ -35,6 +39,16 @@ def _to_ms(value: object) -> int:
         units = ", ".join(_DURATION_MS)
         raise ValueError(f"{value!r} is not a duration; write a whole number and one of {units}")
     return int(match[1]) * _DURATION_MS[match[2]]
+
+
+def _to_bytes(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value  # already in bytes: the form in which settings travel
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        units = ", ".join(_SIZE_BYTES)
+        raise ValueError(f"{value!r} is not a size; write a whole number and one of {units}")
+    return int(match[1]) * _SIZE_BYTES[match[2]]
 
 
 SLOTS_MAX: Final = 256
@@ -54,6 +68,29 @@ PositiveMs = Annotated[DurationMs, Field(gt=0)]
 """The same for what may not be nothing: to wait that long again and again, say."""
 
 
+RUNS_FOREIGN_CODE: Final = {
+    "plugin.library.paths": "librdkafka loads these libraries into the process",
+    "ssl.engine.location": "OpenSSL loads this library into the process",
+    "sasl.kerberos.kinit.cmd": "librdkafka runs this command in a shell",
+}
+"""librdkafka settings by which a configuration could start code, with how."""
+
+
+def foreign_code(property_name: str) -> str | None:
+    """How a librdkafka setting starts foreign code, or None if it does not.
+
+    Case, spaces and what follows a NUL make no other setting of it: librdkafka may read the name
+    as a C string, and this must not depend on how it compares names.
+    """
+    return RUNS_FOREIGN_CODE.get(property_name.split("\0", maxsplit=1)[0].strip().lower())
+
+
+SizeBytes = Annotated[int, BeforeValidator(_to_bytes), Units(tuple(_SIZE_BYTES))]
+"""Bytes, written with a unit: "16 MiB"."""
+MAX_CODE_SIZE: Final = 48 << 20
+"""The archive travels in one control message, of 64 MiB at most (`drivers/rpc`)."""
+
+
 class Section(BaseModel):
     """Base of all sections: frozen, and strict about names."""
 
@@ -69,10 +106,13 @@ class KafkaSettings(Section):
 
 
 class JobSettings(Section):
-    """How wide a job runs; max_parallelism is fixed for the life of its state."""
+    """How wide a job runs, and how much code it ships; max_parallelism is fixed for the life of its
+    state.
+    """
 
     parallelism: int = Field(default=1, ge=1)
     max_parallelism: int = Field(default=128, ge=1, le=32_768)
+    max_code_size: Annotated[SizeBytes, Field(gt=0, le=MAX_CODE_SIZE)] = 16 << 20
 
 
 class CheckpointSettings(Section):
@@ -87,6 +127,7 @@ class CheckpointSettings(Section):
     retained: int = Field(default=2, ge=2)
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
     storage: str = ".tidegate/checkpoints"
+    allow_network_filesystem: bool = False
     tolerated_outage: DurationMs = 180_000
 
     @property
@@ -222,5 +263,6 @@ class Config(Section):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`. The process masks the secrets in it from now on."""
+        remember(settings)
         return cls.model_validate(settings)

@@ -13,6 +13,7 @@ Only the process that talks to the user loads; all others are handed the result
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,19 +21,21 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tidegate.config import Config, Units
+from tidegate.config import Config, Units, foreign_code
 from tidegate.errors import ConfigError
+from tidegate.masking import MASK, is_secret, masked_text, remember
 
 FILE_NAME = "tidegate.toml"
 PREFIX = "TIDEGATE_"
 NOT_SETTINGS = "TIDEGATE_TEST_"
 """Variables that begin so belong to tests of tidegate."""
+PARAMETERS = "TIDEGATE_PARAMS__"
+"""Variables that begin so are parameters of a pipeline, not settings."""
 
 CLASS_STATEMENT = "the class statement"
 
-MASK = "********"
-_SECRET_ENDINGS = ("password", "secret", "key.pem", "token", "oauthbearer.config", "jaas.config")
-"""Of librdkafka settings whose value must not be shown, whatever comes before."""
+_ROOT_USER = 0
+"""The id of the superuser, who can change every file anyway."""
 
 _SIMILAR = 0.6
 """How alike a key must be to be suggested; difflib's own default."""
@@ -68,31 +71,22 @@ def load(
     values: dict[str, _Value] = {}
     for layer in layers:
         values.update(layer)
+    remember({key: value for key, (value, _) in values.items()})
     return _validated(values)
 
 
 def find_file(folder: Path) -> Path | None:
-    """The nearest `tidegate.toml` in `folder` or above it."""
+    """The nearest `tidegate.toml` in `folder` or above it.
+
+    ConfigError if another user could have put it there: settings say which brokers get the
+    credentials and where state is written.
+    """
     for place in (folder, *folder.parents):
         path = place / FILE_NAME
         if path.is_file():
+            _refuse_foreign_owner(path, folder)
             return path
     return None
-
-
-def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings (`Config.to_dict`) as they may be shown: secrets replaced."""
-    return {
-        key: masked(value)
-        if isinstance(value, Mapping)
-        else (MASK if value and is_secret(key) else value)
-        for key, value in settings.items()
-    }
-
-
-def is_secret(key: str) -> bool:
-    """Whether the value of a setting must not be shown."""
-    return key.endswith(_SECRET_ENDINGS)
 
 
 def known_keys() -> dict[str, Any]:
@@ -107,6 +101,25 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield from flattened(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _refuse_foreign_owner(path: Path, folder: Path) -> None:
+    """In the working folder itself the owner of that folder is trusted: commands import code from
+    there. The link and its target both count, where the file is a symbolic link.
+    """
+    trusted = {os.geteuid(), _ROOT_USER}
+    checked = [path.stat(), path.lstat()]
+    if path.parent == folder:
+        trusted.add(folder.stat().st_uid)
+    else:
+        checked.append(path.parent.stat())
+    for status in checked:
+        if status.st_uid not in trusted:
+            raise ConfigError(
+                f"{path} is not read, because it or its folder belongs to another user (user id "
+                f"{status.st_uid}, and this is {os.geteuid()}). If you trust it, copy it into "
+                f"{folder}, or make it and its folder your own."
+            )
 
 
 def _given(values: Mapping[str, Any], origin: str) -> dict[str, _Value]:
@@ -134,7 +147,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
                 text, f"the environment variable {name}"
             )
             for name, text in sorted(environment.items())
-            if name.startswith(PREFIX) and not name.startswith(NOT_SETTINGS)
+            if name.startswith(PREFIX) and not name.startswith((NOT_SETTINGS, PARAMETERS))
         }
     )
 
@@ -144,7 +157,18 @@ def _checked(values: dict[str, _Value]) -> dict[str, _Value]:
     for key, (_, origin) in values.items():
         if _pattern(key) not in known:
             _refuse_unknown(key, origin)
+        _refuse_foreign_code(key, origin)
     return values
+
+
+def _refuse_foreign_code(key: str, origin: str) -> None:
+    section, found, name = key.rpartition(".properties.")
+    how = foreign_code(name) if found else None
+    if how is not None:
+        raise ConfigError(
+            f"Setting {section}.properties.{name.strip()} in {origin} is not allowed: {how}. "
+            "Remove it."
+        )
 
 
 def _refuse_unknown(key: str, origin: str) -> NoReturn:
@@ -210,8 +234,8 @@ def _explained(error: ValidationError, values: Mapping[str, _Value]) -> ConfigEr
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     origin = values[key].origin if key in values else "the configuration"
-    shown = MASK if is_secret(key) else repr(first["input"])
-    reason = first["msg"].removeprefix("Value error, ")
+    shown = MASK if is_secret(key) else masked_text(repr(first["input"]))
+    reason = masked_text(first["msg"].removeprefix("Value error, "))
     if reason.startswith(shown):
         return ConfigError(f"Setting {key} in {origin}: {reason}.")
     return ConfigError(f"Setting {key} = {shown} in {origin}: {reason}.")

@@ -7,13 +7,18 @@ and never by reading text. Expected outcomes (a checkpoint declined, a name alre
 errors; they are returned values.
 
 Foreign exceptions are translated into this tree once, at the door of the driver that calls the
-foreign library. `InternalError` is our own bug: it is raised by `check` and never caught to go on.
+foreign library, and around every call of user code. What still arrives untranslated is a resource
+that the operating system refused, or our own bug (`from_foreign`). `InternalError` is our own bug:
+it is raised by `check` and never caught to go on.
+
+`is_recoverable` is the one rule that decides which errors a restart of the job can help.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+import errno
+from typing import ClassVar, Final
 
 
 class Domain(enum.Enum):
@@ -65,11 +70,14 @@ class NotAllowedError(RefusedError):
 
 
 class JobClosedError(RefusedError):
-    """The journal is closed for this submission: the job has ended, and `outcome` says how."""
+    """The journal is closed for this submission: the job has ended, and `outcome` says how.
 
-    def __init__(self, message: str, outcome: str = "failed") -> None:
+    `stopped` is as in the journal's `Closed`.
+    """
+
+    def __init__(self, message: str, outcome: str = "failed", stopped: str = "") -> None:
         super().__init__(message)
-        self.outcome = outcome
+        self.outcome, self.stopped = outcome, stopped
 
 
 class CodeMismatchError(RefusedError):
@@ -81,7 +89,10 @@ class BadRecordError(UserError):
 
 
 class UserCodeError(UserError):
-    """User code raised while it processed a record; names the step's uid and the record's origin.
+    """User code raised. The message names the step, and the record's origin where it processed one.
+
+    User code is `process`, `open`, `close`, key functions, formats, and what runs when a process
+    imports the pipeline and calls `define`.
 
     The job is restored from its last publication: what failed once may pass (a service that was
     down), and the restart strategy bounds how often that is tried.
@@ -131,6 +142,37 @@ class StorageError(ExternalError):
     retry = Retry.BACKOFF
 
 
+class ResourceExhaustedError(ExternalError):
+    """The operating system refused memory, disk space, a file, a thread or a process.
+
+    Others on the host may free some, and a restarted job may run on another host.
+    """
+
+
+class ClusterMismatchError(KafkaError):
+    """A process of the job sees another Kafka cluster than the attempt, or than the submission
+    began on. It restarts by its strategy: the operator can correct an address while it waits.
+    """
+
+
+class StorageMismatchError(ExternalError):
+    """A host sees another checkpoint storage than the JobMaster. The job restarts by its strategy:
+    the operator can correct a mount while it waits.
+    """
+
+
+class JournalLostError(ExternalError):
+    """The checkpoint storage does not hold a journal, or claims, that the job has written.
+
+    The job starts from nothing only by a new submission. It restarts by its strategy: the storage
+    may come back.
+    """
+
+
+class StorageGoneError(StorageError):
+    """The folder of the checkpoint storage is gone, or another storage is behind its path."""
+
+
 class CheckpointError(ExternalError):
     """More checkpoints in a row failed than are tolerable; the attempt ends."""
 
@@ -153,6 +195,22 @@ class TransactionError(ExternalError):
     """
 
 
+class SourceChangedError(ExternalError):
+    """A topic that the job reads was deleted, created again or has lost records, so that the job's
+    offsets are not those of its records any more.
+
+    `finding` names what was found and where, without offsets: two errors of one finding are equal
+    in it while the topic is written to. A leader that was elected a moment ago may say so by
+    mistake; it is final when the leaders repeat it (`checkpoint/confirmation`).
+    """
+
+    retry = Retry.NO
+
+    def __init__(self, message: str, finding: str = "") -> None:
+        super().__init__(message)
+        self.finding = finding
+
+
 class RpcError(ExternalError):
     """A process of the cluster did not answer in time or is gone."""
 
@@ -161,6 +219,12 @@ class RpcError(ExternalError):
 
 class ExchangeError(ExternalError):
     """The connection to another slot is lost, or what came over it is no frame of this attempt."""
+
+
+class StartFailedError(ExternalError):
+    """The job's JobMaster ended several times in a row before it reported anything."""
+
+    retry = Retry.NO
 
 
 class DataLossError(ExternalError):
@@ -182,6 +246,51 @@ class DeposedError(ExternalError):
 
 class InternalError(TidegateError):
     """Our own bug: an invariant does not hold. Never caught to go on."""
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+def is_recoverable(error: TidegateError) -> bool:
+    """Whether a restart of the job from its last checkpoint can help.
+
+    A restart cannot help a mistake in the declaration, lost data, a damaged checkpoint, an attempt
+    that was fenced, or a bug of ours.
+    """
+    return error.retry is not Retry.NO and error.domain is not Domain.INTERNAL
+
+
+_REFUSED_BY_THE_SYSTEM: Final = {
+    errno.ENOSPC: "disk space",
+    errno.EDQUOT: "disk space (quota)",
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "another open file (limit of the process)",
+    errno.ENFILE: "another open file (limit of the host)",
+    errno.EAGAIN: "a process, a thread or memory",
+}
+
+
+def from_foreign(error: BaseException) -> TidegateError:
+    """The error of this tree that an exception is, wherever nobody has translated it.
+
+    ResourceExhaustedError where the operating system refused a resource, else InternalError.
+    """
+    if isinstance(error, TidegateError):
+        return error
+    refused = None
+    if isinstance(error, MemoryError):
+        refused = "memory"
+    elif isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+        refused = "a thread"
+    elif isinstance(error, OSError) and error.errno is not None:
+        refused = _REFUSED_BY_THE_SYSTEM.get(error.errno)
+    described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if refused is None:
+        return InternalError(described)
+    return ResourceExhaustedError(
+        f"The operating system refused {refused} ({described}). The job restarts from its last "
+        "checkpoint. If this happens again, give the host more of it, or run fewer slots there."
+    )
 
 
 def check(holds: object, message: str) -> None:

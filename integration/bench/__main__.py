@@ -26,11 +26,20 @@ from integration.bench.exchange_micro import measure_exchange
 from integration.bench.latency import measure_latency
 from integration.bench.machine import speed
 from integration.bench.moments import measure_moments
+from integration.bench.recovery import measure_recovery
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-PARTS: Final = ("intervals", "latency", "moments", "budget", "exchange", "settings")
-NOT_QUICK: Final = frozenset({"windows", "intervals", "budget", "settings"})
+PARTS: Final = (
+    "intervals",
+    "latency",
+    "moments",
+    "budget",
+    "exchange",
+    "settings",
+    "recovery",
+)
+NOT_QUICK: Final = frozenset({"windows", "intervals", "budget", "settings", "recovery"})
 """What 300,000 records say nothing about, what takes too long, or what has no goal."""
 
 
@@ -101,7 +110,9 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def measured(rig: Rig, options: Any) -> Iterator[tuple[page.Table, bool]]:
+def measured(  # noqa: C901 - one arm for each part
+    rig: Rig, options: Any
+) -> Iterator[tuple[page.Table, bool]]:
     """Each table as soon as it is there, and whether it counts."""
     everything = [*WORKLOADS, *PARTS]
     quick: bool = options.quick
@@ -123,6 +134,8 @@ def measured(rig: Rig, options: Any) -> Iterator[tuple[page.Table, bool]]:
         yield measure_exchange(rig.count, options.rounds), True
     if "settings" in wanted:
         yield measure_settings(rig, options.rounds), True
+    if "recovery" in wanted:
+        yield measure_recovery(), True
 
 
 if __name__ == "__main__":

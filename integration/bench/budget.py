@@ -302,7 +302,7 @@ class BareSlot:
             vertex,
             Leaves(
                 outlets=(),
-                make_sink=lambda node: KafkaSinkWriter(
+                make_sink=lambda node, _: KafkaSinkWriter(
                     cast("KafkaSink[Any]", node.declaration), Uid(node.id), runtime
                 ),
                 make_state=lambda node: open_step_state(

@@ -8,7 +8,7 @@ brokers have one, so that what befalls slots need not befall their JobMaster.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,15 +43,16 @@ MAINS: Final = {
 
 
 def run_slot(
-    start: StartSlot, _drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
+    start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
     """A slot."""
-    return run_real_slot(start, SlotDrivers(), task_manager, task_manager_pid)
+    return run_real_slot(start, SlotDrivers(drivers), task_manager, task_manager_pid)
 
 
-def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, _drivers: Drivers) -> int:
+def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """A JobMaster."""
-    return run_real_jobmaster(job, address, epoch, JobMasterDrivers())
+    laid = JobMasterDrivers(drivers)
+    return run_real_jobmaster(job, address, epoch, laid)
 
 
 def run_taskmanager(
@@ -60,25 +61,25 @@ def run_taskmanager(
     epoch: LeaderEpoch,
     slots: int,
     config: Config,
-    _drivers: Drivers,
+    drivers: Drivers,
     processes: Processes,
 ) -> int:
     """A TaskManager."""
-    drivers = RealDrivers()
-    drivers.rpc = _laid(drivers, "taskmanager")
-    return run_real_taskmanager(id_, address, epoch, slots, config, drivers, processes)
+    laid = RealDrivers(killing.network_of(drivers))
+    laid.rpc = _laid(laid, "taskmanager")
+    return run_real_taskmanager(id_, address, epoch, slots, config, laid, processes)
 
 
 def run_jobmanager(
     cluster: str,
     config: Config,
-    _drivers: Drivers,
+    drivers: Drivers,
     processes: Processes,
-    *,
-    announce: Callable[[Mapping[str, object]], None],
+    **keywords: Any,
 ) -> int:
     """A JobManager."""
-    return run_real_jobmanager(cluster, config, JobManagerDrivers(), processes, announce=announce)
+    laid = JobManagerDrivers(drivers)
+    return run_real_jobmanager(cluster, config, laid, processes, **keywords)
 
 
 def _laid(drivers: RealDrivers, role: str) -> Any:
@@ -93,8 +94,8 @@ def _of_role(kafka: Mapping[str, str], role: str) -> Mapping[str, str]:
 class JobManagerDrivers(RealDrivers):
     """Of a JobManager: messages and storage."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, real: Drivers) -> None:
+        super().__init__(killing.network_of(real))
         self.rpc = _laid(self, "jobmanager")
 
     def blob_store(self, url: str) -> BlobStore:
@@ -104,8 +105,8 @@ class JobManagerDrivers(RealDrivers):
 class JobMasterDrivers(killing.JobMasterDrivers):
     """Of a JobMaster: messages, storage, Kafka."""
 
-    def __init__(self) -> None:
-        super().__init__(Traps(Plan.from_environment()))
+    def __init__(self, real: Drivers) -> None:
+        super().__init__(Traps(Plan.from_environment()), real)
         self.rpc = _laid(self, "jobmaster")
 
     def blob_store(self, url: str) -> BlobStore:
@@ -121,8 +122,8 @@ class JobMasterDrivers(killing.JobMasterDrivers):
 class SlotDrivers(killing.SlotDrivers):
     """Of a slot: messages, exchange, storage, Kafka."""
 
-    def __init__(self) -> None:
-        super().__init__(Traps(Plan.from_environment()))
+    def __init__(self, real: Drivers) -> None:
+        super().__init__(Traps(Plan.from_environment()), real)
         self.rpc = _laid(self, "slot")
 
     def blob_store(self, url: str) -> BlobStore:

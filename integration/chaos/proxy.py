@@ -73,7 +73,7 @@ class Network:
         self._proxies: list[Proxy] = []
 
     def proxy(self, target: str, weather: Weather = FLOWING) -> Proxy:
-        """A new proxy in front of `host:port`."""
+        """A new proxy in front of `host:port` or `unix:PATH`."""
         made = Proxy(target, weather, self.do)
         self.do(made.listen)
         self._proxies.append(made)
@@ -224,8 +224,12 @@ class _Pipe:
 
     async def run(self) -> None:
         await self._proxy.wait_for(lambda weather: weather.kind != "stalled")
-        host, _, port = self._proxy.target.rpartition(":")
-        self._server = await asyncio.open_connection(host, int(port))
+        target = self._proxy.target
+        if target.startswith("unix:"):
+            self._server = await asyncio.open_unix_connection(target.removeprefix("unix:"))
+        else:
+            host, _, port = target.rpartition(":")
+            self._server = await asyncio.open_connection(host, int(port))
         client, server = self._client, self._server
         ways = [
             asyncio.ensure_future(self._pass_on(client[0], server[1], answers=False)),

@@ -8,7 +8,7 @@ gets into the output.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -72,26 +72,28 @@ def run_without_end_in_recovery(
         def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
             return _WithoutEnd(super().transaction_log(kafka), self._traps)
 
-    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
+    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
 
 
 class _WithoutEnd(Passing):
-    """Until the first listing, which is where fencing begins, nothing is ended."""
+    """Until the second listing, which is where fencing begins, nothing is ended. The first is that
+    of the claim.
+    """
 
     def __init__(self, real: TransactionLog, traps: Traps) -> None:
         super().__init__(real, traps)
-        self._recovering = True
+        self._listings = 0
         self._pretended: set[TransactionalId] = set()
 
     def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
-        self._recovering = False
+        self._listings += 1
         listed: dict[TransactionalId, TransactionState] = self._real.list(prefix)
         return listed
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndOutcome:
-        if self._recovering:
+        if self._listings < 2:
             self._pretended.add(transactional_id)
             return EndOutcome.ACCEPTED
         outcome: EndOutcome = self._real.end(transactional_id, producer_id, epoch, commit=commit)
@@ -117,13 +119,17 @@ def run_end_before_publication(
             return self.log
 
         def blob_store(self, url: str) -> BlobStore:
-            return _EndsFirst(RealDrivers.blob_store(self, url), self._traps, self._phase, self.log)
+            real = RealDrivers.blob_store(self, url)
+            return _EndsFirst(real, self._traps, self._phase, lambda: self.log)
 
-    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
+    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
 
 
 class _EndsFirst(JournalTraps):
-    def __init__(self, real: BlobStore, traps: Traps, phase: Phase, log: TransactionLog) -> None:
+    def __init__(
+        self, real: BlobStore, traps: Traps, phase: Phase, log: Callable[[], TransactionLog]
+    ) -> None:
+        """`log` is called at a publication: the code of the job is read before there is one."""
         super().__init__(real, traps, phase)
         self._log = log
 
@@ -131,7 +137,7 @@ class _EndsFirst(JournalTraps):
         entry = journal_entry(path, data)
         if isinstance(entry, Publication):
             for txn in entry.transactions:
-                self._log.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=True)
+                self._log().end(txn.transactional_id, txn.producer_id, txn.epoch, commit=True)
         return super().create(path, data)
 
 
@@ -139,15 +145,15 @@ def run_slot_with_one_producer(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
     """See REUSED_PRODUCER."""
-    broken = _OneProducer(Traps(Plan.from_environment()))
+    broken = _OneProducer(Traps(Plan.from_environment()), drivers)
     return run_real_slot(start, broken, task_manager, task_manager_pid)
 
 
 class _OneProducer(SlotDrivers):
     """One producer for each subtask of a sink, whatever the slots of its pool are called."""
 
-    def __init__(self, traps: Traps) -> None:
-        super().__init__(traps)
+    def __init__(self, traps: Traps, real: Drivers) -> None:
+        super().__init__(traps, real)
         self._lock = threading.Lock()
         self._shared: dict[TransactionalId, _Shared] = {}
         self._begun: set[TransactionalId] = set()
@@ -235,7 +241,7 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
             real = RealDrivers.transaction_log(self, kafka)
             return _Believing(real, self._traps, self._phase)
 
-    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment())))
+    return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
 
 
 class _Believing(CommitTraps):

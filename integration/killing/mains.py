@@ -33,6 +33,7 @@ from tidegate.controlplane.jobmaster import journal_work, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.network import Network
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore, Created
 from tidegate.ports.drivers import Drivers, KafkaAdmin
@@ -79,14 +80,15 @@ def run_slot(
     """A slot that may end at a `slot.` point."""
     traps = _traps()
     traps.reached("slot.starting")
-    return run_real_slot(start, SlotDrivers(traps), task_manager, task_manager_pid)
+    return run_real_slot(start, SlotDrivers(traps, drivers), task_manager, task_manager_pid)
 
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """A JobMaster that may end at a `jobmaster.` point."""
     service.SWEEP_INTERVAL_S = SWEEP_S  # type: ignore[misc]
     journal_work.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
-    return run_real_jobmaster(job, address, epoch, JobMasterDrivers(_traps()))
+    traps = _traps()
+    return run_real_jobmaster(job, address, epoch, JobMasterDrivers(traps, drivers))
 
 
 def run_taskmanager(*arguments: Any) -> int:
@@ -97,14 +99,19 @@ def run_taskmanager(*arguments: Any) -> int:
 
 
 def run_jobmanager(
-    cluster: str, config: Config, _drivers: Drivers, processes: Processes, **keywords: Any
+    cluster: str, config: Config, drivers: Drivers, processes: Processes, **keywords: Any
 ) -> int:
     """A JobManager that always starts again at once: what is killed here dies again and again in
     short order, and each death would double the pause before the next start.
     """
     backoff.FIRST_MS = backoff.LONGEST_MS = 0
-    drivers = JobManagerDrivers(Traps(Plan.from_environment()))
-    return run_real_jobmanager(cluster, config, drivers, processes, **keywords)
+    trapped = JobManagerDrivers(Traps(Plan.from_environment()), drivers)
+    return run_real_jobmanager(cluster, config, trapped, processes, **keywords)
+
+
+def network_of(drivers: Drivers) -> Network:
+    """How this process is reached, as `bootstrap` has told its real drivers."""
+    return cast("RealDrivers", drivers).network
 
 
 def _traps() -> Traps:
@@ -138,8 +145,8 @@ def _end_later(shell: int) -> None:
 class JobManagerDrivers(RealDrivers):
     """The real drivers of a JobManager, with traps."""
 
-    def __init__(self, traps: Traps) -> None:
-        super().__init__()
+    def __init__(self, traps: Traps, real: Drivers) -> None:
+        super().__init__(network_of(real))
         self._traps = traps
 
     def blob_store(self, url: str) -> BlobStore:
@@ -149,8 +156,8 @@ class JobManagerDrivers(RealDrivers):
 class SlotDrivers(RealDrivers):
     """The real drivers of a slot, with traps."""
 
-    def __init__(self, traps: Traps) -> None:
-        super().__init__()
+    def __init__(self, traps: Traps, real: Drivers) -> None:
+        super().__init__(network_of(real))
         self._traps = traps
         self._used: set[TransactionalId] = set()
 
@@ -212,7 +219,11 @@ class StoreTraps(Passing):
         self._real.put(path, data)
 
     def _reached(self, path: str) -> None:
-        points = {"submission.json": "jobmanager.storing", "result.json": "jobmanager.ending"}
+        points = {
+            "submission.json": "jobmanager.storing",
+            "decision.json": "jobmanager.accepting",
+            "result.json": "jobmanager.ending",
+        }
         self._traps.reached(points.get(path.rpartition("/")[2], ""))
 
 
@@ -282,8 +293,8 @@ class Phase:
 class JobMasterDrivers(RealDrivers):
     """The real drivers of a JobMaster, with traps."""
 
-    def __init__(self, traps: Traps) -> None:
-        super().__init__()
+    def __init__(self, traps: Traps, real: Drivers) -> None:
+        super().__init__(network_of(real))
         self._traps, self._phase = traps, Phase()
         self.rpc = cast("Rpc", LineTraps(self.rpc, traps))
 

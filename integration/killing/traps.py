@@ -34,6 +34,7 @@ begin with `recovery`:
     jobmaster.closing, .closed  around the last entry of a job that has ended
 
     jobmanager.storing          a submission is about to be stored
+    jobmanager.accepting        it was stored, and is about to count
     jobmanager.ending           the result of a job that has ended is about to be stored
 
     recovery.read               a journal entry was read

@@ -15,7 +15,7 @@ import pytest
 from tidegate import PipelineError, build
 from tidegate.api.code import code_digest, load_pipeline
 from tidegate.api.rebuild import rebuild
-from tidegate.errors import CodeMismatchError
+from tidegate.errors import CodeMismatchError, TidegateError, UserCodeError
 
 GOOD = """
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline
@@ -156,3 +156,86 @@ def test_what_differs_from_what_was_submitted_is_refused(tmp_path: Path) -> None
             assert words in str(caught.value)
     finally:
         sys.path[:] = before
+
+
+def test_places_are_shown_below_the_folder_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users know `shown/good.py`, and not where a host has unpacked it."""
+    package(tmp_path, "shown")
+    monkeypatch.setattr("tidegate.api.place._code_folders", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    pipeline = load_pipeline("shown.good:Copies", tmp_path)
+    (node,) = [node for node in build(pipeline) if node.kind == "filter"]
+    assert node.place == "good.py:10"
+    _, graph = rebuild(
+        "shown.good:Copies",
+        str(tmp_path),
+        {},
+        fingerprint=build(pipeline).fingerprint(),
+        digest=None,
+        python_version=platform.python_version(),
+    )
+    (node,) = [node for node in graph if node.kind == "filter"]
+    assert node.place == "shown/good.py:10"
+
+
+FLAKY = """
+from pathlib import Path
+
+from tidegate import Json, KafkaSink, KafkaSource, Param, Pipeline
+
+HERE = Path(__file__).parent
+
+def needs(name):
+    if (HERE / name).exists():
+        raise eval((HERE / name).read_text())
+    return True
+
+needs("at-import")
+
+class Flaky(Pipeline, name="flaky"):
+    numbers = KafkaSource("numbers", value=Json(int))
+    out = KafkaSink("out", value=Json(int))
+    limit = Param(int, default=1, check=lambda limit: needs("in-check"))
+
+    def define(self):
+        needs("in-define")
+        self.numbers.to(self.out)
+"""
+
+
+@pytest.mark.parametrize("where", ["at-import", "in-check", "in-define"])
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        ("ConnectionError('the database is down')", UserCodeError),
+        ("MemoryError()", UserCodeError),
+        ("ImportError('no such library')", PipelineError),
+        ("SyntaxError('no Python')", PipelineError),
+    ],
+)
+def test_what_code_raises_elsewhere_that_worked_at_submit_is_tried_again(
+    tmp_path: Path, where: str, raised: str, expected: type[TidegateError]
+) -> None:
+    module = f"flaky_{where.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(FLAKY)
+    reference, before = f"{module}:Flaky", list(sys.path)
+    try:
+        pipeline = load_pipeline(reference, tmp_path)
+        submitted = {
+            "fingerprint": build(pipeline).fingerprint(),
+            "digest": code_digest(pipeline),
+            "python_version": platform.python_version(),
+        }
+        del sys.modules[module]  # as in another process
+        (tmp_path / where).write_text(raised)
+        with pytest.raises(expected) as caught:
+            rebuild(reference, str(tmp_path), {}, **submitted)
+        assert type(caught.value) is expected
+        assert raised.partition("(")[0] in str(caught.value)
+        (tmp_path / where).unlink()
+        assert rebuild(reference, str(tmp_path), {}, **submitted)[1].name == "flaky"
+    finally:
+        sys.path[:] = before
+        sys.modules.pop(module, None)

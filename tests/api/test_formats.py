@@ -275,6 +275,21 @@ def test_a_file_is_found_from_the_folders_on_the_path(
     assert form.decoder()(form.encoder()(WHOLE)) == WHOLE
 
 
+def test_the_file_of_the_first_folder_on_the_path_counts_before_that_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first folder holds the code of the submit; the user may edit the working folder."""
+    work, code = tmp_path / "work", tmp_path / "code"
+    for folder in (work, code):
+        folder.mkdir()
+    file_with(code)
+    (work / "whole.avsc").write_text("edited", encoding="utf-8")
+    monkeypatch.chdir(work)
+    monkeypatch.syspath_prepend(str(code))
+    form = Avro(Whole, schema="whole.avsc")
+    assert form.decoder()(form.encoder()(WHOLE)) == WHOLE
+
+
 def test_the_files_schema_is_in_the_fingerprint(tmp_path: Path) -> None:
     before = Avro(Whole, schema=file_with(tmp_path)).describe()
     after = Avro(Whole, schema=file_with(tmp_path, ratio="double")).describe()

@@ -308,6 +308,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "class for object": (built(class_for_object), "not the class RunningTotal"),
     "keyed without key": (built(keyed_function_without_key), "derived from Process here"),
     "one function twice": (built(one_function_twice), "belongs to the step 'one' at"),
+    "foreign code": (
+        lambda: KafkaSource("t", value=Json(Order), kafka={"Plugin.Library.Paths": "evil.so"}),
+        "is not allowed: librdkafka loads these libraries into the process. Remove it.",
+    ),
     "mixed union": (built(mixed_union), "a union of streams of Order and CustomerTotal"),
     "misspelt method": (built(misspelt_method), "'Stream' object has no attribute 'fliter'"),
     "sink is a source": (built(sink_is_a_source), ".to() takes a KafkaSink"),

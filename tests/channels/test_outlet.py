@@ -17,6 +17,7 @@ from tidegate.dataplane.channels.outlet import (
     LocalChannel,
     RemoteChannel,
 )
+from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.key_groups import key_group, subtask_of
@@ -45,6 +46,9 @@ class Heard:
 
     def flush(self) -> None:
         self.flushed += 1
+
+    def refuse_with(self, refusals: Refusals) -> None:
+        raise NotImplementedError
 
     def values(self) -> list[object]:
         return [v for e in self.elements if isinstance(e, RecordBatch) for v in e.values]

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from tests.checkpoint.world import (
-    CLUSTER,
     JOB,
     PATIENCE,
     RECORDS,
@@ -105,7 +104,7 @@ class Tasks:
             if found.state is TransactionState.EMPTY:
                 continue  # nothing was written: the producer stays
             txn = PreparedTransaction(
-                cluster_id=CLUSTER,
+                cluster_id=self.world.cluster,
                 transactional_id=tid,
                 producer_id=found.producer_id,
                 epoch=found.epoch,
@@ -329,7 +328,7 @@ def _manifest(
         submission=journal.submission,
         created_ms=0,
         final=False,
-        kafka_cluster=CLUSTER,
+        kafka_cluster=journal.state.kafka_cluster,
         fingerprint="f",
         plan=PlanFacts(
             parallelism=1,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tests.checkpoint.masters import Tasks
-from tests.checkpoint.world import CLUSTER, JOB, PATIENCE, Faults, Rules, World
+from tests.checkpoint.world import JOB, PATIENCE, Faults, Rules, World
 from tidegate.checkpoint.effects import Effect, Procedure, Together
 from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.manifest import Manifest
@@ -121,7 +121,7 @@ def manifest(
         submission=journal.submission,
         created_ms=0,
         final=final,
-        kafka_cluster=CLUSTER,
+        kafka_cluster=journal.state.kafka_cluster,
         fingerprint="f",
         plan=PlanFacts(parallelism=1, max_parallelism=128),
         subtasks=(

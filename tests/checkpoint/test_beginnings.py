@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.checkpoint.quiet import Quiet
 from tests.checkpoint.world import JOB, PATIENCE
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
+from tidegate.checkpoint.envelope import seal, unseal
+from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
 from tidegate.checkpoint.plan_facts import PlanFacts
-from tidegate.checkpoint.procedures.beginnings import beginnings_path, fix_beginnings
-from tidegate.checkpoint.restore import PartitionFacts, restore
-from tidegate.errors import CorruptCheckpointError, RefusedError, StorageError
+from tidegate.checkpoint.procedures.beginnings import (
+    beginnings_path,
+    fix_beginnings,
+    read_beginnings,
+)
+from tidegate.checkpoint.restore import restore
+from tidegate.errors import (
+    CorruptCheckpointError,
+    RefusedError,
+    SourceChangedError,
+    StorageError,
+)
 from tidegate.ids import Uid
 from tidegate.ports.blobs import Created
 
+PATH = beginnings_path(JOB, "s1")
 ONE_SLOT = PlanFacts(parallelism=1, max_parallelism=128)
 
 
@@ -26,9 +40,22 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def facts(start: int, *, earliest: int = 0, end: int | None = None, at: int = 0) -> PartitionFacts:
+def facts(
+    start: int,
+    *,
+    earliest: int = 0,
+    end: int | None = None,
+    at: int = 0,
+    kind: StartKind = "latest",
+) -> PartitionFacts:
     return PartitionFacts(
-        source=Uid("in"), topic="t", partition=at, start=start, earliest=earliest, end=end
+        source=Uid("in"),
+        topic="t",
+        partition=at,
+        start=start,
+        earliest=earliest,
+        end=end,
+        start_kind=kind,
     )
 
 
@@ -49,24 +76,66 @@ def test_another_submission_looks_anew(quiet: Quiet) -> None:
     assert fixed(quiet, facts(170), submission="s2")[0].start == 170
 
 
-def test_a_partition_that_was_added_since_is_as_it_is_found(quiet: Quiet) -> None:
-    fixed(quiet, facts(100))
-    added = facts(7, at=1)
-    assert fixed(quiet, facts(170), added)[1] == added
-
-
-def test_earliest_goes_with_the_log_and_any_other_start_that_is_gone_is_refused(
+def test_a_source_that_begins_at_the_latest_offset_reads_all_of_a_partition_added_later(
     quiet: Quiet,
 ) -> None:
-    fixed(quiet, facts(0), facts(100, at=1))
-    oldest, newest = fixed(quiet, facts(20, earliest=20), facts(300, earliest=200, at=1))
-    assert oldest.start == 20
-    with pytest.raises(RefusedError, match="offset 100 of partition 1"):
-        restore(None, ONE_SLOT, [oldest, newest])
+    fixed(quiet, facts(100))
+    added = facts(7, earliest=2, at=1)
+    assert fixed(quiet, facts(170), added)[1].start == 2
+
+
+@pytest.mark.parametrize("kind", ["earliest", "timestamp", "group", "offset"])
+def test_another_source_begins_in_an_added_partition_as_it_says(
+    quiet: Quiet, kind: StartKind
+) -> None:
+    fixed(quiet, facts(100, kind=kind))
+    added = facts(7, earliest=2, at=1, kind=kind)
+    assert fixed(quiet, facts(170, kind=kind), added)[1] == added
+
+
+def test_earliest_follows_the_log(quiet: Quiet) -> None:
+    fixed(quiet, facts(0, kind="earliest"))
+    (oldest,) = fixed(quiet, facts(20, earliest=20, kind="earliest"))
+    ((split,),) = restore(None, ONE_SLOT, [oldest]).splits
+    assert split.offset == 20
+
+
+@pytest.mark.parametrize("kind", ["latest", "timestamp"])
+@pytest.mark.parametrize("now", [200, 300])
+def test_a_fixed_start_that_retention_has_overtaken_is_refused_with_both_offsets(
+    quiet: Quiet, kind: StartKind, now: int
+) -> None:
+    """Also where the log is empty, so that the start of today is the earliest offset."""
+    fixed(quiet, facts(100, kind=kind))
+    found = fixed(quiet, facts(now, earliest=200, kind=kind))
+    with pytest.raises(RefusedError, match=r"offset 100 of .* before offset 200, .*100 to 199"):
+        restore(None, ONE_SLOT, found)
+
+
+def test_an_offset_of_the_group_that_retention_has_overtaken_is_refused(quiet: Quiet) -> None:
+    """The group's offset may have expired since, so that the start of today is the earliest."""
+    fixed(quiet, facts(100, kind="group"))
+    found = fixed(quiet, replace(facts(200, earliest=200, kind="earliest"), latest=300))
+    with pytest.raises(RefusedError, match=r"offset 100 of .* begins at 200 and ends at 300"):
+        restore(None, ONE_SLOT, found)
+
+
+def test_a_file_of_an_earlier_version_has_the_kind_of_start_that_the_source_has(
+    quiet: Quiet,
+) -> None:
+    fixed(quiet, facts(100), facts(100, at=1))
+    stored = unseal(quiet.world.store.objects[PATH], what="the file")
+    kinds_left_out = re.sub(rb',"start_kind":"latest"', b"", stored)
+    assert b"start_kind" not in kinds_left_out != stored
+    quiet.world.store.objects[PATH] = seal(msgspec.json.decode(kinds_left_out))
+    oldest = facts(200, earliest=200, kind="earliest")
+    latest = facts(200, earliest=200, at=1)
+    found = fixed(quiet, oldest, latest)
+    assert [each.start for each in found] == [200, 100]
 
 
 def test_a_given_start_behind_the_end_of_the_log_is_refused_all_the_same(quiet: Quiet) -> None:
-    beyond = replace(facts(900), latest=500)
+    beyond = replace(facts(900, kind="offset"), latest=500)
     for _ in range(2):
         with pytest.raises(RefusedError, match="ends at 500"):
             restore(None, ONE_SLOT, fixed(quiet, beyond))
@@ -101,7 +170,28 @@ def test_a_create_without_an_answer_is_sent_again_and_given_up_in_time(quiet: Qu
 
 def test_a_torn_file_is_named_with_the_remedy(quiet: Quiet) -> None:
     fixed(quiet, facts(100))
-    path = beginnings_path(JOB, "s1")
-    quiet.world.store.objects[path] = quiet.world.store.objects[path][:-20]
+    quiet.world.store.objects[PATH] = quiet.world.store.objects[PATH][:-20]
     with pytest.raises(CorruptCheckpointError, match=r"beginnings/s1\.json .*Remove it"):
         fixed(quiet, facts(170))
+
+
+def test_a_topic_that_was_created_again_since_the_first_look_is_named_with_both_ids(
+    quiet: Quiet,
+) -> None:
+    fixed(quiet, replace(facts(100), topic_id="id-a"))
+    assert fixed(quiet, replace(facts(100), topic_id="id-a"))
+    with pytest.raises(SourceChangedError, match=r"topic id id-a\) is offset 100.*with id id-b"):
+        fixed(quiet, replace(facts(300), topic_id="id-b"))
+
+
+def test_a_partition_of_the_first_look_that_is_gone_is_named(quiet: Quiet) -> None:
+    fixed(quiet, facts(100), facts(200, at=1))
+    with pytest.raises(SourceChangedError, match=r"partition 1 of topic 't' is offset 200"):
+        fixed(quiet, facts(100))
+
+
+def test_what_the_first_look_found_can_be_read_before_the_next(quiet: Quiet) -> None:
+    assert quiet.run(read_beginnings(JOB, "s1")) == ()
+    fixed(quiet, replace(facts(100), topic_id="id-a"))
+    (split,) = quiet.run(read_beginnings(JOB, "s1"))
+    assert (split.topic, split.partition, split.offset, split.topic_id) == ("t", 0, 100, "id-a")

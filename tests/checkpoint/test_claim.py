@@ -19,7 +19,9 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.journal_state import decode_hint, encode_hint
 from tidegate.checkpoint.procedures import (
+    OwnJournal,
     claim,
+    claim_to_close,
     publish,
     read_journal,
 )
@@ -105,7 +107,7 @@ def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Qu
             outcome = outcomes.pop(0)
             if isinstance(outcome, StorageError):
                 raise outcome
-            return outcome
+            return NotImplemented if outcome is Created.CREATED else outcome
         return NotImplemented
 
     found = quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), answer)
@@ -302,3 +304,33 @@ def test_a_store_that_does_not_keep_what_it_confirmed_is_found(quiet: Quiet) -> 
 
     with pytest.raises(CorruptCheckpointError, match="reads back as nothing"):
         quiet.run(claim(JOB, submission="s1", patience=PATIENCE), forget)
+
+
+def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(quiet: Quiet) -> None:
+    def to_close(submission: str) -> OwnJournal | None:
+        return quiet.run(claim_to_close(JOB, submission=submission, patience=PATIENCE))
+
+    assert to_close("s1") is None, "there is no journal"
+    quiet.claim("s1")
+    assert to_close("s2") is None
+    assert quiet.kinds() == ["Claim"], "a submission that has not run changes nothing"
+    found = to_close("s1")
+    assert found is not None
+    quiet.close(found)
+    assert quiet.kinds() == ["Claim", "Claim", "Closed"]
+    with pytest.raises(JobClosedError, match="has ended"):
+        to_close("s1")
+
+
+def test_a_claim_to_close_commits_what_is_named_and_fences_the_rest(quiet: Quiet) -> None:
+    dead = quiet.claim()
+    quiet.publish(dead, 1, *quiet.prepared(dead, 0))
+    unpublished = quiet.prepared(dead, 1)
+    journal = quiet.run(claim_to_close(JOB, submission="s1", patience=PATIENCE))
+    assert journal is not None
+    quiet.close(journal)
+    assert quiet.world.output == {0: 1}
+    for txn in unpublished:
+        found = quiet.world.describe(txn.transactional_id)
+        assert found is not None
+        assert found.state is not TransactionState.ONGOING

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 class NothingListed:
+    def cluster_id(self) -> str:
+        return "c1"
+
     def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
         return {}
 

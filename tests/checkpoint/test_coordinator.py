@@ -43,6 +43,8 @@ from tidegate.checkpoint.coordination import (
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import (
+    FINAL_RETRY_S,
+    FINAL_RETRY_S_MAX,
     MOVES,
     CheckpointCoordinator,
     CoordinatorSettings,
@@ -257,14 +259,29 @@ def test_a_stop_before_the_start_is_remembered() -> None:
     assert coordinator.handle(Started(now_s=2))[0] == Trigger(checkpoint=cid(1), final=True)
 
 
-def test_a_final_checkpoint_is_retried_at_once_until_too_many_fail() -> None:
+def test_a_final_checkpoint_is_retried_after_growing_pauses_until_too_many_fail() -> None:
     coordinator = started()
     coordinator.handle(StopRequested(now_s=101))
-    for counter in (1, 2):
-        declined = Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=102)
-        assert coordinator.handle(declined)[1] == Trigger(checkpoint=cid(counter + 1), final=True)
-    last = coordinator.handle(Declined(checkpoint=cid(3), subtask=A, reason="x", now_s=102))
+    for counter, due_s in ((1, 102 + FINAL_RETRY_S), (2, 103 + 2 * FINAL_RETRY_S)):
+        now_s = 101 + counter
+        declined = Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=now_s)
+        assert coordinator.handle(declined)[1:] == [WakeAt(time_s=due_s)]
+        assert coordinator.handle(Tick(now_s=due_s - 0.1)) == []
+        again = Trigger(checkpoint=cid(counter + 1), final=True)
+        assert coordinator.handle(Tick(now_s=due_s))[0] == again
+    last = coordinator.handle(Declined(checkpoint=cid(3), subtask=A, reason="x", now_s=106))
     assert isinstance(last[-1], FailAttempt)
+
+
+def test_the_pause_before_a_final_checkpoint_has_a_limit() -> None:
+    coordinator = started(CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=50))
+    coordinator.handle(StopRequested(now_s=101))
+    for counter in range(1, 20):
+        declined = Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=200)
+        (wake,) = coordinator.handle(declined)[1:]
+        assert isinstance(wake, WakeAt)
+        assert wake.time_s <= 200 + FINAL_RETRY_S_MAX
+        coordinator.handle(Tick(now_s=wake.time_s))
 
 
 # --- the machine --------------------------------------------------------------------------------

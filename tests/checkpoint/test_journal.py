@@ -404,3 +404,14 @@ def test_unknown_fields_of_a_later_version_are_passed_over() -> None:
     body = {**json.loads(msgspec.json.encode(entry)), "added_later": 1}
     raw = msgspec.json.encode(body)
     assert msgspec.json.decode(raw, type=AnyEntry) == entry
+
+
+def test_an_end_of_an_earlier_version_reads_as_one_that_no_stop_has_made() -> None:
+    header: dict[str, Any] = {"number": 2, "nonce": "n", "previous": "p", "journal": "j"}
+    closed = Closed(
+        **header, created_ms=0, attempt=Attempt(1), outcome="finished", stopped="with_checkpoint"
+    )
+    raw = msgspec.to_builtins(closed)
+    del raw["stopped"]
+    assert msgspec.convert(raw, Closed).stopped == ""
+    assert decode_entry(encode_entry(closed), "x") == closed

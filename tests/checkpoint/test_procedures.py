@@ -11,11 +11,13 @@ from tests.checkpoint.masters import Tasks
 from tests.checkpoint.quiet import Quiet, manifest
 from tests.checkpoint.world import JOB, PATIENCE
 from tidegate.checkpoint import effects
+from tidegate.checkpoint.confirmation import REPEATED_S
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal import (
     HINT_INTERVAL,
     hint_path,
 )
+from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import (
     OwnJournal,
     commit,
@@ -29,14 +31,16 @@ from tidegate.errors import (
     KafkaError,
     KafkaUnavailableError,
     OutcomeUnknownError,
+    SourceChangedError,
     StorageError,
     TransactionError,
 )
-from tidegate.ids import TransactionalId
+from tidegate.ids import TransactionalId, Uid
 from tidegate.ports.blobs import Created
 from tidegate.ports.kafka import EndOutcome, TransactionState
 from tidegate.protocol.snapshots import (
     PreparedTransaction,
+    SourceSplit,
 )
 
 
@@ -149,6 +153,71 @@ def test_a_prepared_transaction_that_is_gone_is_not_published(quiet: Quiet) -> N
     with pytest.raises(TransactionError, match=r"is not open any more.*Nothing is lost"):
         quiet.publish(journal, 1, *named)
     assert quiet.kinds() == ["Claim"]
+
+
+def with_topic_ids(journal: OwnJournal, *topic_ids: str) -> Manifest:
+    """A manifest with a position in each of the topics t0, t1, ..."""
+    splits = tuple(
+        SourceSplit(source=Uid("in"), topic=f"t{n}", partition=0, offset=7, topic_id=each)
+        for n, each in enumerate(topic_ids)
+    )
+    made = manifest(journal, 1)
+    part = msgspec.structs.replace(made.subtasks[0], splits=splits)
+    return msgspec.structs.replace(made, subtasks=(part, *made.subtasks[1:]))
+
+
+def test_topics_are_asked_for_in_one_request_before_each_publication(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.asked.clear()
+    ids = {"t0": "id-0", "t1": "id-1", "t2": "id-2"}
+    made = with_topic_ids(journal, "id-0", "id-1", "")
+
+    def answer(effect: Effect) -> Any:
+        return ids if isinstance(effect, effects.TopicIds) else NotImplemented
+
+    quiet.run(publish(journal, made, (), checking=PATIENCE), answer)
+    (asked,) = [effect for effect in quiet.asked if isinstance(effect, effects.TopicIds)]
+    assert asked.topics == {"t0", "t1"}, "the id of t2 is not known"
+    assert quiet.kinds() == ["Claim", "Publication"]
+
+
+def test_a_topic_that_was_created_again_is_not_published(quiet: Quiet) -> None:
+    said = not_published(quiet, {"t0": "id-0", "t1": "id-new"})
+    assert "'t1' (topic id id-1) is offset 7, and" in said
+    assert "with id id-new" in said
+
+
+def test_a_topic_that_was_deleted_is_not_published(quiet: Quiet) -> None:
+    said = not_published(quiet, {"t0": "id-0"})
+    assert "'t1' (topic id id-1) is offset 7, and Kafka has no topic of this name" in said
+
+
+def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
+    """What is said of a checkpoint of t0 and t1 when the brokers have repeated this."""
+    journal = quiet.claim()
+
+    def answer(effect: Effect) -> Any:
+        return now_has if isinstance(effect, effects.TopicIds) else NotImplemented
+
+    before_s = quiet.world.time_s
+    with pytest.raises(SourceChangedError) as refused:
+        quiet.run(publish(journal, with_topic_ids(journal, "id-0", "id-1"), ()), answer)
+    assert quiet.kinds() == ["Claim"]
+    assert quiet.world.time_s - before_s >= REPEATED_S
+    return str(refused.value)
+
+
+def test_a_broker_that_is_behind_for_a_moment_delays_a_publication_and_fails_nothing(
+    quiet: Quiet,
+) -> None:
+    journal = quiet.claim()
+    answers: list[dict[str, str]] = [{}, {"t0": "id-old"}, {}, {"t0": "id-0"}]
+
+    def answer(effect: Effect) -> Any:
+        return answers.pop(0) if isinstance(effect, effects.TopicIds) else NotImplemented
+
+    quiet.run(publish(journal, with_topic_ids(journal, "id-0"), ()), answer)
+    assert quiet.kinds() == ["Claim", "Publication"]
 
 
 def test_kafka_away_before_a_publication_only_fails_the_checkpoint(quiet: Quiet) -> None:

@@ -12,17 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
 from tidegate.checkpoint.restore import (
-    PartitionFacts,
     ordinal_of_split,
     restore,
     spread,
 )
-from tidegate.errors import CorruptCheckpointError, InternalError, RefusedError
+from tidegate.checkpoint.state_changes import SchemaRules
+from tidegate.errors import (
+    CorruptCheckpointError,
+    InternalError,
+    RefusedError,
+    Retry,
+    SourceChangedError,
+)
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
-from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, StateFile, SubtaskSnapshot
+from tidegate.protocol.snapshots import (
+    KEY_TYPE,
+    KeyedSnapshot,
+    SourceSplit,
+    StateFile,
+    SubtaskSnapshot,
+)
 
 ORDERS, TOTAL = Uid("orders"), Uid("total")
 
@@ -39,7 +52,12 @@ def plan(parallelism: int = 2, max_parallelism: int = 128, **changes: Any) -> Pl
     )
 
 
-def checkpoint(facts: PlanFacts, partitions: int = 3, **split: Any) -> Manifest:
+def checkpoint(
+    facts: PlanFacts,
+    partitions: int = 3,
+    schemas: dict[str, list[str]] | None = None,
+    **split: Any,
+) -> Manifest:
     """What a run of that plan would have written: a snapshot per subtask, splits dealt out."""
     splits = spread(
         [
@@ -58,7 +76,7 @@ def checkpoint(facts: PlanFacts, partitions: int = 3, **split: Any) -> Manifest:
             first_key_group=groups[0],
             last_key_group=groups[-1],
             files=(file,),
-            schemas={},
+            schemas={"total": ["int"]} if schemas is None else schemas,
         )
         part = SubtaskSnapshot(
             vertex=VertexId("v"), index=SubtaskIndex(index), keyed=(keyed,), splits=splits[index]
@@ -202,12 +220,36 @@ def test_a_schema_that_does_not_fit_is_refused_by_the_callers_rule() -> None:
     def conflict(old: str, new: str) -> str | None:
         return None if old == new else f"field x: {old} is no {new}"
 
-    assert "state 'total'" in refusal(changed, schema_conflict=conflict)
-    restore(checkpoint(plan()), plan(), now(), schema_conflict=conflict)
+    rules = SchemaRules(conflict=conflict)
+    assert "state 'total'" in refusal(changed, schemas=rules)
+    restore(checkpoint(plan()), plan(), now(), schemas=rules)
     added = plan(
         steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "int", "new": "string"}),)
     )
-    restore(checkpoint(plan()), added, now(), schema_conflict=conflict)
+    restore(checkpoint(plan()), added, now(), schemas=rules)
+
+
+def test_every_schema_that_values_may_be_stored_under_must_be_readable() -> None:
+    """Values of version 1 stay as they are until their key comes again, also under version 3."""
+
+    def conflict(old: str, new: str) -> str | None:
+        return f"{old} is no {new}" if (old, new) == ("v1", "v3") else None
+
+    third = plan(steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "v3"}),))
+    rules = SchemaRules(conflict=conflict)
+    restore(checkpoint(plan(), schemas={"total": ["v2"]}), third, now(), schemas=rules)
+    with pytest.raises(RefusedError, match=r"state 'total' in the checkpoint.*v1 is no v3"):
+        restore(checkpoint(plan(), schemas={"total": ["v1", "v2"]}), third, now(), schemas=rules)
+
+
+def test_a_key_class_whose_fields_changed_is_refused_before_anything_is_deployed() -> None:
+    now_keyed = StepFacts(uid=TOTAL, key_type="str", states={"total": "int"}, key_schema="b")
+    manifest = checkpoint(plan(), schemas={KEY_TYPE: ["a"], "total": ["int"]})
+    rules = SchemaRules(same_keys=lambda old, new: old == new)
+    with pytest.raises(RefusedError, match="the fields of this type have changed"):
+        restore(manifest, plan(steps=(now_keyed,)), now(), schemas=rules)
+    same = msgspec.structs.replace(now_keyed, key_schema="a")
+    restore(manifest, plan(steps=(same,)), now(), schemas=rules)
 
 
 def test_a_source_that_reads_another_topic_is_refused() -> None:
@@ -220,9 +262,96 @@ def test_a_source_that_is_gone_is_refused() -> None:
     assert "the position of a source 'orders'" in refusal(gone, [])
 
 
-def test_a_partition_that_is_gone_is_refused() -> None:
-    said = refusal(plan(), now(2))
-    assert "read partition 2 of topic 'orders' up to offset 102" in said
+def test_a_topic_with_fewer_partitions_is_refused() -> None:
+    old = checkpoint(plan(), topic_id="id-a")
+    fewer = [dataclasses.replace(facts, topic_id="id-a") for facts in now(2)]
+    with pytest.raises(SourceChangedError) as refused:
+        restore(old, plan(), fewer)
+    assert "partition 2 of topic 'orders' (topic id id-a) is offset 102" in str(refused.value)
+    assert "has now with id id-a has no partition 2" in str(refused.value)
+
+
+def changed(old: Manifest, *, submission: str = "s2", **changes: Any) -> str:
+    """What is refused of partitions that are 50 to 200 but for the changes."""
+    on_other_cluster = changes.pop("on_other_cluster", False)
+    facts = [
+        dataclasses.replace(each, **{"latest": 200, "topic_id": "id-a", **changes})
+        for each in now(earliest=50)
+    ]
+    try:
+        found = restore(
+            old, plan(), facts, submission=submission, on_other_cluster=on_other_cluster
+        )
+    except SourceChangedError as error:
+        return str(error)
+    splits = [split for part in found.splits for split in part]
+    assert {split.topic_id for split in splits} == {facts[0].topic_id}
+    return ""
+
+
+def test_a_topic_that_was_created_again_is_refused_with_both_ids_and_offsets() -> None:
+    assert SourceChangedError.retry is Retry.NO, "no restart brings the old topic back"
+    old = checkpoint(plan(), topic_id="id-a")
+    said = changed(old, topic_id="id-b")
+    assert "partition 0 of topic 'orders' (topic id id-a) is offset 100" in said
+    assert "with id id-b, in which partition 0 begins at offset 50 and ends at offset 200" in said
+    assert "--restore none" in said
+    assert "id-b" in changed(old, topic_id="id-b", latest=60), "stopped and shorter"
+    assert "id-b" in changed(
+        checkpoint(plan(), topic_id="id-a", end_offset=100), topic_id="id-b", submission="s1"
+    ), "also where this run has read it to its end"
+    assert changed(old) == ""
+
+
+@pytest.mark.parametrize(("stored", "now_has"), [("", "id-a"), ("id-a", ""), ("", "")])
+def test_an_id_that_is_not_known_refuses_nothing(stored: str, now_has: str) -> None:
+    """Checkpoints of earlier versions have none, and some brokers have none."""
+    assert changed(checkpoint(plan(), topic_id=stored), topic_id=now_has) == ""
+
+
+def test_a_position_behind_the_end_is_refused() -> None:
+    """Of a bounded run, too: it would end at once, with 0 records."""
+    for end in (None, 60):
+        said = changed(checkpoint(plan(), topic_id="id-a"), latest=60, end=end)
+        assert "is offset 100, but the partition begins at offset 50 and ends at offset 60" in said
+        assert "40 offsets before the position" in said
+    assert changed(checkpoint(plan(), topic_id="id-a"), latest=102) == ""
+
+
+def test_what_a_run_has_read_to_its_end_may_be_shorter_now() -> None:
+    done = checkpoint(plan(), topic_id="id-a", end_offset=100)
+    assert changed(done, latest=60, submission="s1") == ""
+
+
+def test_a_log_that_was_truncated_and_has_grown_again_is_refused() -> None:
+    old = checkpoint(plan(), topic_id="id-a", leader_epoch=3)
+    said = changed(old, epoch_end=99)
+    assert "in leader epoch 3, but the log of that epoch ends at offset 99" in said
+    assert "unclean leader election" in said
+    assert "leader does not know that epoch" in changed(old, epoch_end=-1)
+    assert changed(old, epoch_end=102) == changed(old, epoch_end=None) == ""
+
+
+def test_in_another_cluster_ids_and_epochs_say_nothing_and_ends_do() -> None:
+    old = checkpoint(plan(), topic_id="id-a", leader_epoch=3)
+    assert changed(old, topic_id="id-b", epoch_end=1, on_other_cluster=True) == ""
+    assert "ends at offset 60" in changed(old, topic_id="id-b", latest=60, on_other_cluster=True)
+
+
+def test_splits_keep_the_leader_epoch_of_what_was_read() -> None:
+    old = checkpoint(plan(), leader_epoch=3)
+    for other, epoch in ((False, 3), (True, -1)):
+        found = restore(old, plan(), now(), on_other_cluster=other)
+        assert {split.leader_epoch for part in found.splits for split in part} == {epoch}
+
+
+@pytest.mark.parametrize("kind", ["earliest", "latest", "timestamp"])
+def test_a_start_that_was_in_the_log_once_and_is_behind_its_end_is_a_changed_log(
+    kind: StartKind,
+) -> None:
+    facts = [dataclasses.replace(each, latest=4, start_kind=kind) for each in now(start=5)]
+    with pytest.raises(SourceChangedError, match=r"is offset 5, but .* ends at offset 4"):
+        restore(None, plan(), facts)
 
 
 def test_records_that_retention_has_deleted_are_refused() -> None:
@@ -272,7 +401,9 @@ def test_a_symbolic_offset_is_a_bug() -> None:
 
 @pytest.mark.parametrize(("start", "fits"), [(1, False), (2, True), (9, True), (10, False)])
 def test_a_given_start_must_be_in_the_log_where_it_is_used(start: int, fits: bool) -> None:
-    given = [dataclasses.replace(facts, latest=9) for facts in now(start=start)]
+    given = [
+        dataclasses.replace(facts, latest=9, start_kind="offset") for facts in now(start=start)
+    ]
     if fits:
         found = restore(None, plan(), given, submission="s1")
         assert {split.offset for splits in found.splits for split in splits} == {start}
@@ -280,4 +411,5 @@ def test_a_given_start_must_be_in_the_log_where_it_is_used(start: int, fits: boo
         with pytest.raises(RefusedError, match="begins at 2 and ends at 9"):
             restore(None, plan(), given, submission="s1")
     # With a checkpoint it is not used, wherever the log begins by now.
-    assert restore(checkpoint(plan()), plan(), given, submission="s1").splits
+    longer = [dataclasses.replace(facts, latest=200) for facts in given]
+    assert restore(checkpoint(plan()), plan(), longer, submission="s1").splits

@@ -148,4 +148,5 @@ def test_settings_come_from_the_configuration() -> None:
         first_s=FIRST_S,
         min_pause_s=0,
         tolerable_failures=2,
+        tolerated_outage_s=180,
     )

@@ -213,8 +213,16 @@ def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
     quiet.recover(journal)
     publish_up_to(quiet, journal, 14)
     quiet.run(trim(journal))
+    own_claim = entry_path(JOB, 1)
+
+    def saw_its_claim_before(effect: Effect) -> Any:
+        if isinstance(effect, effects.ReadObject) and effect.path == own_claim:
+            return quiet.world.store.history[own_claim]
+        return NotImplemented
+
+    late = publish(zombie, manifest(zombie, 1), (), storing=PATIENCE)
     with pytest.raises(DeposedError, match="others have gone on"):
-        quiet.publish(zombie, 1)
+        quiet.run(late, saw_its_claim_before)
     assert entry_path(JOB, 2) in quiet.world.store.objects, "it did land, in the past"
     assert quiet.run(read_journal(JOB)) == journal.state
     publish_up_to(quiet, journal, 18)

@@ -151,6 +151,8 @@ class World:
     producer_ids: int = 0
     nonces: int = 0
     log: list[str] = field(default_factory=list)
+    cluster: str = CLUSTER
+    """The Kafka cluster that the brokers' addresses lead to."""
 
     # --- the store ------------------------------------------------------------------------------
 
@@ -321,7 +323,11 @@ class World:
         self.time_s += 0.001
         kafka = isinstance(
             effect,
-            effects.Describe | effects.EndTransaction | effects.ListTransactions | effects.Fence,
+            effects.ClusterId
+            | effects.Describe
+            | effects.EndTransaction
+            | effects.ListTransactions
+            | effects.Fence,
         )
         if kafka and self.chance.random() < self.faults.kafka_away:
             raise KafkaUnavailableError("Kafka is away")
@@ -342,8 +348,9 @@ class World:
             effects.DeleteObject: lambda e: self._delete(e.path),
             effects.ReadObject: lambda e: self.store.objects.get(e.path),
             effects.WriteObject: lambda e: self.store.objects.__setitem__(e.path, e.data),
-            effects.Describe: lambda e: self.describe(e.transactional_id),
-            effects.EndTransaction: lambda e: self.end(e.transaction, commit=e.commit),
+            effects.ClusterId: lambda _: self.cluster,
+            effects.Describe: self._describe,
+            effects.EndTransaction: self._end,
             effects.ListTransactions: lambda e: self._listed(e.prefix),
             effects.Fence: lambda e: self._fence(e.transactional_id),
             effects.Pause: lambda e: self._pass(e.seconds),
@@ -351,6 +358,18 @@ class World:
             effects.WallClock: lambda _: round(self.time_s * 1000),
             effects.Nonce: lambda _: self._nonce(),
         }
+
+    def _describe(self, effect: effects.Describe) -> TransactionFacts | None:
+        self._same_cluster(effect.cluster_id)
+        return self.describe(effect.transactional_id)
+
+    def _end(self, effect: effects.EndTransaction) -> EndOutcome:
+        self._same_cluster(effect.transaction.cluster_id)
+        return self.end(effect.transaction, commit=effect.commit)
+
+    def _same_cluster(self, cluster_id: str) -> None:
+        if cluster_id != self.cluster:
+            raise Violation(f"a request about Kafka cluster {cluster_id} goes to {self.cluster}")
 
     def _paths(self, prefix: str) -> list[str]:
         return sorted(path for path in self.store.objects if path.startswith(f"{prefix}/"))

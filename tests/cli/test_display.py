@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.display import JsonLines, Lines, _table, describe
+from tidegate.cli.display import JsonLines, Lines, Live, _table, describe
 from tidegate.config import Config
 from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
@@ -112,3 +112,19 @@ def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
     assert "(every 0.1 s)" in told[False][1]
     assert "lag 70,000 (backlog)" in told[True][0]
     assert "(every 2 s, for the backlog)" in told[True][1]
+
+
+def test_a_note_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Lines(SUBMISSION, Config())
+    note = "Records after the restored checkpoint are read again: orders-0 offsets 1 to 9."
+    report = JobReport(job=JobName("totals"), state="RUNNING", notes=(note,))
+    shown.show(report)
+    shown.show(msgspec.structs.replace(report, state="STOPPING"))
+    shown.end(msgspec.structs.replace(report, state="FINISHED"))
+    assert capsys.readouterr().err.count(note) == 1
+
+
+def test_a_note_of_the_live_table_outlives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    report = JobReport(job=JobName("totals"), state="FINISHED", notes=("Offsets are read again.",))
+    Live(SUBMISSION, Config()).end(report)
+    assert "totals: Offsets are read again." in capsys.readouterr().err

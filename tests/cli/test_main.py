@@ -72,7 +72,9 @@ def test_outcomes_become_exit_codes(
         assert capsys.readouterr().err == f"tidegate: {outcome}\n"
 
 
-def test_our_own_bug_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_bug_is_shown_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command()
@@ -81,5 +83,9 @@ def test_our_own_bug_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "app", app)
     monkeypatch.setattr(sys, "argv", ["tidegate"])
-    with pytest.raises(InternalError):
+    with pytest.raises(SystemExit) as left:
         module.main()
+    assert left.value.code == module.FAILED
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback")
+    assert 'raise InternalError("must not be")' in told

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.surroundings import Surroundings
-from tidegate.errors import StorageError
+from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.blobs import BlobStore, Created
 from tidegate.ports.threads import Event
 
@@ -119,6 +119,20 @@ class BlobStoreContract:
     def test_the_probe_passes_and_leaves_nothing(self, store: BlobStore) -> None:
         store.probe()
         assert store.list("probe") == []
+
+    def test_a_storage_has_one_identity(self, store: BlobStore) -> None:
+        assert store.identify() == store.identify()
+        store.confirm()
+        store.put("a", b"1")
+        assert store.get("a") == b"1"
+
+    def test_a_storage_that_is_not_the_expected_one_is_refused(self, store: BlobStore) -> None:
+        own = store.identify()
+        store.bind("another")
+        with pytest.raises(StorageGoneError):
+            store.confirm()
+        store.bind(own)
+        store.confirm()
 
     def test_several_threads_write_at_once(self, store: BlobStore, around: Surroundings) -> None:
         def work(number: int) -> None:

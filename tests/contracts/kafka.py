@@ -21,6 +21,7 @@ from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import (
     EndOutcome,
+    GroupCommit,
     PartitionReader,
     Producer,
     TransactionFacts,
@@ -75,6 +76,8 @@ class KafkaUnderTest:
     settings: dict[str, str]
     make_topic: MakeTopic
     delete_topic: Callable[[str], None]
+    create_again: Callable[[str], None]
+    """Makes a topic of this name, with one partition."""
     unique: Callable[[str], str]
     log: TransactionLog
     admin: KafkaAdmin
@@ -486,12 +489,15 @@ class KafkaContract:
             cluster.settings, group, with_end_of_partition=False
         )
         reader.assign(dict.fromkeys(origins, 0))
-        reader.commit({origins[1]: 5})
+        reader.commit({origins[1]: 5}, "beside it")
         found = cluster.eventually(
             lambda: (reader.poll(1, 0.05), cluster.admin.committed(group, origins))[1],
             lambda committed: committed[origins[1]] is not None,
         )
         assert found == {origins[0]: None, origins[1]: 5}
+        commits = cluster.admin.group_commits(group)
+        assert commits == {origins[1]: GroupCommit(5, "beside it")}
+        assert cluster.admin.group_commits(cluster.unique("nobody")) == {}
         reader.close()
 
     # --- admin ---
@@ -519,6 +525,21 @@ class KafkaContract:
     def test_both_clients_speak_of_the_same_cluster(self, cluster: KafkaUnderTest) -> None:
         assert cluster.log.cluster_id() == cluster.admin.cluster_id()
         assert cluster.admin.transaction_max_timeout_ms() == 900_000
+
+    def test_the_largest_batch_of_a_topic_is_told(self, cluster: KafkaUnderTest) -> None:
+        topics = [cluster.make_topic(1), cluster.make_topic(2)]
+        asked = [*topics, cluster.unique("no-such-topic")]
+        assert cluster.admin.max_message_bytes(asked) == dict.fromkeys(topics, 1_048_588)
+        assert cluster.admin.max_message_bytes([]) == {}
+
+    def test_a_record_as_large_as_its_topic_takes_is_written(self, cluster: KafkaUnderTest) -> None:
+        topic = cluster.make_topic(1)
+        settings = {**cluster.settings, "message.max.bytes": "1048588"}
+        value = bytes(1_048_500)
+        producer = cluster.drivers.producer(settings, None, TRANSACTION_TIMEOUT_MS)
+        producer.send(topic, [b"small", value, b"small"], None)
+        producer.flush(TIMEOUT_S)
+        assert cluster.read(topic) == [[b"small", value, b"small"]]
 
 
 def _write_on(producer: Producer, topic: str) -> None:

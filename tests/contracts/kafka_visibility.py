@@ -102,14 +102,15 @@ class VisibilityContract:
         assert reader.positions() == {}
         write(cluster.producer(None), topic, b"a")
         (run,) = cluster.eventually(lambda: reader.poll(10, 0.5), bool)
-        assert reader.positions() == {origin: run.position} == {origin: 1}
+        assert reader.positions() == {origin: (run.position, 0)} == {origin: (1, 0)}
         for at, commit in ((1, True), (3, False)):
             name, _ = opened(cluster, topic, b"b")
             reader.poll(10, 0.5)
-            assert reader.positions() == {origin: at}, "it is still open"
+            assert reader.positions() == {origin: (at, 0)}, "it is still open"
             end(cluster, name, commit=commit)
             found = cluster.eventually(
-                lambda: (reader.poll(10, 0.5), reader.positions()[origin])[1], at.__lt__
+                lambda: (reader.poll(10, 0.5), reader.positions()[origin].offset)[1],
+                at.__lt__,
             )
             assert found == at + 2
         reader.close()

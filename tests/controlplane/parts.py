@@ -15,6 +15,7 @@ from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import (
     Message,
     Refused,
+    RegisterJobMaster,
     RegisterTaskManager,
     RequestSlots,
     SlotExited,
@@ -22,6 +23,7 @@ from tidegate.protocol.messages import (
     StartSlot,
     StopSlot,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(7)
 Fate = str
@@ -59,7 +61,13 @@ class Cluster:
         )
         self.to_rm(
             RegisterTaskManager(
-                id=TaskManagerId(name), epoch=EPOCH, address=name, slots=slots, pid=1
+                id=TaskManagerId(name),
+                epoch=EPOCH,
+                address=name,
+                slots=slots,
+                pid=1,
+                tidegate_version=TIDEGATE,
+                python_version=PYTHON,
             )
         )
 
@@ -245,3 +253,15 @@ class Cluster:
         for (tm, index), (running, _) in list(self.processes.items()):
             if tm == name and running == pid:
                 self.kill(tm, index)
+
+
+def registration(job: JobName, epoch: LeaderEpoch, address: str, pid: int) -> RegisterJobMaster:
+    """Of a JobMaster of this version."""
+    return RegisterJobMaster(
+        job=job,
+        epoch=epoch,
+        address=address,
+        pid=pid,
+        tidegate_version=TIDEGATE,
+        python_version=PYTHON,
+    )

@@ -177,6 +177,34 @@ def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
     assert stops(lines) == [1, 3], "and to none that has nothing to stop"
 
 
+def test_a_stop_waits_for_a_jobmanager_that_is_down() -> None:
+    """As a submit does: both are asked for while the cluster is restarted."""
+    lines = Lines(
+        *(RpcError("gone"), RpcError("gone"), state("RUNNING", 1)),
+        *(RpcError("gone"), Done(), state("RUNNING", 1), state("FINISHED", 1)),
+    )
+    assert Client(lines, VirtualClock(), "here").end(A).state == "FINISHED"
+    assert stops(lines) == [3, 4]
+
+
+def test_a_stop_is_given_up_when_nobody_answers_for_the_patience() -> None:
+    clock = VirtualClock()
+    with pytest.raises(RpcError, match="gone"):
+        Client(Lines(*[RpcError("gone")] * 1000), clock, "here").end(A)
+    assert clock.now > PATIENCE_S
+
+
+def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it() -> None:
+    lines = Lines(
+        *(state("RUNNING", 1), RpcError("lost"), Refused(reason="has ended already")),
+        state("FINISHED", 1),
+    )
+    assert Client(lines, VirtualClock(), "here").end(A).state == "FINISHED"
+    ended = Lines(state("FINISHED", 1), Refused(reason="has ended already"))
+    with pytest.raises(RefusedError, match="has ended already"):
+        Client(ended, VirtualClock(), "here").end(A)
+
+
 class Jobmanagers:
     """Processes whose JobManagers do as each test says."""
 

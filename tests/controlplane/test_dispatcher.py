@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.controlplane.parts import registration
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,
@@ -30,12 +32,12 @@ from tidegate.protocol.messages import (
     ListJobs,
     Message,
     Refused,
-    RegisterJobMaster,
     ReportJob,
     StopJob,
     Submission,
     SubmitJob,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(3)
 SILENCE_MS = 1_000
@@ -80,17 +82,20 @@ class Shell:
         self.imports(pid)
         self.report(pid)
 
-    def imports(self, pid: int) -> None:
+    def imports(self, pid: int) -> JobMasterAccepted:
         """The JobMaster's process exists, has registered, and imports the job."""
         self.event(j.JobMasterStarted(job=A, start=self.start_number(), pid=pid))
-        assert isinstance(self.register(pid), JobMasterAccepted)
+        accepted = self.register(pid)
+        assert isinstance(accepted, JobMasterAccepted)
+        return accepted
 
     def register(self, pid: int, epoch: LeaderEpoch = EPOCH) -> Message | None:
-        address = f"master {pid}"
-        return self.ask(RegisterJobMaster(job=A, epoch=epoch, address=address, pid=pid))
+        return self.ask(registration(A, epoch, f"master {pid}", pid))
 
-    def report(self, pid: int, state: str = "RUNNING", attempt: int = 1) -> Message | None:
-        report = JobReport(job=A, state=state, attempt=attempt, jobmaster_pid=pid)
+    def report(
+        self, pid: int, state: str = "RUNNING", attempt: int = 1, **counted: Any
+    ) -> Message | None:
+        report = JobReport(job=A, state=state, attempt=attempt, jobmaster_pid=pid, **counted)
         return self.ask(ReportJob(epoch=EPOCH, report=report))
 
     def exits(self, status: int = -9) -> list[j.Instruction]:
@@ -126,8 +131,8 @@ def submission(name: JobName = A, cluster: str = "") -> Submission:
         settings={},
         fingerprint="",
         code_digest="",
-        python_version="",
-        tidegate_version="",
+        python_version=PYTHON,
+        tidegate_version=TIDEGATE,
         cluster=cluster,
     )
 
@@ -204,6 +209,20 @@ class TestJobMaster:
         assert (shown.restarts, shown.attempt, shown.jobmaster_pid) == (1, 5, 101)
         assert "status -9" in shown.history[0].error.message
         assert shown.history[0].attempt == 4
+
+    def test_that_dies_leaves_its_counters_to_the_next(self, running: Shell) -> None:
+        running.report(100, attempt=4, records_in=70, checkpoints_completed=3)
+        running.exits()
+        between = running.shown()
+        assert (between.records_in, between.checkpoints_completed) == (70, 3)
+        running.event(j.StartDue(job=A, start=1))
+        running.started(101)
+        running.report(101, attempt=5, records_in=5, checkpoints_completed=1)
+        shown = running.shown()
+        assert (shown.records_in, shown.checkpoints_completed) == (75, 4)
+        running.report(101, "FINISHED", attempt=5, records_in=6, checkpoints_completed=2)
+        shown = running.shown()
+        assert (shown.records_in, shown.checkpoints_completed, shown.restarts) == (76, 5, 1)
 
     def test_that_dies_again_and_again_is_awaited_longer_and_longer(self, running: Shell) -> None:
         pauses = []
@@ -289,26 +308,43 @@ class TestJobMaster:
         shell.now_ms += START_MS_MAX
         assert shell.event(j.Tick()) == []
 
-    def test_that_never_comes_up_fails_the_job(self, shell: Shell) -> None:
+    def test_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(
+        self, shell: Shell
+    ) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
-        for _ in range(STILLBORN_MAX):
+        for _ in range(2 * STILLBORN_MAX):
+            assert shell.machine.phase(A) is not Phase.ENDING
             shell.event(j.StartDue(job=A, start=shell.start_number()))
             shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=9))
             shell.exits(1)
+            shell.machine.validate()
         stored = shell.last(j.StoreResult)
         assert isinstance(stored, j.StoreResult)
         assert stored.report.state == "FAILED"
         assert stored.report.error is not None
-        assert "its log says more" in stored.report.error.message
+        assert stored.report.error.kind == "StartFailedError"
+        assert "transactions may stay open" in stored.report.error.message
 
-    def test_that_never_comes_through_its_import_fails_the_job(self, running: Shell) -> None:
+    def test_that_never_comes_through_its_import_is_followed_by_one_that_only_closes(
+        self, running: Shell
+    ) -> None:
         for pid in range(101, 101 + STILLBORN_MAX):
-            assert running.machine.phase(A) is not Phase.ENDING, "the first had reported"
             running.exits(-11)
             running.event(j.StartDue(job=A, start=running.start_number()))
-            running.imports(pid)
+            assert running.imports(pid).close_only is None, "the first had reported"
         running.exits(-11)
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        failure = running.imports(200).close_only
+        assert failure is not None
+        assert "ended with status -11" in failure.message
+        assert "transactions may stay open" not in failure.message
+        running.report(200, "CLOSING")
+        assert running.machine.phase(A) is Phase.RUNNING
+        running.exits(-9)
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        assert running.imports(201).close_only == failure, "the next one goes on with that"
+        running.report(201, "FAILED")
         stored = running.last(j.StoreResult)
         assert isinstance(stored, j.StoreResult)
         assert stored.report.state == "FAILED"
@@ -456,7 +492,7 @@ class TestRecovery:
         jobs = [(submission(cluster="here"), None), (submission(b, "here"), ended)]
         (start,) = shell.machine.recover(jobs, 0)
         shell.machine.validate()
-        assert start == j.StartJobMaster(job=A, start=1, working_folder="/work")
+        assert start == j.StartJobMaster(job=A, start=1)
         assert shell.ask(GetJob(job=b)) == ended
         assert isinstance(shell.ask(SubmitJob(submission=submission())), Refused)
         assert shell.ask(SubmitJob(submission=submission(b))) is None

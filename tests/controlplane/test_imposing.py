@@ -9,6 +9,7 @@ from tidegate.config_load import load
 from tidegate.controlplane.dispatcher.imposing import foreign_secret, impose
 from tidegate.ids import JobName
 from tidegate.protocol.messages import Submission
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 OWN = {
     "checkpoint.storage": "s3://bucket/ours",
@@ -44,8 +45,8 @@ def submission(settings: dict[str, object]) -> Submission:
         settings=settings,
         fingerprint="",
         code_digest="",
-        python_version="",
-        tidegate_version="",
+        python_version=PYTHON,
+        tidegate_version=TIDEGATE,
     )
 
 

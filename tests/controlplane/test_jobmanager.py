@@ -6,8 +6,12 @@ kept instead of done.
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any
+
+import msgspec
+import pytest
 
 from tests.controlplane.test_connections import Rpc
 from tests.controlplane.test_imposing import submission
@@ -30,10 +34,12 @@ from tidegate.protocol.messages import (
     RegisterTaskManager,
     ReportJob,
     RequestSlots,
+    StoredCode,
     Submission,
     SubmitJob,
     TaskManagerAccepted,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(7)
 PASSWORD = "kafka.properties.sasl.password"
@@ -65,9 +71,11 @@ class Shell:
         parts: dict[str, Any] = {
             "loop": SimpleNamespace(submit=lambda call, *_: call(), post=self._post),
             "store": SimpleNamespace(
-                put_submission=self.stored.append,
+                put_submission=lambda submission, _: self.stored.append(submission),
+                stored_code=lambda _: None,
                 put_result=lambda _: None,
                 is_leader=lambda epoch: True,
+                accept=lambda _: True,
             ),
             "drivers": SimpleNamespace(
                 clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0)
@@ -98,7 +106,15 @@ class Shell:
 
 def test_a_new_taskmanager_at_an_address_is_not_spoken_to_over_the_old_ones_connection() -> None:
     shell = Shell(standing=True)
-    join = RegisterTaskManager(id=TaskManagerId("x"), epoch=None, address="h:1", slots=1, pid=1)
+    join = RegisterTaskManager(
+        id=TaskManagerId("x"),
+        epoch=None,
+        address="h:1",
+        slots=1,
+        pid=1,
+        tidegate_version=TIDEGATE,
+        python_version=PYTHON,
+    )
     shell.manager.connections.call("h:1", join)
     assert shell.ask(join) == TaskManagerAccepted(epoch=EPOCH)
     assert shell.rpc.closed == ["h:1"]
@@ -147,7 +163,16 @@ def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told
 
     shell.ask(submit)
     shell.manager.handle(jobs.SubmissionStored(job=job))
-    shell.ask(RegisterJobMaster(job=job, epoch=EPOCH, address="h:1", pid=100))
+    shell.ask(
+        RegisterJobMaster(
+            job=job,
+            epoch=EPOCH,
+            address="h:1",
+            pid=100,
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
+        )
+    )
     finished = JobReport(job=job, state="FINISHED", attempt=1, jobmaster_pid=100)
     shell.ask(ReportJob(epoch=EPOCH, report=finished))
     shell.manager.handle(jobs.ResultStored(job=job))
@@ -160,3 +185,15 @@ def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told
     assert [(each.pid, each.status) for each in report.exits] == [(100, -9)]
     shell.manager.end_children()
     assert shell.processes.killed == [100, 101]
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_code_that_is_not_what_the_submission_names_is_refused(*, standing: bool) -> None:
+    code = StoredCode(digest=hashlib.sha256(b"files").hexdigest(), size=5)
+    given = msgspec.structs.replace(submission(Config().to_dict()), code=code)
+    shell = Shell(standing=standing)
+    reply = shell.ask(SubmitJob(submission=given, code=b"filez"))
+    assert isinstance(reply, Refused)
+    assert "code of job a was damaged on its way" in reply.reason
+    assert shell.ask(SubmitJob(submission=given, code=b"files")) is None
+    assert [each.code for each in shell.stored] == [code]

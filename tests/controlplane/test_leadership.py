@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.controlplane.parts import registration
 from tests.controlplane.test_connections import Rpc
 from tests.controlplane.test_dispatcher import A, submission
 from tidegate.config import Config
@@ -30,11 +31,12 @@ from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, StorageError, TidegateError
+from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.messages import (
     JobReport,
     Message,
-    RegisterJobMaster,
     ReportJob,
+    Submission,
     SubmitJob,
 )
 
@@ -76,10 +78,11 @@ class Loop:
 
 
 class ByHand:
-    """A JobManager of the cluster whose storage is this folder."""
+    """A JobManager of the cluster whose storage is this folder, or this store."""
 
-    def __init__(self, folder: Path, *, standing: bool = True) -> None:
-        self.store = JobStore(open_store(str(folder)), CLUSTER)
+    def __init__(self, storage: Path | BlobStore, *, standing: bool = True) -> None:
+        blobs = open_store(str(storage)) if isinstance(storage, Path) else storage
+        self.store = JobStore(blobs, CLUSTER)
         epoch = self.store.claim_epoch(str(id(self)))
         self.loop = Loop()
         self.spawned: list[str] = []
@@ -111,8 +114,8 @@ class ByHand:
         self.service._of_dispatcher(instruction)
         self.turn()
 
-    def submit(self) -> None:
-        self.ask(SubmitJob(submission=HERE))
+    def submit(self, submitted: Submission = HERE, code: bytes = b"") -> None:
+        self.ask(SubmitJob(submission=submitted, code=code))
 
     def ask(self, message: Message) -> None:
         question: Any = SimpleNamespace(put=self.replies.append)
@@ -133,7 +136,7 @@ class ByHand:
         self.turn()
 
 
-START = j.StartJobMaster(job=A, start=1, working_folder="/work")
+START = j.StartJobMaster(job=A, start=1)
 
 
 def test_one_that_was_replaced_starts_no_jobmaster_and_ends(
@@ -147,6 +150,8 @@ def test_one_that_was_replaced_starts_no_jobmaster_and_ends(
         old.instructed(START)
     assert old.spawned == ["jobmaster"], "it would depose the other's"
     assert old.loop.stopped
+    assert old.service.replaced, "its exit code says so"
+    assert not new.service.replaced
     assert "another JobManager has taken over cluster here: this one, of epoch 1" in caplog.text
     new.instructed(START)
     assert (new.spawned, new.loop.stopped) == (["jobmaster"], False)
@@ -170,7 +175,7 @@ def test_the_one_that_leads_takes_back_a_job_that_the_other_has_deposed(tmp_path
     new.submit()
     assert new.spawned == ["jobmaster"]
     epoch, pid = new.service.epoch, 101
-    new.ask(RegisterJobMaster(job=A, epoch=epoch, address="h:1", pid=pid))
+    new.ask(registration(A, epoch, "h:1", pid))
     new.ask(ReportJob(epoch=epoch, report=msgspec.structs.replace(DEPOSED, jobmaster_pid=pid)))
     new.goes_on(after_s=60.0)
     assert (new.spawned, new.loop.stopped) == (["jobmaster", "jobmaster"], False)

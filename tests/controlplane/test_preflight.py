@@ -61,7 +61,7 @@ def world(
     ended = EndOutcome.REFUSED if may_end else EndOutcome.NOT_AUTHORISED
     log = SimpleNamespace(end=lambda *_, commit: ended, close=lambda: None)
     return SimpleNamespace(
-        blob_store=lambda folder: SimpleNamespace(probe=lambda: None),
+        blob_store=lambda folder: SimpleNamespace(probe=lambda **_: None),
         kafka_admin=lambda settings: admin,
         transaction_log=lambda settings: log,
     )

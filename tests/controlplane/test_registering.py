@@ -18,8 +18,17 @@ from tidegate.controlplane.taskmanager.service import _answer_s, _heartbeat_s, _
 from tidegate.errors import RpcError
 from tidegate.ids import LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import RegisterTaskManager, TaskManagerAccepted
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
-JOINS = RegisterTaskManager(id=TaskManagerId("x"), epoch=None, address="a:1", slots=1, pid=1)
+JOINS = RegisterTaskManager(
+    id=TaskManagerId("x"),
+    epoch=None,
+    address="a:1",
+    slots=1,
+    pid=1,
+    tidegate_version=TIDEGATE,
+    python_version=PYTHON,
+)
 ACCEPTED = TaskManagerAccepted(epoch=LeaderEpoch(3))
 
 

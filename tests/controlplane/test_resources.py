@@ -18,6 +18,7 @@ from tidegate.protocol.messages import (
     TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 
 @pytest.fixture
@@ -179,7 +180,13 @@ def test_an_attempt_does_not_change_how_many_slots_it_needs(cluster: Cluster) ->
 def test_two_processes_do_not_have_one_name(cluster: Cluster) -> None:
     for pid, address in ((2, "x"), (1, "elsewhere")):
         join = RegisterTaskManager(
-            id=TaskManagerId("x"), epoch=EPOCH, address=address, slots=2, pid=pid
+            id=TaskManagerId("x"),
+            epoch=EPOCH,
+            address=address,
+            slots=2,
+            pid=pid,
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
         )
         assert cluster.to_rm(join) == Refused(reason="another x is registered")
 
@@ -323,7 +330,13 @@ def join(
     rm: ResourceManager, name: str, address: str, epoch: LeaderEpoch | None = None
 ) -> list[r.Instruction]:
     message = RegisterTaskManager(
-        id=TaskManagerId(name), epoch=epoch, address=address, slots=2, pid=1
+        id=TaskManagerId(name),
+        epoch=epoch,
+        address=address,
+        slots=2,
+        pid=1,
+        tidegate_version=TIDEGATE,
+        python_version=PYTHON,
     )
     return rm.handle(r.Asked(ask=1, message=message), 0)
 
@@ -343,7 +356,15 @@ def request(job: str, count: int, attempt: int = 1) -> RequestSlots:
 
 
 def register(rm: ResourceManager, name: str) -> object:
-    message = RegisterTaskManager(id=TaskManagerId(name), epoch=EPOCH, address=name, slots=1, pid=1)
+    message = RegisterTaskManager(
+        id=TaskManagerId(name),
+        epoch=EPOCH,
+        address=name,
+        slots=1,
+        pid=1,
+        tidegate_version=TIDEGATE,
+        python_version=PYTHON,
+    )
     (reply,) = rm.handle(r.Asked(ask=1, message=message), 0)
     assert isinstance(reply, r.Reply)
     return reply.message

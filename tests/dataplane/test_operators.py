@@ -77,11 +77,14 @@ class Parts:
 FUSED = """\
 def run(remaining, offsets, keys, out_values, out_offsets, out_keys):
     add_value, add_offset = out_values.append, out_offsets.append
+    u2 = None
     if keys is None:
         for v, o in zip(remaining, offsets):
             v0 = f0(v)  # map-1: doubled, pipeline.py:1
             if not f1(v0): continue  # filter-1: is_paid, pipeline.py:1
-            for v2 in f2(v0):  # flat_map-1: Parts, pipeline.py:1
+            r2 = f2(v0)  # flat_map-1: Parts, pipeline.py:1
+            if r2.__class__ is not u2: u2 = g2(r2)
+            for v2 in r2:
                 add_value(v2)
                 add_offset(o)
     else:
@@ -89,7 +92,9 @@ def run(remaining, offsets, keys, out_values, out_offsets, out_keys):
         for v, o, k in zip(remaining, offsets, keys):
             v0 = f0(v)  # map-1: doubled, pipeline.py:1
             if not f1(v0): continue  # filter-1: is_paid, pipeline.py:1
-            for v2 in f2(v0):  # flat_map-1: Parts, pipeline.py:1
+            r2 = f2(v0)  # flat_map-1: Parts, pipeline.py:1
+            if r2.__class__ is not u2: u2 = g2(r2)
+            for v2 in r2:
                 add_value(v2)
                 add_offset(o)
                 add_key(k)
@@ -113,7 +118,7 @@ def test_a_name_of_whatever_marks_stays_a_comment(name: str) -> None:
     function.__qualname__ = name
     out = Collected()
     fused = FusedSteps("P", [step("map", function)], out.append)
-    assert len(fused.source.splitlines()) == FUSED.count("\n") - 4
+    assert len(fused.source.splitlines()) == FUSED.count("\n") - 9
     fused.process(batch(1))
     assert out.values() == [2]
 
@@ -201,7 +206,7 @@ def test_bare_text_as_results_is_refused_where_results_are_text() -> None:
             return "abc"
 
     operator = ProcessOperator("P", step("process", Bare()), {MAIN: Collected().append})
-    with pytest.raises(UserCodeError, match="bare text"):
+    with pytest.raises(UserCodeError, match="returned a str, not an iterable of results"):
         operator.process(batch(1))
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import Chain
-from tidegate.dataplane.runtime import Counters, Runtime
+from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.elements import Barrier, Element, EndOfInput, Origin, RecordBatch
 from tidegate.graph.plan import PlanEdge
@@ -143,8 +144,11 @@ class Reader:
         split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=self.position)
         return (split,)
 
-    def commit(self, splits: Sequence[SourceSplit]) -> None:
+    def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None:
         self.committed += [split.offset for split in splits]
+
+    def connection_error(self) -> str:
+        return ""
 
     def lag(self) -> int | None:
         return None

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.contracts.kv import KeyValueStoreContract, Open
+from tidegate.drivers import memory_kv
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import ConfigError, CorruptCheckpointError, StorageError
@@ -44,7 +45,7 @@ class TestMemoryStore(KeyValueStoreContract):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as disk:
-            disk.setattr(Path, "write_bytes", full_disk)
+            disk.setattr(memory_kv, "write_private", full_disk)
             with pytest.raises(StorageError, match=r"could not checkpoint: .*No space"):
                 frozen.files()
         (file,) = frozen.files()

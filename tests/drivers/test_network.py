@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import stat
 
 import pytest
 
+from tidegate.bootstrap import require_insecure
 from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.network import THIS_HOST, Network, own_address_towards
-from tidegate.errors import RpcError
+from tidegate.errors import ConfigError, RpcError
 from tidegate.protocol.messages import Done
 
 
@@ -64,3 +68,63 @@ def test_slots_of_one_host_meet_on_a_unix_socket_and_those_of_several_over_tcp()
         socket.create_connection(("127.0.0.2", int(port)), timeout=5).close()
     finally:
         far.close()
+
+
+def test_a_local_cluster_listens_on_a_unix_socket_that_only_its_owner_reaches() -> None:
+    folder = make_socket_dir("tidegate-test-")
+    drivers = RealDrivers(Network(socket_dir=str(folder)))
+    server = drivers.rpc.serve(lambda message: message)
+    try:
+        assert server.address.startswith(f"unix:{folder}/")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        client = drivers.rpc.connect(server.address)
+        assert client.call(Done()) == Done()
+        client.close()
+    finally:
+        server.close()
+        shutil.rmtree(folder)
+
+
+def test_a_server_does_not_listen_in_a_folder_that_others_reach() -> None:
+    folder = make_socket_dir("tidegate-test-")
+    drivers = RealDrivers(Network(socket_dir=str(folder)))
+    try:
+        folder.chmod(0o755)
+        with pytest.raises(RpcError, match="only this user can reach"):
+            drivers.rpc.serve(lambda message: message)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_server_makes_the_folder_of_its_socket_again_where_somebody_removed_it() -> None:
+    folder = make_socket_dir("tidegate-test-")
+    folder.rmdir()
+    drivers = RealDrivers(Network(socket_dir=str(folder)))
+    server = drivers.rpc.serve(lambda message: message)
+    try:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    finally:
+        server.close()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1"])
+def test_a_loopback_address_needs_no_consent(host: str) -> None:
+    require_insecure(Network(host=host), "jobmanager", insecure=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_address_that_other_hosts_reach_is_refused_without_consent(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = Network(host="localhost", bind_host=host)
+    with pytest.raises(ConfigError, match=r"(?s)listens on .* start the taskmanager with --insecu"):
+        require_insecure(network, "taskmanager", insecure=False)
+    assert not caplog.records
+    require_insecure(network, "taskmanager", insecure=True)
+    assert "can run code as this user" in caplog.records[0].message
+
+
+def test_a_host_name_that_cannot_be_resolved_is_no_loopback_address() -> None:
+    with pytest.raises(RpcError, match=r"'nowhere\.invalid' cannot be resolved"):
+        require_insecure(Network(host="nowhere.invalid"), "jobmanager", insecure=True)

@@ -406,7 +406,7 @@ def test_after_a_segment_that_could_not_be_written_a_full_checkpoint_has_everyth
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(Path, "write_bytes", full_disk)
+        disk.setattr(changelog, "write_private", full_disk)
         with pytest.raises(StorageError, match=r"could not checkpoint: .*disk is full"):
             checkpoints.take(b="2")
     directory = checkpoints.take(c="3")

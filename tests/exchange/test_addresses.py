@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.drivers import local_sockets
 from tidegate.drivers.exchange import addresses
 
 
@@ -22,7 +23,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def age(folder: Path) -> None:
-    long_ago_s = time.time() - 2 * addresses.STALE_S
+    long_ago_s = time.time() - 2 * local_sockets.STALE_S
     os.utime(folder, (long_ago_s, long_ago_s))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.contracts.exchange import ExchangeContract
 from tests.exchange.mailbox import SocketWorld
+from tidegate.drivers import local_sockets
 from tidegate.drivers.exchange import SocketExchange, addresses
 from tidegate.drivers.exchange.wire import FrameReader, Hello, Refused, own_frame, read_own
 from tidegate.errors import ExchangeError
@@ -116,7 +117,7 @@ def test_a_long_temporary_folder_is_not_used(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     slot = world.slot(0)
-    assert len(slot.address.removeprefix("unix:")) <= addresses.UNIX_PATH_BYTES_MAX
+    assert len(slot.address.removeprefix("unix:")) <= local_sockets.PATH_BYTES_MAX
     assert not list(long.iterdir())
 
 

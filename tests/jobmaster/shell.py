@@ -34,6 +34,7 @@ from tidegate.protocol.messages import (
     SlotsReleased,
     StartSources,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 JOB = JobName("job")
 SUBTASKS = frozenset({SubtaskId(VertexId("orders"), SubtaskIndex(0))})
@@ -53,8 +54,9 @@ class Shell:
         self.reports: list[JobReport] = []
         self.closed: list[str] = []
         self.lines: dict[str, Callable[[], None]] = {}
-        submission = SimpleNamespace(job=JOB, parallelism=slots)
-        plan = SimpleNamespace(config=Config(), subtasks=SUBTASKS, graph=[], facts=None)
+        submission = SimpleNamespace(
+            job=JOB, parallelism=slots, claimed_attempt=0, working_folder="/"
+        )
         refuses = SimpleNamespace(
             call=lambda message, timeout_s: Refused(reason="it leaves"), close=lambda: None
         )
@@ -64,6 +66,7 @@ class Shell:
             threads=SystemThreads(),
             entropy=SystemEntropy(),
             rpc=SimpleNamespace(connect=lambda address: refuses),
+            blob_store=lambda url: SimpleNamespace(confirm=lambda: None),
         )
         loop = SimpleNamespace(call_later=self.call_later, post=lambda action: action())
         manager = SimpleNamespace(
@@ -71,9 +74,12 @@ class Shell:
             send=self.sent.append,
             report=self.reports.append,
             epoch=LeaderEpoch(1),
+            storage="",
         )
         made: Any = JobMaster
-        self.master: JobMaster = made(submission, plan, loop, manager, drivers, "address")
+        self.master: JobMaster = made(submission, Config(), loop, manager, drivers, "address")
+        self.master._plan = cast("Any", SimpleNamespace(subtasks=SUBTASKS))
+        self.master._machine.planned(SUBTASKS)
         drivers.threads = SimpleNamespace(
             queue=SystemThreads().queue,
             start=lambda run, name: self.lines.update({name: run}),
@@ -81,10 +87,10 @@ class Shell:
         self.master._journal = cast(
             "Any",
             SimpleNamespace(
-                recover=lambda claimed, done: None,
+                recover=lambda plan, claimed, done: None,
                 abandon=lambda: None,
                 confirm=lambda done: done(None),
-                close=lambda outcome, done: self.closed.append(outcome),
+                close=lambda outcome, stopped, done: self.closed.append(outcome),
             ),
         )
 
@@ -112,11 +118,18 @@ class Shell:
         """What older attempts left is ended; `claims` came before."""
         order = StartSources(job=JOB, attempt=Attempt(attempt))  # any order serves as deployment
         recovered = SimpleNamespace(
-            attempt=Attempt(attempt), finished=False, deploy=lambda ordinal, peers: order
+            attempt=Attempt(attempt),
+            finished=False,
+            read_again="",
+            restoration=SimpleNamespace(hidden_offsets=0),
+            stopped=False,
+            deploy=lambda ordinal, peers: order,
         )
         self.master._is_recovered(cast("Any", recovered))
 
-    def registers(self, attempt: int, ordinal: int, serial: int) -> Message:
+    def registers(
+        self, attempt: int, ordinal: int, serial: int, *, tidegate: str = TIDEGATE
+    ) -> Message:
         return self.master.take(
             RegisterSlot(
                 job=JOB,
@@ -128,6 +141,8 @@ class Shell:
                 address=f"slot-{ordinal}",
                 exchange_address="",
                 serial=serial,
+                tidegate_version=tidegate,
+                python_version=PYTHON,
             )
         )
 

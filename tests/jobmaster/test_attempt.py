@@ -30,6 +30,7 @@ from tidegate.protocol.messages import (
     RegisterSlot,
     SlotMetrics,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 FIRST = RegisterSlot(
     job=JobName("job"),
@@ -40,6 +41,8 @@ FIRST = RegisterSlot(
     task_manager_pid=99,
     address="host-1:1",
     exchange_address="host-1:2",
+    tidegate_version=TIDEGATE,
+    python_version=PYTHON,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -17,6 +18,7 @@ from tidegate.checkpoint.procedures import claim
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
+from tidegate.elements import Origin
 from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.blobs import Created
@@ -59,6 +61,14 @@ class Log:
     def fence(self, transactional_id: TransactionalId) -> None:
         self.calls.append(("fence", transactional_id))
 
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        self.calls.append(("topics", *topics))
+        return {}
+
+    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+        self.calls.append(("epochs", *epochs.items()))
+        return {}
+
     def list(self, prefix: str) -> dict[TransactionalId, str]:
         self.calls.append(("list", prefix))
         return {}
@@ -95,8 +105,11 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         (effects.ReadObject(path="a/c"), None),
         (effects.Describe(cluster_id="c1", transactional_id=TID), None),
         (effects.EndTransaction(transaction=txn()), EndOutcome.RETRY),
+        (effects.ClusterId(), "c1"),
         (effects.ListTransactions(prefix="p"), {}),
         (effects.Fence(transactional_id=TID), None),
+        (effects.TopicIds(topics=frozenset({"t"})), {}),
+        (effects.EpochEnds(epochs={Origin("t", 0): 3}), {}),
         (effects.Pause(seconds=0.5), None),
         (effects.Now(), 7.5),
         (effects.WallClock(), 8),
@@ -111,6 +124,8 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         ("end", TID, 3, 4, True),
         ("list", "p"),
         ("fence", TID),
+        ("topics", "t"),
+        ("epochs", (("t", 0), 3)),
     ]
     assert clock.slept == [0.5]
 

@@ -7,46 +7,71 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.checkpoint.quiet import manifest
 from tests.jobmaster.test_effects import Clock, Log
-from tidegate.api.formats import Utf8
-from tidegate.api.kafka import KafkaSource
-from tidegate.checkpoint.effects import CreateEntry, ListObjects, ListTransactions, Procedure
-from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.effects import (
+    CreateEntry,
+    DeleteObject,
+    ListObjects,
+    ListTransactions,
+    Procedure,
+)
+from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.checkpoint.procedures import own_journal, publish, read_journal
+from tidegate.checkpoint.procedures.reading import read_entry
+from tidegate.checkpoint.restore import Restoration
 from tidegate.config import Config
+from tidegate.controlplane.jobmaster import restoring as restoring_module
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.controlplane.jobmaster.journal_work import JournalWork
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.elements import Origin
-from tidegate.errors import DeposedError, RefusedError, StorageError
-from tidegate.ids import JobName
+from tidegate.errors import (
+    DeposedError,
+    JournalLostError,
+    NotAllowedError,
+    PipelineError,
+    RefusedError,
+    StorageError,
+    UserCodeError,
+)
+from tidegate.ids import CheckpointId, JobName, JournalNumber, Uid
+from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.snapshots import SourceSplit
 
 
 def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: True) -> JournalWork:
     submission = SimpleNamespace(
         job=JobName("job"),
         id="s1",
+        working_folder="/",
         restore="latest",
         accept_loss=False,
         take_over=False,
+        restore_to_other_cluster=False,
+        claimed_attempt=0,
         bounded=False,
     )
     made = JournalWork(
         cast("Any", submission),
-        cast("Any", SimpleNamespace(config=Config())),
+        Config(),
         cast(
             "Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy(), clock=Clock())
         ),
         posted.put,
         wanted=wanted,
     )
+    store = open_store("memory:///")
+    made.storage = cast(
+        "Any", SimpleNamespace(wait_until_there=lambda _: None, identity="s", calls=None)
+    )
     made._effects = EffectRunner(
-        open_store("memory:///"),
+        store,
         cast("Any", Log()),
         Clock(),
         SystemThreads(),
@@ -57,7 +82,7 @@ def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: Tr
 
 def closed(made: JournalWork, posted: queue.SimpleQueue[Any]) -> object:
     outcomes: list[object] = []
-    made.close("failed", outcomes.append)
+    made.close("failed", "", outcomes.append)
     posted.get(timeout=10)()
     return outcomes[0]
 
@@ -207,6 +232,59 @@ def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
     answers.put({})
 
 
+def test_a_failed_job_whose_submission_never_claimed_leaves_the_journal_alone() -> None:
+    """A refused run changes nothing, whatever an earlier run has left."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    assert closed(made, posted) is None
+    assert made._runner().run(entries()) == 0, "nothing has run"
+    made._claim()
+    later = work(posted)
+    later._submission = cast("Any", SimpleNamespace(**{**vars(made._submission), "id": "s2"}))
+    later._effects = made._effects
+    assert closed(later, posted) is None
+    assert made._runner().run(entries()) == 1, "the claim of another submission stands"
+
+
+def test_without_a_plan_a_job_is_settled_and_closed_by_its_own_claim() -> None:
+    """Its module cannot be imported any more, after a JobMaster was killed."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    first = work(posted)
+    first._claim()
+    made = work(posted)
+    made._effects = first._effects
+    asked: list[object] = []
+    with pytest.raises(PipelineError, match="no module"):
+        made._recover(PipelineError("there is no module"), asked.append)
+    assert posted.empty(), "no slot is asked for"
+    assert closed(made, posted) is None
+    assert made._runner().run(kinds()) == ["claim", "claim", "closed"]
+
+
+def test_without_a_plan_a_job_that_has_never_run_claims_nothing() -> None:
+    made = work(queue.SimpleQueue())
+    with pytest.raises(PipelineError, match="no module"):
+        made._recover(PipelineError("there is no module"), lambda _: None)
+    assert made._runner().run(entries()) == 0
+
+
+def test_a_plan_that_may_succeed_later_is_no_reason_to_close() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    with pytest.raises(UserCodeError, match="is down"):
+        made._recover(UserCodeError("the database is down"), lambda _: None)
+    assert made._runner().run(kinds()) == ["claim"]
+
+
+def test_without_a_plan_a_job_whose_last_checkpoint_is_published_is_finished() -> None:
+    made = work(queue.SimpleQueue())
+    journal = made._claim()
+    made._runner().run(publish(journal, manifest(journal, 1, final=True), ()))
+    posted = cast("queue.SimpleQueue[Any]", made._post.__self__)  # type: ignore[attr-defined]
+    assert made._recover(PipelineError("there is no module"), lambda _: None).finished
+    assert posted.empty(), "no slot is asked for"
+
+
 @pytest.mark.parametrize("final", [True, False])
 def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
     final: bool,
@@ -219,35 +297,119 @@ def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
     def deleted(_: object) -> Any:
         raise RefusedError("there is no topic orders")
 
-    drivers, plan = cast("Any", made._drivers), cast("Any", made._plan)
-    drivers.kafka_admin, plan.kafka = deleted, {}
+    cast("Any", made._drivers).kafka_admin = deleted
+    plan = cast("Any", SimpleNamespace(graph=[], facts=None))
     if final:
-        assert made._recover(lambda _: None).finished
+        assert made._recover(plan, lambda _: None).finished
     else:
         with pytest.raises(RefusedError, match="no topic"):
-            made._recover(lambda _: None)
+            made._recover(plan, lambda _: None)
 
 
-def test_a_restart_without_a_publication_begins_where_the_first_attempt_did() -> None:
+def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retraction during the recovery leads to an older one than the claim has checked."""
     made = work(queue.SimpleQueue())
-    source: KafkaSource[str] = KafkaSource("t", value=Utf8(), start="latest")
-    node = SimpleNamespace(kind="source", id="in", declaration=source)
-    made._plan = cast(
-        "Any",
-        SimpleNamespace(
-            graph=[node],
-            config=Config(),
-            kafka={},
-            facts=PlanFacts(parallelism=1, max_parallelism=128),
-        ),
-    )
-    admin = Admin()
-    made._drivers = cast("Any", SimpleNamespace(kafka_admin=lambda _: admin))
-    ends = []
-    for admin.end in (100, 170):
-        ((split,),) = made._resolve(None).splits
-        ends.append(split.offset)
-    assert ends == [100, 100]
+    made._plan = cast("Any", SimpleNamespace(graph=[], facts=None))
+    cast("Any", made._drivers).kafka_admin = lambda _: Admin()
+    journal = made._claim()
+    older = msgspec.structs.replace(manifest(journal, 1), kafka_cluster="c0")
+    made._runner().run(publish(journal, older, ()))
+    with pytest.raises(RefusedError, match=r"belongs to Kafka cluster c0, but .* cluster c1"):
+        made._restoration(journal)
+
+    seen: list[bool] = []
+
+    def restoring(*_: object, on_other_cluster: bool, **__: object) -> Restoration:
+        seen.append(on_other_cluster)
+        return Restoration(keyed=(), splits=(), new_partitions=())
+
+    monkeypatch.setattr(restoring_module, "restore", restoring)
+    consented = JournalNumber(journal.state.number + 1)
+    journal.state = msgspec.structs.replace(journal.state, moved=consented)
+    made._restoration(journal)
+    made._runner().run(publish(journal, manifest(journal, 2), ()))
+    made._restoration(journal)
+    assert seen == [True, False]
+
+
+def test_a_journal_that_a_jobmaster_has_claimed_must_be_there() -> None:
+    """The consent of `take_over` is used up, and a job without transactions has no ids in Kafka."""
+    made = work(queue.SimpleQueue())
+    cast("Any", made._submission).take_over = True
+    made._claim()
+    runner = made._runner()
+    for path in runner.perform(ListObjects(prefix="job")):
+        runner.perform(DeleteObject(path=path))
+    with pytest.raises(JournalLostError, match="is not there in checkpoint"):
+        made._claim()
+    assert runner.run(entries()) == 0
+
+    restarted = work(queue.SimpleQueue())
+    restarted._effects, restarted._claimed_attempt = runner, 1
+    with pytest.raises(JournalLostError, match="is not mounted, or is an older copy"):
+        restarted._claim()
+    assert runner.run(entries()) == 0
+
+
+def with_offset(made: JournalWork, counter: int, offset: int) -> None:
+    journal = made._journal
+    assert journal is not None
+    split = SourceSplit(source=Uid("in"), topic="t", partition=0, offset=offset)
+    published = manifest(journal, counter)
+    (part,) = published.subtasks
+    part = msgspec.structs.replace(part, splits=(split,))
+    published = msgspec.structs.replace(published, subtasks=(part,))
+    made._runner().run(publish(journal, published, ()))
+
+
+def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
+    made = work(queue.SimpleQueue())
+    made._journal = made._claim()
+    with_offset(made, 1, 100)
+    with_offset(made, 2, 250)
+    again = work(queue.SimpleQueue())
+    again._effects = made._effects
+    submission = cast("Any", again._submission)
+    submission.id, submission.restore = "s2", "1-1"
+    journal = again._claim()
+    assert again._read_again(journal) == "t-0 offsets 100 to 249"
+    submission.restore = "latest"
+    assert again._read_again(journal) == ""
+    submission.restore = "1-1"
+    journal.before = msgspec.structs.replace(journal.before, submission="s2")
+    assert again._read_again(journal) == "", "it was told with the first attempt"
+
+
+def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = work(queue.SimpleQueue())
+    plan = cast("Any", SimpleNamespace(graph=[SimpleNamespace(kind="source", id="in")]))
+    groups: list[str] = []
+
+    class Groups(Admin):
+        def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+            groups.append(group)
+            metadata = commit_metadata("nonce", CheckpointId.parse("1-9"))
+            return {Origin("t", 0): GroupCommit(7, metadata)}
+
+    cast("Any", made._drivers).kafka_admin = lambda _: Groups()
+    made._claim_for(plan)
+    made._claim_for(plan)
+    assert groups == ["tidegate.job.in"], "once for each process"
+    successor = work(queue.SimpleQueue())
+    successor._effects = made._effects
+    cast("Any", successor._drivers).kafka_admin = lambda _: Groups()
+    with pytest.raises(JournalLostError, match="offsets of checkpoint 1-9"):
+        successor._claim_for(plan)
+
+    class NotAllowed(Admin):
+        def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+            raise NotAllowedError(f"no right on group {group}")
+
+    cast("Any", successor._drivers).kafka_admin = lambda _: NotAllowed()
+    assert successor._claim_for(plan).attempt == 3
+    assert "the offsets of the consumer groups are not compared" in caplog.text
 
 
 class Admin:
@@ -266,6 +428,15 @@ class Admin:
 
     def close(self) -> None:
         pass
+
+
+def kinds() -> Procedure[list[str]]:
+    number = yield from entries()
+    found = []
+    for each in range(1, number + 1):
+        entry = yield from read_entry(JobName("job"), each)
+        found.append(type(entry).__name__.lower())
+    return found
 
 
 def entries() -> Procedure[int]:

@@ -33,6 +33,7 @@ from tidegate.controlplane.jobmaster.events import (
     SlotReady,
     SlotRegistered,
     SlotsOverdue,
+    StopEnd,
     StopRequested,
     TakeFinalCheckpoint,
 )
@@ -44,6 +45,9 @@ from tidegate.errors import (
     InternalError,
     JobClosedError,
     KafkaUnavailableError,
+    PipelineError,
+    RefusedError,
+    StartFailedError,
     TidegateError,
     UserCodeError,
 )
@@ -53,12 +57,15 @@ ONE, TWO = Attempt(1), Attempt(2)
 SUBTASKS = frozenset(SubtaskId(VertexId("orders"), SubtaskIndex(i)) for i in range(2))
 
 
+STOPPED_WITHOUT = Close(outcome=JobState.FINISHED, stopped=StopEnd.WITHOUT_CHECKPOINT)
+
+
 def slot(ordinal: int) -> SlotId:
     return SlotId(TaskManagerId("tm-1"), ordinal)
 
 
 def machine(delay: float | None = 0.5) -> JobMachine:
-    return JobMachine(slots=2, subtasks=SUBTASKS, next_delay=lambda _: delay)
+    return JobMachine(slots=2, subtasks=SUBTASKS, next_delay=lambda: delay)
 
 
 UP_TO_RUNNING: list[Event] = [
@@ -213,14 +220,15 @@ def test_lost_data_fails_the_job_without_another_attempt() -> None:
     job.handle(Claimed(attempt=ONE))
     assert job.handle(RecoveryFailed(error=DataLossError("gone"))) == [
         EndAttempt(attempt=ONE),
-        Leave(),
+        Close(outcome=JobState.FAILED),
     ]
-    assert job.state is JobState.FAILED
+    assert job.handle(CloseFailed(error=DataLossError("still gone"))) == [Leave()]
+    assert (job.state, str(job.error)) == (JobState.FAILED, "gone")
 
 
 def test_when_the_strategy_gives_up_the_job_closes_as_failed_and_says_why() -> None:
     job = running()
-    job._next_delay = lambda _: None
+    job._next_delay = lambda: None
     error = UserCodeError("step 'total' raised")
     assert job.handle(AttemptFailed(attempt=ONE, error=error)) == [
         EndAttempt(attempt=ONE),
@@ -254,7 +262,7 @@ def test_a_stop_in_the_middle_of_a_recovery_waits_until_what_is_published_is_vis
     job.handle(Begin())
     job.handle(Claimed(attempt=ONE))
     assert job.handle(StopRequested(final_checkpoint=True)) == []
-    assert job.handle(Recovered(attempt=ONE)) == [Close(outcome=JobState.FINISHED)]
+    assert job.handle(Recovered(attempt=ONE)) == [STOPPED_WITHOUT]
 
 
 def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
@@ -263,7 +271,42 @@ def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
     assert job.state is JobState.STOPPING
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
     job.handle(Claimed(attempt=TWO))
-    assert job.handle(Recovered(attempt=TWO)) == [Close(outcome=JobState.FINISHED)]
+    assert job.handle(Recovered(attempt=TWO)) == [STOPPED_WITHOUT]
+    job.handle(Closed())
+    assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
+
+
+@pytest.mark.parametrize("state", [JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS])
+def test_a_stop_while_nothing_runs_says_that_there_is_no_final_checkpoint(state: JobState) -> None:
+    job = before_deployment(state)
+    assert job.handle(StopRequested(final_checkpoint=True)) == [STOPPED_WITHOUT]
+
+
+def test_a_stop_before_the_end_of_the_input_says_so_and_one_after_it_does_not() -> None:
+    for ended, stopped in ((0, StopEnd.WITH_CHECKPOINT), (1, StopEnd.WITH_CHECKPOINT), (2, "")):
+        job = running()
+        for subtask in sorted(SUBTASKS)[:ended]:
+            job.handle(InputEnded(attempt=ONE, subtask=subtask))
+        job.handle(StopRequested(final_checkpoint=True))
+        assert job.stops_early == (ended < 2)
+        close = Close(outcome=JobState.FINISHED, stopped=stopped)
+        assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == [close]
+
+
+def test_a_stop_whose_final_checkpoint_was_published_by_a_jobmaster_before_is_told_as_that() -> (
+    None
+):
+    job = machine()
+    job.handle(Begin())
+    job.handle(StopRequested(final_checkpoint=True))
+    job.handle(Claimed(attempt=TWO))
+    close = Close(outcome=JobState.FINISHED, stopped=StopEnd.WITH_CHECKPOINT)
+    assert job.handle(Recovered(attempt=TWO, final=True, stopped=True)) == [close]
+    job = machine()
+    job.handle(Begin())
+    closed = JobClosedError("ended", "finished", StopEnd.WITHOUT_CHECKPOINT)
+    job.handle(RecoveryFailed(error=closed))
+    assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
 
 
 def test_a_final_publication_of_this_submit_is_settled_and_nothing_is_started() -> None:
@@ -324,14 +367,25 @@ def test_a_bug_of_ours_is_not_retried() -> None:
 
 
 errors: st.SearchStrategy[TidegateError] = st.sampled_from(
-    [ExternalError("x"), DataLossError("x"), UserCodeError("x"), KafkaUnavailableError("x")]
+    [
+        ExternalError("x"),
+        DataLossError("x"),
+        UserCodeError("x"),
+        KafkaUnavailableError("x"),
+        PipelineError("x"),
+    ]
 )
 attempts = st.sampled_from([ONE, TWO, Attempt(3)])
 ordinals = st.integers(0, 1)
 events: st.SearchStrategy[Event] = st.one_of(
     st.just(Begin()),
     attempts.map(lambda a: Claimed(attempt=a)),
-    st.builds(lambda a, f: Recovered(attempt=a, final=f), attempts, st.booleans()),
+    st.builds(
+        lambda a, f, s: Recovered(attempt=a, final=f, stopped=f and s),
+        attempts,
+        st.booleans(),
+        st.booleans(),
+    ),
     errors.map(lambda e: RecoveryFailed(error=e)),
     st.builds(lambda a, o: SlotRegistered(attempt=a, ordinal=o, slot=slot(o)), attempts, ordinals),
     st.builds(
@@ -365,6 +419,14 @@ beginnings: st.SearchStrategy[list[Event]] = st.sampled_from(
 """Chance alone comes seldom to a job that runs, and hardly ever to the ends of one."""
 
 
+def assert_ended_in_order(job: JobMachine, story: list[Event], *, closing: bool) -> None:
+    if job.state is JobState.FAILED:
+        assert closing, "it failed without having been settled and closed"
+    if job.state is JobState.FINISHED and not job.stopped:
+        finals = (FinalCheckpointCommitted, Recovered)
+        assert any(isinstance(one, finals) for one in story), "without a final checkpoint"
+
+
 @given(beginnings, st.lists(events, max_size=40), st.sampled_from([None, 0.0, 1.0]))
 def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
     beginning: list[Event], story: list[Event], delay: float | None
@@ -387,13 +449,35 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
         ended = job.state in ENDED
         if isinstance(event, Recovered) and job.state is JobState.RECOVERING:
             recovered.add(event.attempt)
+        closing = job.state is JobState.CLOSING
         instructions = job.handle(event)
         job.validate()
         assert not (ended and instructions)
+        if not ended:
+            assert_ended_in_order(job, [*beginning, *story], closing=closing)
         for instruction in instructions:
             if isinstance(instruction, DeploySlots | Run):
                 assert instruction.attempt in recovered
                 assert instruction.attempt == job.attempt
+
+
+@pytest.mark.parametrize(
+    "error", [PipelineError("no module"), StartFailedError("it died"), RefusedError("no topic")]
+)
+def test_a_job_without_a_plan_or_a_restore_is_closed_all_the_same(error: TidegateError) -> None:
+    """Nothing was claimed, so no slot was asked for: `Close` claims, if there is a journal."""
+    job = machine()
+    assert job.handle(Begin()) == [Recover()]
+    assert job.handle(RecoveryFailed(error=error)) == [Close(outcome=JobState.FAILED)]
+    assert job.handle(Closed()) == [Leave()]
+    assert (job.state, job.error) == (JobState.FAILED, error)
+
+
+def test_without_a_plan_a_job_whose_final_checkpoint_is_published_is_finished() -> None:
+    job = machine()
+    job.handle(Begin())
+    assert job.handle(Recovered(attempt=ONE)) == [], "of an attempt that was not claimed"
+    assert job.handle(Recovered(attempt=ONE, final=True)) == [Close(outcome=JobState.FINISHED)]
 
 
 def test_an_illegal_move_is_a_bug_that_is_named() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from tests.jobmaster.shell import JOB, Shell
 from tidegate.checkpoint.coordination import Published
 from tidegate.controlplane.jobmaster import events as e
-from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.events import Close, JobState
 from tidegate.controlplane.jobmaster.service import GOODBYE_S, RELEASE_S
 from tidegate.errors import DeposedError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
@@ -45,7 +45,7 @@ def running() -> Shell:
 
 def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
     shell = fourth()
-    shell.master._close(JobState.FINISHED)
+    shell.master._close(Close(outcome=JobState.FINISHED))
     shell.run_until(1.0)
     assert isinstance(shell.sent[-1], ReleaseSlots)
     shell.run_until(5.0)
@@ -59,7 +59,7 @@ def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
 
 def test_the_wait_for_the_slots_has_an_end() -> None:
     shell = fourth()
-    shell.master._close(JobState.CANCELED)
+    shell.master._close(Close(outcome=JobState.CANCELED))
     shell.run_until(RELEASE_S - 0.1)
     assert shell.closed == []
     shell.run_until(RELEASE_S + 1)
@@ -70,7 +70,7 @@ def test_a_failed_attempts_slots_are_waited_for_too() -> None:
     shell = fourth()
     shell.master._end_attempt(Attempt(4))
     shell.master._machine.attempt = None
-    shell.master._close(JobState.FAILED)
+    shell.master._close(Close(outcome=JobState.FAILED))
     shell.run_until(1.0)
     assert shell.closed == []
     shell.released(4)
@@ -80,7 +80,7 @@ def test_a_failed_attempts_slots_are_waited_for_too() -> None:
 
 def test_a_job_that_never_had_slots_is_closed_at_once() -> None:
     shell = Shell()
-    shell.master._close(JobState.FAILED)
+    shell.master._close(Close(outcome=JobState.FAILED))
     shell.run_until(0.1)
     assert shell.closed == ["failed"]
 
@@ -92,7 +92,7 @@ def test_the_slots_leave_before_they_are_stopped() -> None:
     for ordinal in range(2):
         shell.registers(1, ordinal, serial=1)
     before = len(shell.sent)
-    shell.master._close(JobState.FINISHED)
+    shell.master._close(Close(outcome=JobState.FINISHED))
     shell.run_until(1.0)
     shell.loses(1, 0, serial=1)
     shell.run_until(2.0)
@@ -106,7 +106,7 @@ def test_a_slot_that_does_not_leave_is_stopped() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, serial=1)
-    shell.master._close(JobState.FINISHED)
+    shell.master._close(Close(outcome=JobState.FINISHED))
     shell.run_until(GOODBYE_S - 0.1)
     assert not isinstance(shell.sent[-1], ReleaseSlots)
     shell.run_until(GOODBYE_S + 0.1)
@@ -165,7 +165,7 @@ def test_how_long_subtasks_aligned_and_stood_still_is_reported() -> None:
     live = shell.master._live
     assert live is not None
     shell.run_until(1.7)
-    cast("Any", shell.master._journal).publish = lambda complete, outcome: None
+    cast("Any", shell.master._journal).publish = lambda *_, **__: None
     checkpoint, (subtask,) = live.coordinator.pending, live.coordinator.missing
     assert checkpoint is not None
     shell.master.take(

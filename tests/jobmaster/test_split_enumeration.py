@@ -35,8 +35,46 @@ def starts(partitions: int) -> dict[int, int]:
         return lambda origins: dict.fromkeys(origins, at)
 
     admin: Any = SimpleNamespace(partitions=count, earliest=each(2), latest=each(10))
-    found = enumerate_partitions(build(Copies), Config(), JobName("copies"), admin, bounded=False)
+    found = enumerate_partitions(
+        build(Copies), Config(), JobName("copies"), admin, {"a": "id-a"}, bounded=False
+    )
+    assert {each.partition: each.start_kind for each in found} == {
+        each.partition: "offset" if each.partition == 1 else "earliest" for each in found
+    }
     return {each.partition: each.start for each in found}
+
+
+@pytest.mark.parametrize(
+    ("start", "kinds"),
+    [
+        ("earliest", ["earliest", "earliest"]),
+        ("latest", ["latest", "latest"]),
+        (1_000, ["timestamp", "timestamp"]),
+        ("group", ["group", "earliest"]),
+    ],
+)
+def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[str]) -> None:
+    class Starts(Pipeline, name="starts"):
+        a = KafkaSource("a", value=Json(int), start=start)
+        b = KafkaSink("b", value=Json(int))
+
+        def define(self) -> None:
+            self.a.to(self.b)
+
+    def each(at: int) -> Any:
+        return lambda origins, *_: dict.fromkeys(origins, at)
+
+    admin: Any = SimpleNamespace(
+        partitions=lambda _: 2,
+        earliest=each(2),
+        latest=each(10),
+        at_time=each(7),
+        committed=lambda _, origins: {each: [5, None][each.partition] for each in origins},
+    )
+    found = enumerate_partitions(
+        build(Starts), Config(), JobName("starts"), admin, {}, bounded=False
+    )
+    assert [each.start_kind for each in found] == kinds
 
 
 def test_offsets_that_were_given_are_where_a_source_begins() -> None:
@@ -51,3 +89,32 @@ def test_an_offset_of_a_partition_that_is_not_there_is_refused() -> None:
 def test_a_topic_that_is_not_there_any_more_is_named_with_its_source() -> None:
     with pytest.raises(RefusedError, match=r"source 'a' \(.*\) cannot be read: Kafka has no topic"):
         starts(0)
+
+
+def test_what_an_open_transaction_hides_from_a_bounded_run_is_counted() -> None:
+    def each(at: int) -> Any:
+        return lambda origins, *_: dict.fromkeys(origins, at)
+
+    admin: Any = SimpleNamespace(
+        partitions=lambda _: 2,
+        earliest=each(2),
+        latest=each(10),
+        high_watermarks=each(13),
+    )
+
+    def hidden(*, bounded: bool) -> list[int]:
+        found = enumerate_partitions(
+            build(Bounded), Config(), JobName("bounded"), admin, {}, bounded=bounded
+        )
+        return [each.hidden for each in found]
+
+    assert hidden(bounded=True) == [3, 3]
+    assert hidden(bounded=False) == [0, 0]
+
+
+class Bounded(Pipeline, name="bounded"):
+    a = KafkaSource("a", value=Json(int))
+    b = KafkaSink("b", value=Json(int))
+
+    def define(self) -> None:
+        self.a.to(self.b)

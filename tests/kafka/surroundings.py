@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from tidegate.config import Config
-from tidegate.dataplane.runtime import Action, Counters, Runtime
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.runtime import Action, Runtime
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.blobs import BlobStore

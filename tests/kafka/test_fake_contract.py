@@ -8,6 +8,7 @@ import pytest
 
 from tests.contracts.kafka import KafkaContract, KafkaUnderTest
 from tests.contracts.kafka_rights import RightsContract
+from tests.contracts.kafka_topics import TopicContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
 from tests.kafka.clocks import SleepingClock
@@ -35,6 +36,7 @@ def under_test(
         settings=settings,
         make_topic=make_topic,
         delete_topic=kafka.delete_topic,
+        create_again=lambda name: kafka.create_topic(name, 1),
         unique=unique,
         log=process.transaction_log(settings),
         admin=process.kafka_admin(settings),
@@ -42,7 +44,7 @@ def under_test(
     )
 
 
-class TestFakeKafka(KafkaContract, TransactionContract, VisibilityContract):
+class TestFakeKafka(KafkaContract, TransactionContract, VisibilityContract, TopicContract):
     @pytest.fixture(params=["3.9.1", "4.3.0"])
     def cluster(self, request: pytest.FixtureRequest) -> KafkaUnderTest:
         clock = SleepingClock()

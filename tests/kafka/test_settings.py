@@ -99,3 +99,13 @@ class TestTls:
                     "ssl.ca.location": str(tmp_path / "empty.pem"),
                 }
             )
+
+
+@pytest.mark.parametrize(
+    "name", ["plugin.library.paths", "Plugin.Library.Paths", " plugin.library.paths\t"]
+)
+def test_no_client_is_made_with_a_setting_that_loads_a_library(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"plugin\.library\.paths is not allowed"):
+        librdkafka({**BROKERS, name.lower(): "evil"}, {})
+    with pytest.raises(ConfigError, match="is not allowed: librdkafka loads these libraries"):
+        librdkafka({**BROKERS, name: "evil"}, {})

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import pytest
 
+from tests.checkpoint import test_confirmation as confirmation_tests
 from tests.checkpoint import test_procedures as procedure_tests
 from tests.checkpoint import test_recovery as recovery_tests
+from tests.checkpoint import test_restore as restore_tests
 from tests.checkpoint.masters import JobMaster, Tasks
 from tests.mutants.finders import aborting_world, once, quiet, simulator, world
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tidegate.checkpoint.confirmation import Confirmation
 from tidegate.checkpoint.journal_state import _published
 from tidegate.checkpoint.procedures.claim import claim
 from tidegate.checkpoint.procedures.fencing import sweep
 from tidegate.checkpoint.procedures.own_journal import place
-from tidegate.checkpoint.procedures.publish import publish
+from tidegate.checkpoint.procedures.publish import _look, publish
 from tidegate.checkpoint.procedures.recover import recover
 from tidegate.checkpoint.recovery import may_fence
+from tidegate.checkpoint.source_changes import changed_log
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 
 NO_CLAIM = (
@@ -120,10 +124,21 @@ LATE_ABORT = (
 NO_LOOK = (
     Edit(
         publish,
-        "    yield from _look(tuple(txn for txn in named if txn not in before), checking)\n",
+        "    yield from _look(first_named, manifest.splits, checking)\n",
         "",
     ),
 )
+NO_TOPIC_IDS = (
+    Edit(changed_log, "differs(old.topic_id, facts.topic_id)", "differs('', facts.topic_id)"),
+)
+NO_LEADER_EPOCHS = (Edit(changed_log, "end is not None and end < old.offset", "False"),)
+NO_ENDS = (Edit(changed_log, "facts.latest < old.offset", "facts.latest < 0"),)
+NO_TOPIC_IDS_BEFORE_PUBLICATION = (
+    Edit(
+        _look, "    yield from check_topics(splits, facts.pop(), patience)\n", "    facts.pop()\n"
+    ),
+)
+NO_CONFIRMATION = (Edit(Confirmation.heard, ">= REPEATED_S", ">= 0.0"),)
 
 MUTANTS = [
     Mutant("an attempt does not claim", NO_CLAIM, world, 100, 1, "no claim"),
@@ -218,6 +233,43 @@ MUTANTS = [
         100,
         0,
         "none before publication",
+    ),
+    Mutant(
+        "a restore compares no topic ids",
+        NO_TOPIC_IDS,
+        once(
+            restore_tests.test_a_topic_that_was_created_again_is_refused_with_both_ids_and_offsets
+        ),
+        1,
+        1,
+    ),
+    Mutant(
+        "a restore compares no leader epochs",
+        NO_LEADER_EPOCHS,
+        once(restore_tests.test_a_log_that_was_truncated_and_has_grown_again_is_refused),
+        1,
+        1,
+    ),
+    Mutant(
+        "a restore compares no ends of logs",
+        NO_ENDS,
+        once(restore_tests.test_a_position_behind_the_end_is_refused),
+        1,
+        1,
+    ),
+    Mutant(
+        "no topic ids are compared before a publication",
+        NO_TOPIC_IDS_BEFORE_PUBLICATION,
+        quiet(procedure_tests.test_a_topic_that_was_created_again_is_not_published),
+        1,
+        1,
+    ),
+    Mutant(
+        "one answer about a topic is final",
+        NO_CONFIRMATION,
+        once(confirmation_tests.test_one_answer_is_never_final_however_late_it_comes),
+        1,
+        1,
     ),
 ]
 

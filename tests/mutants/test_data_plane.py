@@ -5,18 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.checkpoint import test_restore as restore_tests
+from tests.checkpoint import test_state_names as name_tests
 from tests.dataplane import test_task as task_tests
 from tests.mutants.finders import once, restored, simulator, task, writer
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_channels import traffic
 from tests.sinks import test_writer as writer_tests
+from tests.state import test_renamed_states as renamed_tests
 from tests.state import test_snapshots as state_tests
+from tests.state.job import Step
 from tidegate.checkpoint.restore import spread
+from tidegate.checkpoint.state_changes import _refuse_unknown_states
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sinks.lanes import TransactionLane
 from tidegate.dataplane.sinks.pool import ProducerPool
 from tidegate.dataplane.sinks.slots import SlotTable
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
+from tidegate.dataplane.state.restored_names import delete_rows
 from tidegate.dataplane.state.snapshots import _copy
 from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.ports.kafka import TransactionState
@@ -29,6 +34,21 @@ def not_as_it_was_made(bench: writer_tests.Bench) -> None:
     )
 
 
+def rows_of_a_dropped_state(step: Step, _parallelism: int) -> None:
+    """`test_renamed_states.test_all_states_may_be_dropped`"""
+    renamed_tests.test_all_states_may_be_dropped(step)
+
+
+UNDECLARED_IGNORED = (
+    Edit(
+        _refuse_unknown_states,
+        "    for name in match.unknown:\n",
+        "    for name in ():\n",
+    ),
+)
+DROPPED_STAY = (
+    Edit(delete_rows, "    for stored_name in stored_names:", "    for stored_name in ():"),
+)
 CUTS_THE_POSITIONS = (
     task_tests.test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_there
 )
@@ -75,6 +95,28 @@ EARLY_OFFSET = (
         SourceTask._inject,
         'check(not self._pending, "a barrier is injected only after all that was read is emitted")',
         "pass",
+    ),
+)
+AFTER_THE_FLUSH = (
+    Edit(
+        KafkaSinkWriter.write,
+        "        self._send(interval.sending, encoded)\n        return\n",
+        "        held, batch = self.__dict__.get('held'), (interval.sending, encoded)\n"
+        "        plain = interval.sending.warm is None\n"
+        "        self.__dict__['held'] = batch if plain else None\n"
+        "        if held is not None:\n"
+        "            self._send(*held)\n"
+        "        if not plain:\n"
+        "            self._send(*batch)\n"
+        "        return\n",
+    ),
+    Edit(
+        KafkaSinkWriter._flushed,
+        "    self._flushing = False\n",
+        "    self._flushing = False\n"
+        "    held = self.__dict__.pop('held', None)\n"
+        "    if held is not None:\n"
+        "        self._send(*held)\n",
     ),
 )
 FLUSH_AGAIN = (
@@ -170,7 +212,7 @@ SPLIT_LOST = (
         "return tuple(tuple(part[-1:] if parallelism > 1 else part) for part in dealt)",
     ),
 )
-BEFORE_THE_MARKERS = (Edit(KafkaSourceReader.snapshot, "    self._pass_what_is_no_record()\n", ""),)
+BEFORE_THE_MARKERS = (Edit(KafkaSourceReader.snapshot, "    self._ask_for_positions()\n", ""),)
 STATE_LOST = (Edit(_copy, "new.write(batch, ())", "new.write(batch[1:], ())"),)
 
 MUTANTS = [
@@ -239,6 +281,13 @@ MUTANTS = [
         BEFORE_THE_FLUSH,
         writer(NOT_BEFORE_THE_FLUSH),
         1,
+        1,
+    ),
+    Mutant(
+        "an at-least-once sink writes records of a checkpoint after its flush",
+        AFTER_THE_FLUSH,
+        simulator,
+        40,
         1,
     ),
     Mutant(
@@ -315,6 +364,20 @@ MUTANTS = [
         1,
     ),
     Mutant("an entry of keyed state is lost at a restore", STATE_LOST, simulator, 40, 1),
+    Mutant(
+        "a restore ignores state that the code does not declare",
+        UNDECLARED_IGNORED,
+        once(name_tests.test_state_that_the_code_does_not_declare_is_refused_with_both_remedies),
+        1,
+        1,
+    ),
+    Mutant(
+        "the rows of a dropped state stay",
+        DROPPED_STAY,
+        restored(rows_of_a_dropped_state),
+        1,
+        1,
+    ),
 ]
 
 

@@ -21,8 +21,9 @@ from tests.channels.parts import PlainColumn
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.dataplane.channels.outlet import Outlet
 from tidegate.dataplane.channels.slot_channels import SlotChannels
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import Chain
-from tidegate.dataplane.runtime import Counters, Runtime
+from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.task import InputTask
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.errors import ExchangeError

@@ -5,9 +5,10 @@ No imitation of Kafka: nothing is retried, aborted or timed out by itself. Tests
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tidegate.elements import Origin
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
@@ -42,6 +43,14 @@ class Broker:
 
     def monotonic(self) -> float:
         return self.now_s
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """No sink asks for these."""
+        raise NotImplementedError
+
+    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+        """No sink asks for these."""
+        raise NotImplementedError
 
     def producer(
         self,

@@ -13,6 +13,7 @@ from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink
 from tidegate.config import Config
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sizes import CLIENT_MAX_BYTES
 from tidegate.ids import Uid
 
 COMPRESSION, LINGER = "compression.type", "linger.ms"
@@ -37,7 +38,18 @@ def given(
     around.settle()
     settings = dict(broker.settings[0])
     assert settings.pop("bootstrap.servers") == "broker:9092"
+    assert settings.pop("message.max.bytes") == str(CLIENT_MAX_BYTES)  # the topic's is not known
     return settings
+
+
+def test_the_clients_limit_is_the_topics() -> None:
+    broker = Broker()
+    around = Surroundings(broker, broker)
+    around.runtime.max_message_bytes = {"out": 5_000}
+    KafkaSinkWriter(KafkaSink("out", value=Raw()), Uid("out"), around.runtime).open()
+    around.settle()
+    assert broker.settings[0]["message.max.bytes"] == "5000"
+    assert broker.settings[0]["batch.size"] == "5000"
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "none"])

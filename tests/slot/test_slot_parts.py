@@ -20,8 +20,8 @@ from tidegate.api.pipeline import Pipeline, build
 from tidegate.config import Config
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, LocalChannel
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import Chain, Leaves
-from tidegate.dataplane.runtime import Counters
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
@@ -83,7 +83,7 @@ def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
 ) -> None:
     graph = build(Kept)
     sink: Any = SimpleNamespace(write=None)
-    leaves = Leaves(outlets=(), make_sink=lambda _: sink, make_state=cast("Any", None))
+    leaves = Leaves(outlets=(), make_sink=lambda *_: sink, make_state=cast("Any", None))
     task: Any = SimpleNamespace(
         subtask="kept_source-0",
         chain=Chain("Kept", graph, plan(graph, 1, 128).vertices[0], leaves),
@@ -119,6 +119,9 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
 
         def flush(self) -> None:
             pass
+
+        def connection_error(self) -> str:
+            return ""
 
         def lag(self) -> int:
             return 0
@@ -181,6 +184,9 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
         def flush(self) -> None:
             pass
 
+        def connection_error(self) -> str:
+            return ""
+
         def lag(self) -> int:
             return 0
 
@@ -210,6 +216,9 @@ def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_ti
             nonlocal now_s
             now_s += timeout_s
             return False
+
+        def connection_error(self) -> str:
+            return ""
 
         def lag(self) -> int:
             return 7

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Raw, Utf8
 from tidegate.api.kafka import KafkaRecord, KafkaSource, OutgoingRecord
+from tidegate.checkpoint.lost_tail import parse_commit_metadata
 from tidegate.config import Config
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, KafkaSourceReader
 from tidegate.elements import Origin
 from tidegate.errors import BadRecordError, InternalError
-from tidegate.ids import Uid
-from tidegate.ports.kafka import Run, TransactionLog
+from tidegate.ids import CheckpointId, Uid
+from tidegate.ports.kafka import Position, Run, TransactionLog
 from tidegate.protocol.snapshots import SourceSplit
 
 
@@ -53,12 +55,14 @@ class ReaderDouble:
     paused: list[Origin] = field(default_factory=list)
     ends: dict[Origin, int] = field(default_factory=dict)
     passed: dict[Origin, int] = field(default_factory=dict)
+    epochs: dict[Origin, int] = field(default_factory=dict)
     committed: dict[Origin, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     group = ""
     with_ends = False
     closed = False
     asked = 0
+    error = ""
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
@@ -76,14 +80,20 @@ class ReaderDouble:
     def pause(self, origins: Sequence[Origin]) -> None:
         self.paused += origins
 
-    def positions(self) -> dict[Origin, int]:
-        return self.passed
+    def positions(self) -> dict[Origin, Position]:
+        return {
+            origin: Position(at, self.epochs.get(origin, -1)) for origin, at in self.passed.items()
+        }
 
     def high_watermarks(self) -> dict[Origin, int]:
         return self.ends
 
-    def commit(self, positions: Mapping[Origin, int]) -> None:
+    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
         self.committed.update(positions)
+        self.metadata = metadata
+
+    def connection_error(self) -> str:
+        return self.error
 
     def close(self) -> None:
         self.closed = True
@@ -185,8 +195,11 @@ def test_it_reports_to_a_group_of_job_and_source_and_takes_settings_of_both_leve
         "fetch.min.bytes": "7",
         "check.crcs": "true",
     }
-    bench.reader.commit(bench.reader.snapshot())
+    bench.reader.commit(bench.reader.snapshot(), CheckpointId.parse("2-7"))
     assert bench.double.committed == {P0: 0, P1: 5}
+    committed = parse_commit_metadata(bench.double.metadata)
+    assert committed is not None
+    assert committed[1] == CheckpointId.parse("2-7")
 
 
 class TestBounded:
@@ -374,4 +387,18 @@ def test_a_source_is_opened_once_and_before_it_is_used() -> None:
     unopened = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.runtime)
     unopened.close()
     with pytest.raises(InternalError):
-        unopened.commit(())
+        unopened.commit((), CheckpointId.parse("2-7"))
+
+
+@pytest.mark.parametrize("end", [None, 100])
+def test_a_snapshot_has_the_topic_id_and_the_leader_epoch_of_what_was_read(end: int | None) -> None:
+    first = msgspec.structs.replace(split(P0, end=end), topic_id="id-1", leader_epoch=3)
+    second = msgspec.structs.replace(split(P1, end=end), topic_id="id-1")
+    bench = Bench(None, first, second)
+    bench.double.passed = {P0: 0}
+    assert [(s.topic_id, s.leader_epoch) for s in bench.reader.snapshot()] == [
+        ("id-1", 3),
+        ("id-1", -1),
+    ], "nothing was read since"
+    bench.double.passed, bench.double.epochs = {P0: 2, P1: 1}, {P0: 4, P1: 0}
+    assert [s.leader_epoch for s in bench.reader.snapshot()] == [4, 0]

@@ -54,5 +54,14 @@ class MemoryBlobs:
     def delete(self, path: str) -> None:
         self.objects.pop(path, None)
 
-    def probe(self) -> None:
+    def probe(self, *, allow_network_filesystem: bool = False) -> None:
+        pass
+
+    def identify(self) -> str:
+        return "in memory"
+
+    def bind(self, identity: str) -> None:
+        pass
+
+    def confirm(self) -> None:
         pass

@@ -65,6 +65,7 @@ class Step:
         self._folder, self._cache_entries = folder, cache_entries
         self._key_bytes = key_encoder(key_type)
         self._attempts = itertools.count(1)
+        self.dropped: tuple[str, ...] = ()
         self.subtasks: list[KeyedState] = []
         self.uploaders: list[SnapshotUploader] = []
 
@@ -103,6 +104,8 @@ class Step:
                 restored.store,
                 self._cache_entries,
                 restored.schemas,
+                restored.stored_names,
+                self.dropped,
             )
             self.subtasks.append(state)
             self.uploaders.append(
@@ -133,6 +136,6 @@ class Step:
     def snapshot(self) -> list[KeyedSnapshot]:
         """A checkpoint of all subtasks."""
         return [
-            uploader.upload(taken(state), state.schemas)
+            uploader.upload(taken(state), state.schemas, state.stored_names)
             for state, uploader in zip(self.subtasks, self.uploaders, strict=True)
         ]

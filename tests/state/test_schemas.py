@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from tests.state.job import Step, declare
+from tidegate.api.evolution import state_conflict
 from tidegate.api.state import ListState, MapState, State, ValueState
-from tidegate.dataplane.state.backend import KEY_TYPE
+from tidegate.api.stored import state_text
 from tidegate.errors import PipelineError
+from tidegate.protocol.snapshots import KEY_TYPE
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,46 @@ def test_lists_and_maps_are_resolved_too(step: Step) -> None:
     assert seen["k"] == New(2)  # type: ignore[index]
 
 
-def test_a_state_that_is_not_declared_keeps_its_values_and_schemas(step: Step) -> None:
-    start(step, user=user(Old), total=ValueState(int, default=0))
-    step.cells("a")[0].value = Old("a", 1)  # type: ignore[attr-defined]
-    start(step, step.snapshot(), 2, total=ValueState(int, default=0))
-    start(step, step.snapshot(), 1, user=user(New))
-    assert step.cells("a")[0].value == New(1)  # type: ignore[attr-defined]
+EARLIER_SCHEMAS = {
+    "total": '"long"',
+    "user": '{"type":"record","name":"Old","fields":[{"name":"name","type":"string","default":""},'
+    '{"name":"count","type":"long","default":0}]}',
+    "log": '{"type":"array","items":"string","tidegate.state":"list"}',
+    "seen": '{"type":"record","name":"tuple","fields":[{"name":"f0","type":"string"},'
+    '{"name":"f1","type":"long"}],"tidegate.state":"map"}',
+    "level": '"string"',
+    KEY_TYPE: '"string"',
+}
+"""As the version wrote them that had no marks."""
+
+
+def of_all_kinds() -> dict[str, State]:
+    return {
+        "total": ValueState(int, default=0),
+        "user": user(Old),
+        "log": ListState(str),
+        "seen": MapState(str, int),
+        "level": ValueState(Literal["low", "high"], default="low"),
+    }
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_under_the_same_schema_numbers(
+    step: Step,
+) -> None:
+    start(step, (), 1, **of_all_kinds())
+    total, one, log, seen, level = (each for each in step.cells("a"))
+    total.value, one.value, level.value = 5, Old("x", 1), "high"  # type: ignore[attr-defined]
+    log.append("y")  # type: ignore[attr-defined]
+    seen["k"] = 2  # type: ignore[index]
+    earlier = {name: [schema] for name, schema in EARLIER_SCHEMAS.items()}
+    snapshots = [msgspec.structs.replace(each, schemas=earlier) for each in step.snapshot()]
+    start(step, snapshots, 2, **of_all_kinds())
+    assert all(len(all_) == 1 for all_ in step.subtasks[0].schemas.values())
+    found: Any = step.cells("a")
+    assert (found[0].value, found[1].value, found[4].value) == (5, Old("x", 1), "high")
+    assert (list(found[2]), dict(found[3].items())) == (["y"], {"k": 2})
+    for name, state in declare(**of_all_kinds()).items():
+        assert state_conflict(EARLIER_SCHEMAS[name], state_text(state)) is None
 
 
 REFUSED: list[tuple[State, State, str]] = [

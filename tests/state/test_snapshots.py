@@ -147,7 +147,7 @@ def upload(one: SnapshotUploader, folder: Path, counter: int, **files: str) -> K
     for name, content in files.items():
         (directory / name).write_text(content)
     listed = sorted(directory.iterdir())
-    return one.upload(SimpleNamespace(files=lambda: listed), {})
+    return one.upload(SimpleNamespace(files=lambda: listed), {}, {})
 
 
 def test_a_name_with_other_content_is_refused_and_overwrites_nothing(tmp_path: Path) -> None:
@@ -173,18 +173,18 @@ def test_what_was_sent_is_not_looked_at_again(tmp_path: Path) -> None:
     one = uploader(blobs)
     table = tmp_path / "table"
     table.write_text("old")
-    first = one.upload(SimpleNamespace(files=lambda: [table]), {})
+    first = one.upload(SimpleNamespace(files=lambda: [table]), {}, {})
     table.unlink()
-    assert one.upload(SimpleNamespace(files=lambda: [table]), {}) == first
+    assert one.upload(SimpleNamespace(files=lambda: [table]), {}, {}) == first
     linked = upload(one, tmp_path, 1, table="old", other="x")
     for path in (tmp_path / "1").iterdir():
         path.unlink()
     again = one.upload(
-        SimpleNamespace(files=lambda: [tmp_path / "1" / "other", tmp_path / "1" / "table"]), {}
+        SimpleNamespace(files=lambda: [tmp_path / "1" / "other", tmp_path / "1" / "table"]), {}, {}
     )
     assert again == linked
     with pytest.raises(StorageError, match="cannot be read"):
-        one.upload(SimpleNamespace(files=lambda: [tmp_path / "new"]), {})
+        one.upload(SimpleNamespace(files=lambda: [tmp_path / "new"]), {}, {})
 
 
 def test_only_files_of_the_last_checkpoint_are_remembered(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class Run:
     def advance(self) -> None:
         if self.barrier is not None and (frozen := self.state.advance()) is not None:
             uploader = self.step.uploaders[0]
-            snapshot = uploader.upload(frozen, self.state.schemas)
+            snapshot = uploader.upload(frozen, self.state.schemas, {})
             self.saved = ([snapshot], self.barrier)
             self.barrier = None
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,36 @@ def test_the_probe_removes_temporary_files_of_killed_processes(
     assert not old.exists()
     assert young.exists()
     assert store.list("") == ["a"]
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_everything_that_is_stored_is_for_its_owner_only(store: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "table").write_bytes(b"rows")
+    store.create("job/journal/1", b"entry")
+    store.put("job/manifests/1", b"manifest")
+    store.put_file("job/files/1", tmp_path / "table")
+    store.get_file("job/files/1", tmp_path / "fetched")
+    made = [tmp_path / "store", *(tmp_path / "store").rglob("*"), tmp_path / "fetched"]
+    modes = {path: path.stat().st_mode & 0o777 for path in made}
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in made}
+    assert len(made) == 10
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_the_probe_closes_the_folders_of_an_older_version(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    root.mkdir(mode=0o755)
+    (root / "job").mkdir(mode=0o755)
+    (root / "job" / "entry").write_bytes(b"records")
+    store.probe()
+    assert (root / "job").stat().st_mode & 0o777 == 0o700
+    assert root.stat().st_mode & 0o777 == 0o755, "the root may be shared on purpose"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, cast
 
 import fastavro
 import msgspec
@@ -25,6 +25,7 @@ from tidegate.api.avro_file import fit_file
 from tidegate.api.fields import RecordField, fields_of, name_of
 from tidegate.api.shapes import Shape, Shapes, branch_of, read
 from tidegate.api.types import AvroSchema, type_info
+from tidegate.api.values import article, counts_as
 from tidegate.errors import PipelineError
 
 _PLAIN = (str, bytes, bool, int, float)
@@ -89,6 +90,16 @@ class _AvroShapes(Shapes):
         if of is Any:
             to_text, to_value = self.name(_to_json), self.name(msgspec.json.decode)
             return Shape(of, lambda x: f"{to_text}({x})", lambda x: f"{to_value}({x})")
+        if of in (bool, int, float):
+            # fastavro would write 5.7 as 5, and anything as a boolean.
+            exact, given, checked = cast("type", of).__name__, self.variable(), self.name(_checked)
+            return Shape(
+                of,
+                lambda x: (
+                    f"({given} if ({given} := {x}).__class__ is {exact} "
+                    f"else {checked}({given}, {exact}))"
+                ),
+            )
         return Shape(of)
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
@@ -181,6 +192,13 @@ def _aware(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no time zone; which instant is it?")
     return moment
+
+
+def _checked(value: object, of: type) -> object:
+    """A number that is not exactly of its field's class."""
+    if not counts_as(type(value), of):
+        raise TypeError(f"{value!r} is {article(type(value).__name__)}, not {article(of.__name__)}")
+    return value
 
 
 def _to_json(value: Any) -> str:

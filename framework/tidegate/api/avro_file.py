@@ -58,8 +58,12 @@ def fit_file(of: object, file: str) -> AvroSchema:
 
 
 def _find(file: str) -> Path:
-    """As modules are found: from the working folder, then from the folders on the path."""
-    for folder in ("", *sys.path):
+    """As modules are found, and then from the working folder.
+
+    The first folder on the path is that of the job's code: the working folder at a submit, and the
+    unpacked archive in the processes of the job, whose working folder may hold an edited file.
+    """
+    for folder in (*sys.path, ""):
         path = Path(folder, file)
         if path.is_file():
             return path

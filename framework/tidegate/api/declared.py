@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Literal, TypedDict, get_args
 
 from tidegate.errors import PipelineError
 
@@ -33,6 +33,16 @@ OURS: Final = {
     "delivery.report.only.error": "a report for every record would cost more than the record",
 }
 """librdkafka settings that belong to the framework, with what a user does instead."""
+
+OnError = Literal["fail", "skip", "dead_letter"]
+
+
+class ErrorOptions(TypedDict, total=False):
+    """Keywords of a step about the records that it cannot process."""
+
+    on_error: OnError
+    dead_letters: str
+
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 """Kafka's own rule; it refuses "." and ".." besides."""
@@ -65,6 +75,26 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
             if keyword in {"key", "tombstones"}:
                 hint = "write KafkaSource.records(...), whose records have their keys"
             raise PipelineError(f"{where} has no keyword {keyword!r}; {hint}")
+
+
+def error_policy(where: str, place: str, options: ErrorOptions) -> OnError:
+    """The policy of a step, a key_by or a sink; PipelineError for keywords that do not fit."""
+    refuse_unknown(where, options, ErrorOptions.__optional_keys__)
+    on_error = options.get("on_error", "fail")
+    check_choice(where, "on_error", on_error, get_args(OnError))
+    if (on_error == "dead_letter") != (options.get("dead_letters") is not None):
+        raise PipelineError(
+            f"{where}: on_error='dead_letter' and dead_letters='topic' are given together or not "
+            "at all"
+        )
+    if on_error == "dead_letter":
+        check_topic(place, options["dead_letters"])
+    return on_error
+
+
+def policy_options(on_error: OnError) -> dict[str, object]:
+    """What the graph's fingerprint says of a policy: nothing where it is the default."""
+    return {} if on_error == "fail" else {"on_error": on_error}
 
 
 def check_choice(where: str, keyword: str, given: object, allowed: tuple[str, ...]) -> None:

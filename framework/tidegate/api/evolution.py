@@ -1,90 +1,141 @@
-"""State that was written under an older schema: may it be read, and how.
+"""Which change of a stored type is safe, decided from the two schemas alone.
 
-Avro's rules of resolution: a field that the reader has and the writer had not takes its default,
-one that only the writer had is skipped, an int may be read as a float, text as bytes and back.
-`None` may be added to a type, not taken away; symbols may be added to an enum. The names of record
-classes do not count, so that renaming a class is free. `check_evolution` is asked at submit, with
-schemas alone; `resolver` by state backends, when a value of an older schema is first met.
+The rule: a change is accepted only if every value of the old type can be read as a value of the new
+one. A change that works for some stored values and fails for others is refused at submit. So an
+`int` never becomes a `float` (above 2**53 it changes), nor `bytes` a `str` (not all bytes are
+text), nor does a Literal lose a value.
+
+Accepted: a field with a default is added, a field is removed, `None`, union branches, enum members
+and Literal values are added, a Literal becomes its base type, `str` becomes `bytes`, a Decimal or
+UUID becomes `str` (its text). Names of record classes do not count, so renaming a class is free.
+
+The JobMaster asks `state_conflict` before it deploys anything; `api/resolving.py` reads the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any, Literal, get_args, get_origin, is_typeddict
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import msgspec
-
-from tidegate.api.fields import class_of, fields_of, is_model
-from tidegate.api.types import FACTORY, MAP, AvroSchema, is_union, type_info
-from tidegate.errors import PipelineError, check
+from tidegate.api.stored import (
+    CONTAINER,
+    VALUES,
+    kind_of,
+    same_for_earlier_version,
+    stored_schema,
+)
+from tidegate.api.types import FACTORY, MAP, AvroSchema
+from tidegate.errors import PipelineError
 
 _INSIDE = {"array": ("items", "[]"), "map": ("values", "{}")}
-_PROMOTIONS = {("long", "double"), ("string", "bytes"), ("bytes", "string")}
+_SETS = ("set", "frozenset")
+_TEXTS = ("decimal-string", "uuid")
+"""Logical types that are stored as text, so that `str` can read them."""
 
 
-def check_evolution(writer: AvroSchema, reader: AvroSchema, where: str) -> None:
-    """Refuse, with a PipelineError that names the field, a reader that cannot read what was
-    written.
+def check_evolution(writer: AvroSchema, of: object, where: str) -> None:
+    """Refuse, with a PipelineError that names the field, a type that cannot read what was stored
+    under `writer`.
 
     `where` names the state: "state 'total' of step 'running-total'".
     """
-    why_not = mismatch(writer, reader)
+    why_not = mismatch(writer, stored_schema(of))
     if why_not is not None:
-        raise PipelineError(
-            f"{where} cannot be read from the checkpoint: {why_not}. Restore its type, or start "
-            "without this state under a new uid"
-        )
+        raise PipelineError(f"{where} cannot be read from the checkpoint: {why_not}. {REMEDY}")
+
+
+REMEDY = "Restore its type, or start without this state under a new uid"
 
 
 def mismatch(writer: AvroSchema, reader: AvroSchema) -> str | None:
-    """Why what was written as `writer` cannot be read as `reader`; None where it can."""
+    """Why what was stored as `writer` cannot be read as `reader`; None where every value can."""
     return _mismatch(writer, reader, "")
 
 
-def resolver(writer: AvroSchema, of: object) -> Callable[[bytes], Any]:
-    """A function from the msgpack bytes of an older schema to a value of the type of today.
-
-    PipelineError if they do not resolve.
+def state_conflict(old: str, new: str) -> str | None:
+    """Why a state that was stored under schema `old` cannot be read under `new`, both as
+    `stored.state_text` writes them; None where it can.
     """
-    check_evolution(writer, type_info(of).avro, f"state of {class_name(of)}")
-    convert = _convert(writer, of)
-    decode = msgspec.msgpack.decode
-    return lambda data: convert(decode(data))
+    written, wanted = json.loads(old), json.loads(new)
+    was, now = kind_of(written), kind_of(wanted)
+    if was != now:
+        return f"it was a {was} state in the checkpoint and is declared as a {now} state now"
+    if same_for_earlier_version(written, wanted):
+        return None
+    if now == "map" and not _same_bytes(_map_key(written), _map_key(wanted)):
+        return "it had map keys of another type in the checkpoint; the type of a key cannot change"
+    return mismatch(written, wanted)
 
 
-def class_name(of: object) -> str:
-    """A type's name for a message."""
-    return getattr(of, "__name__", str(of))
+def same_key_type(stored: str, now: str) -> bool:
+    """Whether keys of both schemas have the same canonical bytes: they differ at most in names of
+    classes and in added enum members.
+    """
+    return _same_bytes(json.loads(stored), json.loads(now))
+
+
+def pair_branches(
+    writer: Sequence[AvroSchema], reader: Sequence[AvroSchema], path: str = ""
+) -> list[int] | str:
+    """For each branch of the writer's union the position of the reader's branch that reads it, or
+    why there is none.
+
+    An equal branch is preferred, then one of the same kind and name, then the only one that fits
+    and is not of the kind and name of another branch of the writer. If several are left, nobody can
+    say which class the values belong to, and the change is refused.
+    """
+    known = [_identity(branch) for branch in writer]
+    taken = {place for place, branch in enumerate(reader) if _identity(branch) in known}
+    pairs: list[int] = []
+    for number, branch in enumerate(writer):
+        fitting = [i for i, each in enumerate(reader) if _mismatch(branch, each, path) is None]
+        if not fitting:
+            return _no_branch(branch, reader, path)
+        equal = [i for i in fitting if reader[i] == branch]
+        for preferred in (
+            equal[list(writer[:number]).count(branch) :][:1],  # classes of one name: by position
+            [i for i in fitting if _identity(reader[i]) == _identity(branch)],
+            [i for i in fitting if i not in taken],
+            fitting,
+        ):
+            if preferred:
+                break
+        if len(preferred) > 1:
+            return f"{_at(path)}{_say(branch)} was written and fits several of {_list(reader)}"
+        pairs.append(preferred[0])
+    return pairs
 
 
 def _mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
     """Why it does not resolve, with the field's path; None if it does."""
-    at = f"field {path!r}: " if path else ""
+    if writer == reader:
+        return None
+    if isinstance(reader, list):
+        branches = writer if isinstance(writer, list) else [writer]
+        pairs = pair_branches(branches, reader, path)
+        return pairs if isinstance(pairs, str) else None
     if isinstance(writer, list):
         reasons = [_mismatch(branch, reader, path) for branch in writer]
         return next((reason for reason in reasons if reason is not None), None)
-    if isinstance(reader, list):
-        if any(_mismatch(writer, branch, path) is None for branch in reader):
-            return None
-        return f"{at}{_say(writer)} was written and is none of {', '.join(map(_say, reader))}"
     kind = _kind(writer)
-    if kind != _kind(reader):
-        known = (kind, _kind(reader)) in _PROMOTIONS and not _logical(reader)
-        return None if known else f"{at}{_say(writer)} was written, {_say(reader)} is declared"
-    if kind == "record":
+    if kind == "record" == _kind(reader):
         return _record_mismatch(writer, reader, path)
-    if kind == "array" and bool(writer.get(MAP)) != bool(reader.get(MAP)):
-        return f"{at}a list was written and a dict is declared, or the other way"
-    if kind in _INSIDE:
+    if kind == "array" == _kind(reader) and (problem := _container_mismatch(writer, reader, path)):
+        return problem
+    if kind in _INSIDE and kind == _kind(reader):
         inside, mark = _INSIDE[kind]
         return _mismatch(writer[inside], reader[inside], path + mark)
-    if kind == "enum":
-        gone = [symbol for symbol in writer["symbols"] if symbol not in reader["symbols"]]
-        return f"{at}the enum {reader['name']} has no {gone[0]} any more" if gone else None
-    if _logical(reader) not in ("", _logical(writer)):
-        return f"{at}{_say(writer)} was written, {_say(reader)} is declared"
-    return None
+    if kind == "enum" == _kind(reader):
+        return _enum_mismatch(writer, reader, path)
+    return _scalar_mismatch(writer, reader, path)
+
+
+def _no_branch(writer: AvroSchema, reader: Sequence[AvroSchema], path: str) -> str:
+    same_kind = [branch for branch in reader if _kind(branch) == _kind(writer)]
+    if len(same_kind) == 1:  # what is wrong inside it says more
+        return str(_mismatch(writer, same_kind[0], path))
+    return f"{_at(path)}{_say(writer)} was written and is none of {_list(reader)}"
 
 
 def _record_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
@@ -101,6 +152,69 @@ def _record_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str |
     return None
 
 
+def _container_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
+    if bool(writer.get(MAP)) != bool(reader.get(MAP)):
+        return f"{_at(path)}a list was written and a dict is declared, or the other way"
+    was, now = writer.get(CONTAINER), reader.get(CONTAINER)
+    if now in _SETS and was not in (None, *_SETS):
+        return (
+            f"{_at(path)}a {was} was written, a {now} is declared, which would lose the order and "
+            "repeated items"
+        )
+    return None
+
+
+def _enum_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
+    at = _at(path)
+    gone = [symbol for symbol in _written_members(writer) if symbol not in reader["symbols"]]
+    if gone:
+        return f"{at}the enum {reader['name']} has no {gone[0]} any more"
+    if VALUES not in writer:  # of an earlier version, whose schema does not say what a Literal has
+        return None
+    return _values_mismatch(writer, reader, path)
+
+
+def _written_members(writer: AvroSchema) -> Iterable[str]:
+    members: Iterable[str] = writer.get(VALUES, writer["symbols"])
+    return members
+
+
+def _scalar_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
+    was, now = _logical(writer), _logical(reader)
+    text_as_bytes = (_kind(writer), _kind(reader)) == ("string", "bytes") and not was
+    as_text = _kind(writer) == _kind(reader) == "string" and was in _TEXTS and not now
+    same = _kind(writer) == _kind(reader) and was == now
+    if not (same or text_as_bytes or as_text):
+        return f"{_at(path)}{_say(writer)} was written, {_say(reader)} is declared"
+    earlier_version = not isinstance(writer, dict)
+    return None if same and earlier_version else _values_mismatch(writer, reader, path)
+
+
+def _values_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
+    """A Literal reads only a Literal that has no other values."""
+    allowed = reader.get(VALUES) if isinstance(reader, dict) else None
+    if allowed is None:
+        return None
+    written = writer.get(VALUES) if isinstance(writer, dict) else None
+    if written is None or _kind(writer) != _kind(reader):
+        return f"{_at(path)}{_say(writer)} was written, only {_values(allowed)} is declared"
+    gone = [value for value in written if value not in allowed]
+    if gone:
+        return f"{_at(path)}{gone[0]!r} may have been written, only {_values(allowed)} is declared"
+    return None
+
+
+def _values(allowed: Iterable[object]) -> str:
+    return f"Literal[{', '.join(map(repr, allowed))}]"
+
+
+def _identity(schema: AvroSchema) -> tuple[object, ...]:
+    """What makes a branch the same branch although its content was changed."""
+    name = schema.get("name") if isinstance(schema, dict) else None
+    container = schema.get(CONTAINER) if isinstance(schema, dict) else None
+    return _kind(schema), _logical(schema), name, container
+
+
 def _kind(schema: AvroSchema) -> str:
     return str(schema["type"] if isinstance(schema, dict) else schema)
 
@@ -109,90 +223,41 @@ def _logical(schema: AvroSchema) -> str:
     return str(schema.get("logicalType", "")) if isinstance(schema, dict) else ""
 
 
+def _at(path: str) -> str:
+    return f"field {path!r}: " if path else ""
+
+
 def _say(schema: AvroSchema) -> str:
+    if isinstance(schema, list):
+        return f"one of {_list(schema)}"
     if isinstance(schema, dict) and "name" in schema:
         return f"{schema['type']} {schema['name']}"
     return _logical(schema) or _kind(schema)
 
 
-def _convert(writer: AvroSchema, of: object) -> Callable[[Any], Any]:
-    """From the plain msgpack value of the writer's layout to a value of type `of`."""
-    if isinstance(writer, list):
-        return _convert_union(writer, of)
-    if is_union(of):
-        return _convert(writer, _branch(writer, of))
-    kind = _kind(writer)
-    if kind == "record":
-        return _convert_record(writer, of)
-    if kind == "array" and writer.get(MAP) is None:
-        item = _convert(writer["items"], get_args(of)[0])
-        origin: Any = get_origin(of)
-        made = list if origin is Sequence else origin
-        return lambda values: made(item(value) for value in values)
-    if kind in ("map", "array"):
-        key_of, value_of = get_args(of)
-        schema = writer["items"]["fields"] if kind == "array" else None
-        key = _convert("string" if schema is None else schema[0]["type"], key_of)
-        value = _convert(writer["values"] if schema is None else schema[1]["type"], value_of)
-        return lambda entries: {key(k): value(v) for k, v in entries.items()}
-    if kind == "enum":
-        members: Any = class_of(of)
-        return lambda name: members[name]
-    return _convert_scalar(writer, of)
+def _list(schemas: Iterable[AvroSchema]) -> str:
+    return ", ".join(map(_say, schemas))
 
 
-def _convert_scalar(writer: AvroSchema, of: object) -> Callable[[Any], Any]:
-    if of is bytes and _kind(writer) == "string":
-        return str.encode
-    if of is str and _kind(writer) == "bytes":
-        return bytes.decode
-    if of is str or get_origin(of) is Literal:
-        return lambda value: value
-    if of is datetime:
-        return lambda value: msgspec.convert(value, datetime)
-    return lambda value: msgspec.convert(value, of)
+def _map_key(schema: Any) -> Any:
+    return schema["fields"][0]["type"]
 
 
-def _convert_union(writer: list[AvroSchema], of: object) -> Callable[[Any], Any]:
-    """A union of one type and None is written bare, of several as branch number and value."""
-    branches = [branch for branch in writer if branch != "null"]
-    converts = [_convert(branch, of) for branch in branches]
-    if len(converts) == 1:
-        single = converts[0]
-        return lambda value: None if value is None else single(value)
-    return lambda pair: None if pair is None else converts[pair[0]](pair[1])
+def _same_bytes(old: Any, new: Any) -> bool:
+    """Whether keys written under schema `old` have the same canonical bytes under `new`.
 
-
-def _branch(writer: AvroSchema, of: object) -> object:
-    """The reader's branch for what was written: the same schema if there is one, else the first
-    that resolves.
+    Names of classes, defaults of fields and the values of a Literal are not in the bytes, and an
+    enum's member is there by its name, so that members may be added.
     """
-    infos = [type_info(branch) for branch in get_args(of)]
-    for info in infos:
-        if info.avro == writer:
-            return info.python
-    fitting = [info.python for info in infos if _mismatch(writer, info.avro, "") is None]
-    check(fitting, "a union that resolves has a branch for what was written")
-    return fitting[0]
-
-
-def _convert_record(writer: AvroSchema, of: object) -> Callable[[Any], Any]:
-    """By field name; what is missing takes its default because the class is not given it."""
-    if get_origin(of) is tuple:
-        parts = [
-            _convert(f["type"], a) for f, a in zip(writer["fields"], get_args(of), strict=False)
-        ]
-        return lambda values: tuple(part(value) for part, value in zip(parts, values, strict=False))
-    positions = {field["name"]: i for i, field in enumerate(writer["fields"])}
-    known = [
-        (
-            field.name,
-            positions[field.name],
-            _convert(writer["fields"][positions[field.name]]["type"], field.of),
+    if _kind(old) != _kind(new) or _logical(old) != _logical(new):
+        return False
+    if _kind(old) == "enum":
+        return set(old["symbols"]) <= set(new["symbols"])
+    if _kind(old) == "record":
+        return [field["name"] for field in old["fields"]] == [
+            field["name"] for field in new["fields"]
+        ] and all(
+            _same_bytes(mine["type"], theirs["type"])
+            for mine, theirs in zip(old["fields"], new["fields"], strict=True)
         )
-        for field in fields_of(of) or ()
-        if field.name in positions
-    ]
-    found: Any = class_of(of)
-    made = dict if is_typeddict(found) else found.model_construct if is_model(found) else found
-    return lambda values: made(**{name: convert(values[i]) for name, i, convert in known})
+    return _kind(old) != "array" or _same_bytes(old["items"], new["items"])

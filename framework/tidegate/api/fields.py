@@ -105,6 +105,35 @@ def compares_fields(of: object) -> bool:
     return parameters is None or bool(parameters.eq)
 
 
+def compares_otherwise(of: object) -> str:
+    """How a record class compares objects by more than its fields, or by other rules; empty if it
+    does not.
+    """
+    found: Any = get_origin(of) or of
+    if is_model(found):
+        if found.__private_attributes__ or found.model_config.get("extra") == "allow":
+            return "compares private attributes or extra fields"
+        base: Any = sys.modules["pydantic"].BaseModel
+        return "" if found.__eq__ is base.__eq__ else "has an __eq__ of its own"
+    if isinstance(found, type) and issubclass(found, msgspec.Struct):
+        return "" if found.__eq__ is msgspec.Struct.__eq__ else "has an __eq__ of its own"
+    if not dataclasses.is_dataclass(found):
+        return ""
+    code = getattr(found.__eq__, "__code__", None)
+    generated = code is not None and code.co_filename == "<string>"  # as dataclasses compile it
+    return "" if generated else "has an __eq__ of its own"
+
+
+def changer_of(of: object) -> Callable[[Any, dict[str, Any]], Any]:
+    """The function that copies a record with other values of some fields."""
+    found: Any = get_origin(of) or of
+    if is_model(found):
+        return lambda record, changes: record.model_copy(update=changes)
+    if isinstance(found, type) and issubclass(found, msgspec.Struct):
+        return lambda record, changes: msgspec.structs.replace(record, **changes)
+    return lambda record, changes: dataclasses.replace(record, **changes)
+
+
 def name_of(of: object) -> str:
     """The type as a user wrote it, without module and without memory address."""
     if isinstance(of, type) and not get_args(of):

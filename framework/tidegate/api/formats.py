@@ -73,8 +73,9 @@ class Json(Format[T]):
 
     def encoder(self) -> Callable[[T], bytes]:
         if _holds_model(self.of):
-            dump, by_alias = self._adapter.dump_json, True
-            return lambda value: dump(value, by_alias=by_alias)
+            dump = self._adapter.dump_json
+            # pydantic checks the fields of what it writes, and would only warn.
+            return lambda value: dump(value, by_alias=True, warnings="error")
         return msgspec.json.Encoder(decimal_format="string").encode
 
     @cached_property

@@ -64,7 +64,9 @@ class RecordContext:
 
 
 class Context(RecordContext, Generic[K]):
-    """Beside a record of a keyed stream: its key."""
+    """Beside a record of a keyed stream: its key. A key that is a datetime, or holds one, is in
+    UTC, whatever zone `key_by` gave.
+    """
 
     __slots__ = ("key",)
     key: K
@@ -72,6 +74,31 @@ class Context(RecordContext, Generic[K]):
     @property
     def timers(self) -> Never:
         refuse_later("ctx.timers", "remove it, and act when the next record of the key comes")
+
+
+def _check_state_names(of: type[Function]) -> None:
+    """Renamed and dropped names must say one thing each, whatever a checkpoint holds."""
+    declared = of.declared_states
+    dropped: object = of.dropped_states
+    if not isinstance(dropped, tuple) or not all(isinstance(name, str) for name in dropped):
+        raise PipelineError(
+            f"{of.__name__}.dropped_states must be a tuple of names, as in "
+            'dropped_states = ("total",), with the comma.'
+        )
+    formers = [state.renamed_from for state in declared.values() if state.renamed_from]
+    for name in dropped:
+        if name in declared or name in formers:
+            raise PipelineError(
+                f"{of.__name__}: state {name!r} is in dropped_states, and is declared or renamed "
+                "at the same time. Remove it from dropped_states, or choose another name."
+            )
+    for former in formers:
+        if former in declared or formers.count(former) > 1:
+            raise PipelineError(
+                f"{of.__name__}: renamed_from={former!r} names a state that the class declares, or "
+                "that two states were renamed from. A name can have only one successor; remove "
+                "renamed_from after the next checkpoint."
+            )
 
 
 class Function:
@@ -82,6 +109,11 @@ class Function:
     declared_states: ClassVar[dict[str, State]] = {}
     declared_outputs: ClassVar[dict[str, SideOutput[Any]]] = {}
     declared_types: ClassVar[tuple[object, ...]] = ()
+    dropped_states: ClassVar[tuple[str, ...]] = ()
+    """Names of states that older code of the class declared and whose values are to be deleted. A
+    restore deletes their rows, so that a later state of that name begins empty. The line may be
+    removed after the next checkpoint.
+    """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -103,6 +135,7 @@ class Function:
                 f"{cls.__name__}.{MAIN}: {MAIN!r} is the name of the ordinary results; choose "
                 "another"
             )
+        _check_state_names(cls)
         cls.declared_types = cls._resolve_types()
 
     @classmethod

@@ -8,7 +8,7 @@ in one process, never meet. It opens nothing: the data plane's sources and sinks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -25,11 +25,22 @@ from typing import (
 
 import msgspec
 
-from tidegate.api.declared import OURS, check_choice, check_topic, is_start, refuse_unknown
+from tidegate.api.declared import (
+    OURS,
+    ErrorOptions,
+    OnError,
+    check_choice,
+    check_topic,
+    error_policy,
+    is_start,
+    policy_options,
+    refuse_unknown,
+)
 from tidegate.api.formats import Format, Raw
 from tidegate.api.place import refuse_later, user_place
 from tidegate.api.streams import Stream
 from tidegate.api.times import Duration, to_ms
+from tidegate.config import foreign_code
 from tidegate.errors import PipelineError
 from tidegate.graph.logical import DEAD_LETTERS, Edge, Graph
 
@@ -44,7 +55,7 @@ Start = Literal["earliest", "latest", "group"] | int | Mapping[int, int]
 """Where a source begins that no checkpoint tells: an int is a timestamp in ms, a mapping gives
 offsets by partition (others begin at the earliest).
 """
-OnBadRecord = Literal["fail", "skip", "dead_letter"]
+OnBadRecord = OnError
 Guarantee = Literal["exactly_once", "at_least_once", "none"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -53,12 +64,36 @@ ORIGIN_TOPIC: Final = "tidegate.source.topic"
 ORIGIN_PARTITION: Final = "tidegate.source.partition"
 ORIGIN_OFFSET: Final = "tidegate.source.offset"
 ORIGIN_TIMESTAMP: Final = "tidegate.source.timestamp"
+STEP: Final = "tidegate.step"
 ERROR: Final = "tidegate.error"
+LEFT_OUT_VALUE: Final = "tidegate.left-out.value"
+LEFT_OUT_KEY: Final = "tidegate.left-out.key"
+LEFT_OUT_HEADERS: Final = "tidegate.left-out.headers"
 """Headers of a dead letter beside the record's own; the values are UTF-8 text, numbers in decimal.
+The last three are there where the letter would have been larger than its topic takes: they say how
+many bytes of the record are not in it.
 """
+PREFIX: Final = "tidegate."
+"""How the names of these headers begin."""
 
 KafkaOverrides = Mapping[str, str | int | float | bool]
 """librdkafka settings by name."""
+
+
+def connect_dead_letters(
+    graph: Graph, name: str, topic: str, place: str, ports: Sequence[tuple[str, str]]
+) -> None:
+    """Add the sink of that name, which writes the dead letters of these nodes' ports."""
+    letters = KafkaSink.records(topic, key=Raw(), value=Raw())
+    letters.names.append(name)
+    letters.place = place
+    of = letters.record_type()
+    letters.connect(graph, tuple(Edge(node=node, port=at, record_type=of) for node, at in ports))
+
+
+def letters_name(node: str) -> str:
+    """The name of the sink that writes the dead letters of a source, a step or a sink."""
+    return f"{node}-dead-letters"
 
 
 class SourceOptions(TypedDict, total=False):
@@ -79,6 +114,8 @@ class SinkOptions(TypedDict, total=False):
     compression: Compression
     linger: Duration
     kafka: KafkaOverrides
+    on_error: OnError
+    dead_letters: str
 
 
 class KafkaRecord(msgspec.Struct, Generic[K, V], frozen=True):
@@ -126,6 +163,13 @@ class Connector:
                 f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
                 f"{OURS[key]}"
             )
+        for key in self.kafka:
+            how = foreign_code(key)
+            if how is not None:
+                raise PipelineError(
+                    f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is not allowed: "
+                    f"{how}. Remove it."
+                )
 
     def __set_name__(self, owner: type, name: str) -> None:
         # An error raised here would reach the user wrapped in a RuntimeError (Python 3.11);
@@ -269,11 +313,9 @@ class KafkaSource(Connector, Generic[T]):
             record_type=self.record_type(),
         )
         if self.dead_letters is not None:
-            letters = KafkaSink.records(self.dead_letters, key=Raw(), value=Raw())
-            letters.names.append(f"{self.name}-dead-letters")
-            letters.place = self.place
-            edge = Edge(node=self.name, port=DEAD_LETTERS, record_type=letters.record_type())
-            letters.connect(graph, (edge,))
+            name = letters_name(self.name)
+            ports = [(self.name, DEAD_LETTERS)]
+            connect_dead_letters(graph, name, self.dead_letters, self.place, ports)
 
     def _check(self) -> None:
         where = f"{self.place}: source of topic {self.topic!r}"
@@ -312,6 +354,9 @@ class KafkaSink(Connector, Generic[T]):
     linger.ms of [kafka.properties] hold, else "none" and "5 ms". `kafka`: librdkafka settings of
     its producers, such as the limits of what waits in one of them, "queue.buffering.max.messages"
     (100000) and "queue.buffering.max.kbytes" (65536). Those that tidegate sets itself are refused.
+
+    `on_error`: what becomes of a record that cannot be encoded or is larger than the topic takes:
+    "fail" (the default), "skip", or "dead_letter" with the topic `dead_letters`, as in a step.
 
     PipelineError, with file and line, for whatever of this cannot be.
     """
@@ -360,6 +405,12 @@ class KafkaSink(Connector, Generic[T]):
         self.whole = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
         check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
+        self.errors: ErrorOptions = {}
+        if "on_error" in options:
+            self.errors["on_error"] = options["on_error"]
+        if "dead_letters" in options:
+            self.errors["dead_letters"] = options["dead_letters"]
+        self.on_error = error_policy(where, self.place, self.errors)
         if "compression" in options:
             check_choice(where, "compression", options["compression"], get_args(Compression))
             self._set(where, "compression", "compression.type", options["compression"])
@@ -397,6 +448,7 @@ class KafkaSink(Connector, Generic[T]):
         before = graph.nodes.get(self.name)
         if before is not None and before.declaration is self:
             graph.remove(self.name)
+            graph.remove(letters_name(self.name))
             edges = before.inputs + edges
         options = {
             "topic": self.topic,
@@ -404,6 +456,7 @@ class KafkaSink(Connector, Generic[T]):
             "value": self.value.describe(),
             "whole": self.whole,
             "guarantee": self.guarantee,
+            **policy_options(self.on_error),
         }
         graph.add(
             "sink",
@@ -415,3 +468,6 @@ class KafkaSink(Connector, Generic[T]):
             declaration=self,
             record_type=self.record_type(),
         )
+        if "dead_letters" in self.errors:
+            name, topic = letters_name(self.name), self.errors["dead_letters"]
+            connect_dead_letters(graph, name, topic, self.place, [(self.name, DEAD_LETTERS)])

@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Generic, Never, TypeVar
+from typing import Generic, Never, TypeVar, Unpack
 
+from tidegate.api.declared import ErrorOptions, error_policy, policy_options
 from tidegate.api.fields import name_of
 from tidegate.api.functions import KeyedProcess
+from tidegate.api.kafka import connect_dead_letters
+from tidegate.api.keys import normalised_key
 from tidegate.api.place import refuse_later, user_place
-from tidegate.api.streams import Processed, check_function, check_record_type
+from tidegate.api.streams import (
+    Processed,
+    check_function,
+    check_outputs,
+    check_record_type,
+    connect_step_letters,
+)
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import UNKNOWN, Edge, Graph
+from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, Graph
 
 K = TypeVar("K", bound=KeyLike)
 T = TypeVar("T")
@@ -35,26 +44,46 @@ class KeyedStream(Generic[K, T]):
         of: object,
         key: Callable[[T], K],
         key_of: object,
+        key_options: ErrorOptions,
     ) -> None:
         self.graph, self.edges, self.of, self.key, self.key_of = graph, edges, of, key, key_of
+        self.key_options = key_options
 
-    def process(self, function: KeyedProcess[K, T, U], *, uid: str) -> Processed[U]:
-        """A function object with state per key; `uid` names the state in checkpoints for ever."""
+    def process(
+        self, function: KeyedProcess[K, T, U], *, uid: str, **options: Unpack[ErrorOptions]
+    ) -> Processed[U]:
+        """A function object with state per key; `uid` names the state in checkpoints for ever.
+
+        Where `on_error` lets the job go on, what the call that raised did to its key's state is
+        undone, and nothing that it yielded goes on.
+        """
         place = user_place()
         check_function(self.graph, function, KeyedProcess, place)
         check_record_type(function, self.of, f"step {uid!r}", place)
         of = function.record_type() if self.of is UNKNOWN else self.of
         key_of = self._key_type(function, uid, place)
-        options = {
+        on_error = error_policy(f"{place}: step {uid!r}", place, options)
+        check_outputs(function, options, place)
+        described = {
             "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", place),
             "record": _schema(of, f"step {uid!r} sends its records to other slots", "map", place),
             "state": {name: s.describe() for name, s in function.declared_states.items()},
+            **policy_options(on_error),
         }
         why_not = type_info(key_of).why_not_key
         if why_not:
             raise PipelineError(f"{place}: step {uid!r}: {why_not}")
+        key = normalised_key(self.key, key_of)
         edges = tuple(
-            dataclasses.replace(edge, exchange="key", key=self.key, key_type=key_of, record_type=of)
+            dataclasses.replace(
+                edge,
+                exchange="key",
+                key=key,
+                key_type=key_of,
+                record_type=of,
+                on_error=self.key_options.get("on_error"),
+                letters=f"{uid}{KEY_LETTERS}" if "on_error" in self.key_options else DEAD_LETTERS,
+            )
             for edge in self.edges
         )
         result = function.result_type()
@@ -63,10 +92,15 @@ class KeyedStream(Generic[K, T]):
             edges,
             place=place,
             uid=uid,
-            options=options,
+            options=described,
             function=function,
             record_type=result,
         )
+        connect_step_letters(self.graph, node, options)
+        if "dead_letters" in self.key_options:
+            name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letters"]
+            ports = [(edge.node, name) for edge in self.edges]
+            connect_dead_letters(self.graph, name, topic, place, ports)
         return Processed(
             self.graph, (Edge(node=node.id, record_type=result),), result, type(function)
         )

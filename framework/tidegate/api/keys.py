@@ -9,12 +9,19 @@ than make another key's bytes of it: that costs nothing where a key's bytes are 
 `check_key` says so in the words of the step, for tests.
 
 The exchange and the state backends ask for an encoder once and call it for every record.
+
+Keys are also compared by Python: caches and map cells find them by `==`. So `==` and the bytes must
+agree. They do not for datetimes of a zone in the hour that a clock change repeats: Python ignores
+`fold` there, and two instants are equal. `key_normaliser` therefore gives such keys in UTC, before
+they are compared, encoded or shown to user code. Types of which `==` and bytes can differ in other
+ways are refused when the graph is built (`api/types.py`).
 """
 
 from __future__ import annotations
 
 import decimal
 import enum
+import functools
 import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -22,7 +29,7 @@ from decimal import Decimal
 from typing import Any, Literal, NoReturn, get_args, get_origin
 from uuid import UUID
 
-from tidegate.api.fields import RecordField, class_of, fields_of, name_of
+from tidegate.api.fields import RecordField, changer_of, class_of, fields_of, name_of
 from tidegate.api.shapes import Shape, Shapes, read
 from tidegate.api.types import literal_type, type_info
 from tidegate.errors import PipelineError
@@ -54,6 +61,31 @@ def key_encoder(of: object) -> KeyEncoder:
     if why_not:
         raise PipelineError(why_not)
     return _encoder(of)
+
+
+def key_normaliser(of: object) -> Callable[[Any], Any] | None:
+    """The function that gives a key as it is compared and shown to user code: datetimes in UTC, at
+    any depth. None for a type without datetimes, whose keys stay as they are.
+    """
+    if of is datetime:
+        return _in_utc
+    if get_origin(of) is tuple:
+        return _normaliser_of_tuple(get_args(of))
+    fields = fields_of(of)
+    return None if fields is None else _normaliser_of_record(of, fields)
+
+
+def normalised_key(key: Callable[[Any], Any], of: object) -> Callable[[Any], Any]:
+    """A key function whose keys are normalised; the function itself where nothing is to be done."""
+    normalise = key_normaliser(of)
+    if normalise is None:
+        return key
+
+    @functools.wraps(key)
+    def normalised(record: Any) -> Any:
+        return normalise(key(record))
+
+    return normalised
 
 
 def check_key(key: object, of: object, where: str) -> None:
@@ -118,6 +150,66 @@ def _datetime(key: datetime) -> bytes:
     return _pack_int((key - _EPOCH) // _MICROSECOND)
 
 
+def _date(key: date) -> bytes:
+    if isinstance(key, datetime):  # of one instant in two zones, the text would differ
+        _refuse(key, date)
+    return key.isoformat().encode()
+
+
+def _in_utc(key: Any) -> Any:
+    """A datetime with a zone in UTC; anything else as it is, for the encoder to refuse."""
+    if not isinstance(key, datetime) or key.tzinfo is None:
+        return key
+    if key.tzinfo is UTC and type(key) is datetime:
+        return key
+    try:
+        utc = key.astimezone(UTC)
+    except OverflowError:  # within a day of the calendar's ends, where no clock was ever changed
+        return key
+    return datetime.combine(utc.date(), utc.time(), UTC)  # also of a subclass, such as a Timestamp
+
+
+def _normaliser_of_tuple(arguments: tuple[object, ...]) -> Callable[[Any], Any] | None:
+    if ... in arguments:
+        item = key_normaliser(arguments[0])
+        if item is None:
+            return None
+        return lambda key: tuple(map(item, key)) if isinstance(key, tuple) else key
+    parts = [key_normaliser(argument) for argument in arguments]
+    if not any(parts):
+        return None
+
+    def normalise(key: Any) -> Any:
+        if not isinstance(key, tuple) or len(key) != len(parts):
+            return key
+        pairs = zip(parts, key, strict=True)
+        return tuple(part if convert is None else convert(part) for convert, part in pairs)
+
+    return normalise
+
+
+def _normaliser_of_record(
+    of: object, fields: tuple[RecordField, ...]
+) -> Callable[[Any], Any] | None:
+    converts = {
+        field.name: convert
+        for field in fields
+        if field.in_key and (convert := key_normaliser(field.of)) is not None
+    }
+    if not converts:
+        return None
+    known, change = class_of(of), changer_of(of)
+
+    def normalise(key: Any) -> Any:
+        if type(key) is not known:
+            return key
+        return change(
+            key, {name: convert(getattr(key, name)) for name, convert in converts.items()}
+        )
+
+    return normalise
+
+
 def _tuple(of: object, arguments: tuple[object, ...]) -> KeyEncoder:
     if ... in arguments:
         item = _encoder(arguments[0])
@@ -138,7 +230,10 @@ def _tuple(of: object, arguments: tuple[object, ...]) -> KeyEncoder:
 
 def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
     shapes = _KeyShapes()
-    return shapes.joined([(read(of, "key", field), field.of) for field in fields if field.in_key])
+    parts = [(read(of, "key", field), field.of) for field in fields if field.in_key]
+    # A subclass has the same fields, and is equal to no object of this class.
+    refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
+    return shapes.joined(parts, f"{{}} if type(key) is {shapes.name(class_of(of))} else {refused}")
 
 
 class _KeyShapes(Shapes):
@@ -166,7 +261,7 @@ _SCALARS: dict[object, KeyEncoder] = {
     bool: {False: b"\x00", True: b"\x01"}.__getitem__,
     int: _int,
     Decimal: _decimal,
-    date: lambda key: key.isoformat().encode(),
+    date: _date,
     datetime: _datetime,
     UUID: lambda key: key.bytes,
 }

@@ -26,6 +26,7 @@ from tidegate.errors import PipelineError, TidegateError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
 from tidegate.graph.logical import Graph
 from tidegate.ids import JOB_NAME
+from tidegate.masking import MASK, remember_value
 
 V = TypeVar("V")
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -34,7 +35,9 @@ _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 class Param(Generic[V]):
     """A typed parameter of a pipeline: `minimum = Param(Decimal, default=Decimal(0))`, set by
     `--set minimum=5`. Without a default it is required. `check` says whether a value is allowed;
-    `help` is shown where it is missing or refused.
+    `help` is shown where it is missing or refused. The value of a `secret=True` parameter is masked
+    in errors and logs; give it as `TIDEGATE_PARAMS__NAME` in the environment, because other users
+    of the machine can read a command line.
 
     PipelineError when the pipeline is built: a value that is missing, of another type, or refused.
     """
@@ -46,10 +49,14 @@ class Param(Generic[V]):
         default: V = MISSING,
         help: str = "",  # noqa: A002 - the word that users of argument parsers expect
         check: Callable[[V], bool] | None = None,
+        secret: bool = False,
     ) -> None:
-        if default is not MISSING and not isinstance(default, of):
-            raise PipelineError(f"{user_place()}: default={default!r} is not of type {name_of(of)}")
         self.of, self.default, self.help, self.check = of, default, help, check
+        self.secret = secret
+        if default is not MISSING and not isinstance(default, of):
+            raise PipelineError(
+                f"{user_place()}: default={self._shown(default)} is not of type {name_of(of)}"
+            )
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -66,16 +73,33 @@ class Param(Generic[V]):
 
     def parse(self, raw: object) -> V:
         """From text or from a value of the type; lax as a command line must be."""
+        if self.secret:
+            remember_value(str(raw))
         try:
             value = msgspec.convert(raw, self.of, strict=False)
         except msgspec.ValidationError as error:
+            why = "not of its type" if self.secret else str(error)  # msgspec may quote the value
             raise PipelineError(
-                f"parameter {self.name!r}: {error}; given was {raw!r}. Give it a value of type "
-                f"{name_of(self.of)}."
+                f"parameter {self.name!r}: {why}; given was {self._shown(raw)}. Give it a value of "
+                f"type {name_of(self.of)}."
             ) from None
-        if self.check is not None and not self.check(value):
-            raise PipelineError(f"parameter {self.name!r}: {value!r} is not allowed; {self.help}")
+        if self.check is not None and not self._is_allowed(self.check, value):
+            raise PipelineError(
+                f"parameter {self.name!r}: {self._shown(value)} is not allowed; {self.help}"
+            )
         return value
+
+    def _is_allowed(self, check: Callable[[V], bool], value: V) -> bool:
+        try:
+            return check(value)
+        except Exception as error:
+            raise PipelineError(
+                f"{_raised_at(error)}: check= of parameter {self.name!r} raised "
+                f"{type(error).__name__}: {error}, for the value {self._shown(value)}."
+            ) from error
+
+    def _shown(self, value: object) -> str:
+        return MASK if self.secret else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

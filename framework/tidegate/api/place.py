@@ -17,14 +17,25 @@ NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen", functools.__
 """How files of frames begin that are not the user's: ours, and the interpreter's between them."""
 
 
+_code_folders: list[Path] = []
+"""Where the code of this process was unpacked; files are shown by their path below it."""
+
+
+def shown_below(folder: Path) -> None:
+    """Show places in this folder as the user knows them, without the path of the folder."""
+    _code_folders.append(folder)
+
+
 def user_place() -> str:
     """File and line of the nearest caller outside this package: where the user wrote the step."""
     frame = sys._getframe(1)  # noqa: SLF001 - cheap, where `inspect.stack` is not
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         frame = frame.f_back
-    file, folder = Path(frame.f_code.co_filename), Path.cwd()
-    shown = file.relative_to(folder) if file.is_relative_to(folder) else file.name
-    return f"{shown}:{frame.f_lineno}"
+    file = Path(frame.f_code.co_filename)
+    for folder in (*_code_folders, Path.cwd()):
+        if file.is_relative_to(folder):
+            return f"{file.relative_to(folder)}:{frame.f_lineno}"
+    return f"{file.name}:{frame.f_lineno}"
 
 
 def refuse_later(what: str, instead: str) -> Never:

@@ -1,20 +1,23 @@
 """A submitted pipeline, built anew in another process and compared with what was submitted.
 
 JobMaster and slots call it before anything else. Within one attempt all processes must run the same
-graph from the same code: a fingerprint that differs is a `define` that is not deterministic or a
-class that was edited, a digest that differs is other code in the package. A restore compares less
-(uids, key types, schemas), because there code is meant to change.
+graph from the same code. The code is that of the submission's archive (`archive.py`), so a
+fingerprint that differs is a `define` that is not deterministic. A submission of an older version
+has no archive: its code is compared by a digest over the package. A restore compares less (uids,
+key types, schemas), because there code is meant to change.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.api.code import code_digest, load_pipeline
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.errors import CodeMismatchError
+from tidegate.api.place import shown_below
+from tidegate.errors import CodeMismatchError, PipelineError, UserCodeError
 from tidegate.graph.logical import Graph
 
 
@@ -24,25 +27,31 @@ def rebuild(
     params: Mapping[str, object],
     *,
     fingerprint: str,
-    digest: str,
+    digest: str | None,
     python_version: str,
 ) -> tuple[type[Pipeline], Graph]:
     """The class and its graph; PipelineError if it cannot be built, CodeMismatchError if it
-    differs.
+    differs, UserCodeError if the user's code raised here what it did not raise at submit. `digest`
+    is None where the folder holds the files of the archive.
     """
-    if platform.python_version() != python_version:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python_version.split(".")[:2] != here.split("."):
         raise CodeMismatchError(
-            f"{reference} was submitted with Python {python_version}, this process runs "
-            f"{platform.python_version()}: use one version on all machines of a job."
+            f"{reference} was submitted with Python {python_version}, this process runs {here}: "
+            "use one minor version on all machines of a job."
         )
-    pipeline = load_pipeline(reference, Path(folder))
-    if code_digest(pipeline) != digest:
+    if digest is None:
+        shown_below(Path(folder))
+    with _raised_by_the_user(reference):
+        pipeline = load_pipeline(reference, Path(folder))
+    if digest is not None and code_digest(pipeline) != digest:
         raise CodeMismatchError(
             f"The code of {reference} in {folder} is not the code that was submitted: a file of "
             "its package was changed while the job ran, or differs on this machine. Stop the job "
             "and submit it again; it continues from its last checkpoint."
         )
-    graph = build(pipeline, params)
+    with _raised_by_the_user(reference):
+        graph = build(pipeline, params)
     if graph.fingerprint() != fingerprint:
         raise CodeMismatchError(
             f"{reference} gave another graph here than at submit, from the same code: its define() "
@@ -50,3 +59,21 @@ def rebuild(
             "it depend on its parameters only."
         )
     return pipeline, graph
+
+
+@contextmanager
+def _raised_by_the_user(reference: str) -> Iterator[None]:
+    """Let a restart try again what the user's code raised: the same code worked at submit.
+
+    A module, a constructor or a parameter's check may need a service that does not answer just
+    now. A module that is not there, or is no Python, will not be there for the next attempt.
+    """
+    try:
+        yield
+    except PipelineError as error:
+        raised = error.__cause__
+        if not isinstance(raised, Exception) or isinstance(raised, ImportError | SyntaxError):
+            raise
+        raise UserCodeError(
+            f"The code of {reference} raised on this host what it did not raise at submit: {error}"
+        ) from raised

@@ -45,6 +45,19 @@ def item_type(function: Callable[..., object], returns: object = None) -> object
     return _known(get_args(hint)[0])
 
 
+def only_reads(function: Callable[..., object], of: object) -> bool:
+    """Whether it is certain that a function changes nothing of a record of type `of`.
+
+    It is certain of a function without branches that gets its result by reading fields alone.
+    """
+    if _branches(function):
+        return False
+    try:
+        return _unwrap(function(_Probe(of))) is not UNKNOWN
+    except Exception:  # noqa: BLE001  # a probe is no record: whatever it leads to proves nothing
+        return False
+
+
 def _annotated(function: Callable[..., object]) -> object:
     if not inspect.isroutine(function):
         return UNKNOWN

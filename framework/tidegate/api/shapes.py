@@ -196,8 +196,14 @@ def takes_positions(of: object) -> bool:
 def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
     """A function that says which branch of a union a value belongs to.
 
-    PipelineError if two branches have the same class; TypeError, when called, for a value of none.
+    PipelineError if two branches have the same class or one is Any; TypeError, when called, for a
+    value of none.
     """
+    if Any in branches:
+        names = " | ".join(map(name_of, branches))
+        raise PipelineError(
+            f"In {names}, values of Any cannot be told apart from the others. Declare Any alone."
+        )
     by_class: dict[type, int] = {}
     for index, of in enumerate(branches):
         known = dict if is_typeddict(get_origin(of) or of) else class_of(_plain_class(of))

@@ -13,19 +13,33 @@ once the cell was touched; `ListCell.changed` and `MapCell`'s methods tell the r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar, overload
+from types import GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Never,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from typing_extensions import TypeForm
 
 from tidegate.api.fields import MISSING, name_of
-from tidegate.api.keys import key_encoder
+from tidegate.api.keys import key_encoder, key_normaliser
 from tidegate.api.place import refuse_later
 from tidegate.api.types import TypeInfo, type_info
 from tidegate.errors import PipelineError
 
 V = TypeVar("V")
 A = TypeVar("A")
+M = TypeVar("M", bound="MapCell[Any, Any]")
 
 CLEARED_MEANWHILE: Final = "map state was cleared, or its record left, during iteration"
 
@@ -37,6 +51,16 @@ class Cell:
 
     def clear(self) -> None:
         """Forget: the next read sees what a new key sees."""
+        raise NotImplementedError
+
+    def image(self, *, mutable: bool) -> object:
+        """What `restore` needs to undo whatever is done to the cell from now on. `mutable` says
+        that its values can change in place.
+        """
+        raise NotImplementedError
+
+    def restore(self, image: Any) -> None:
+        """Make the cell what it was when the image was taken; once for each image."""
         raise NotImplementedError
 
 
@@ -53,6 +77,12 @@ class ValueCell(Cell, Generic[V]):
 
     def clear(self) -> None:
         self.value = self._new()
+
+    def image(self, *, mutable: bool) -> object:
+        return copy.deepcopy(self.value) if mutable else self.value, self.saved
+
+    def restore(self, image: Any) -> None:
+        self.value, self.saved = image
 
 
 class ListCell(Cell, Generic[V]):
@@ -80,6 +110,15 @@ class ListCell(Cell, Generic[V]):
 
     def clear(self) -> None:
         self.replace(())
+
+    def image(self, *, mutable: bool) -> object:
+        # A list only grows in place, so its length is enough where items cannot change.
+        items = copy.deepcopy(self._items) if mutable else self._items
+        return items, len(items), self.changed
+
+    def restore(self, image: Any) -> None:
+        self._items, length, self.changed = image
+        del self._items[length:]
 
 
 class MapCell(Cell, Generic[A, V]):
@@ -134,6 +173,43 @@ class MapCell(Cell, Generic[A, V]):
     def clear(self) -> None:
         self._entries = {}
 
+    def image(self, *, mutable: bool) -> object:
+        return copy.deepcopy(self._entries) if mutable else dict(self._entries)
+
+    def restore(self, image: Any) -> None:
+        self._entries = image
+
+
+def with_normalised_keys(cells: type[M], key_of: object) -> type[M]:
+    """Cells of a map state whose keys are compared in their normal form; the same class where keys
+    have only one form.
+    """
+    found = key_normaliser(key_of)
+    if found is None:
+        return cells
+    base: Any = cells
+    normalise: Callable[[Any], Any] = found
+
+    class Normalised(base):  # type: ignore[misc]  # known at run time only
+        __slots__ = ()
+
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(normalise(key))
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(normalise(key), value)
+
+        def __delitem__(self, key: Any) -> None:
+            super().__delitem__(normalise(key))
+
+        def __contains__(self, key: Any) -> bool:
+            return bool(super().__contains__(normalise(key)))
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            return super().get(normalise(key), default)
+
+    return cast("type[M]", Normalised)
+
 
 class State:
     """A declared state: its name (the attribute's) and types, which the manifest records."""
@@ -141,10 +217,18 @@ class State:
     kind: ClassVar[str]
     name = ""
 
-    def __init__(self, *types: object, ttl: object = None) -> None:
+    def __init__(self, *types: object, renamed_from: str = "", ttl: object = None) -> None:
         if ttl is not None:
             refuse_later("ttl=", "remove it, and bound the state yourself")
+        former: object = renamed_from
+        if not isinstance(former, str) or not (former == "" or former.isidentifier()):
+            raise PipelineError(
+                f"renamed_from={renamed_from!r} is not the name of an attribute. Give the name "
+                "that the state had before."
+            )
         self.types: tuple[TypeInfo, ...] = tuple(type_info(of) for of in types)
+        self.renamed_from = renamed_from
+        """The name that the state has in checkpoints of older code; empty if it has this one."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         if not self.name:  # a second name is refused when the function class is made
@@ -157,28 +241,41 @@ class State:
             must stay a non-data descriptor.
             """
 
+    @property
+    def stored_type(self) -> object:
+        """The type of one stored value: of a list state the list, of a map state an entry."""
+        return self.types[0].python
+
     def new_cell(self) -> Cell:
         """A cell of a key that was never seen."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, object]:
-        """Kind and Avro schemas: what a restore compares."""
+        """Kind and Avro schemas, for the graph's fingerprint."""
         return {"kind": self.kind, "schemas": [info.avro for info in self.types]}
 
 
 class ValueState(State, Generic[V]):
     """One value per key. A default is needed: a value, or a factory for a type that can change.
 
-    `V | None` with default=None says 'maybe absent'.
+    `V | None` with default=None says 'maybe absent'. All states take `renamed_from=`: the name that
+    the state had when the checkpoint was taken. It may be removed after the next checkpoint.
     """
 
     kind = "value"
 
     @overload
-    def __init__(self, of: TypeForm[V], *, default: V, ttl: object = None) -> None: ...
+    def __init__(
+        self, of: TypeForm[V], *, default: V, renamed_from: str = "", ttl: object = None
+    ) -> None: ...
     @overload
     def __init__(
-        self, of: TypeForm[V], *, factory: Callable[[], V], ttl: object = None
+        self,
+        of: TypeForm[V],
+        *,
+        factory: Callable[[], V],
+        renamed_from: str = "",
+        ttl: object = None,
     ) -> None: ...
     def __init__(
         self,
@@ -186,9 +283,10 @@ class ValueState(State, Generic[V]):
         *,
         default: V = MISSING,
         factory: Callable[[], V] = MISSING,
+        renamed_from: str = "",
         ttl: object = None,
     ) -> None:
-        super().__init__(of, ttl=ttl)
+        super().__init__(of, renamed_from=renamed_from, ttl=ttl)
         if (default is MISSING) == (factory is MISSING):
             raise PipelineError(
                 f"ValueState({name_of(of)}) needs default= or factory=, and only one: what does a "
@@ -215,8 +313,8 @@ class ListState(State, Generic[V]):
 
     kind = "list"
 
-    def __init__(self, of: TypeForm[V], *, ttl: object = None) -> None:
-        super().__init__(of, ttl=ttl)
+    def __init__(self, of: TypeForm[V], *, renamed_from: str = "", ttl: object = None) -> None:
+        super().__init__(of, renamed_from=renamed_from, ttl=ttl)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -224,6 +322,10 @@ class ListState(State, Generic[V]):
     def __get__(self, instance: object, owner: type) -> ListCell[V]: ...
     def __get__(self, instance: object | None, owner: type) -> Self | ListCell[V]:
         return self if instance is None else _unbound(self)
+
+    @property
+    def stored_type(self) -> object:
+        return GenericAlias(list, (self.types[0].python,))
 
     def new_cell(self) -> ListCell[V]:
         return ListCell()
@@ -234,11 +336,19 @@ class MapState(State, Generic[A, V]):
 
     kind = "map"
 
-    def __init__(self, key: TypeForm[A], value: TypeForm[V], *, ttl: object = None) -> None:
-        super().__init__(key, value, ttl=ttl)
+    def __init__(
+        self,
+        key: TypeForm[A],
+        value: TypeForm[V],
+        *,
+        renamed_from: str = "",
+        ttl: object = None,
+    ) -> None:
+        super().__init__(key, value, renamed_from=renamed_from, ttl=ttl)
         if self.types[0].why_not_key:
             raise PipelineError(f"MapState({name_of(key)}, ...): {self.types[0].why_not_key}")
         self._key_bytes: Callable[[A], bytes] = key_encoder(self.types[0].python)
+        self._cells = with_normalised_keys(MapCell, self.types[0].python)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -247,8 +357,12 @@ class MapState(State, Generic[A, V]):
     def __get__(self, instance: object | None, owner: type) -> Self | MapCell[A, V]:
         return self if instance is None else _unbound(self)
 
+    @property
+    def stored_type(self) -> object:
+        return GenericAlias(tuple, tuple(info.python for info in self.types))
+
     def new_cell(self) -> MapCell[A, V]:
-        return MapCell(self._key_bytes)
+        return self._cells(self._key_bytes)
 
 
 def _unbound(declaration: State) -> Any:

@@ -9,15 +9,27 @@ sent between slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeGuard, TypeVar, get_args, is_typeddict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Never,
+    TypeGuard,
+    TypeVar,
+    Unpack,
+    get_args,
+    is_typeddict,
+)
 
+from tidegate.api.declared import ErrorOptions, error_policy, policy_options
 from tidegate.api.fields import name_of
 from tidegate.api.functions import Function, Process, SideOutput
 from tidegate.api.place import refuse_later, user_place
 from tidegate.api.results import item_type, result_type
 from tidegate.api.types import KeyLike
+from tidegate.api.values import counts_as
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import UNKNOWN, Edge, Graph, Kind
+from tidegate.graph.logical import DEAD_LETTERS, UNKNOWN, Edge, Graph, Kind, Node
 
 if TYPE_CHECKING:
     from tidegate.api.kafka import KafkaSink
@@ -35,19 +47,35 @@ class Stream(Generic[T]):
     def __init__(self, graph: Graph, edges: tuple[Edge, ...], of: object) -> None:
         self.graph, self.edges, self.of = graph, edges, of
 
-    def map(self, function: Callable[[T], U], *, returns: type[U] | None = None) -> Stream[U]:
-        """One result for each record."""
-        return self._step("map", function, result_type(function, self.of, returns))
+    def map(
+        self,
+        function: Callable[[T], U],
+        *,
+        returns: type[U] | None = None,
+        **options: Unpack[ErrorOptions],
+    ) -> Stream[U]:
+        """One result for each record.
 
-    def filter(self, predicate: Callable[[T], bool]) -> Stream[T]:
+        `on_error` says what becomes of a record on which the function raises, in this and every
+        other step: "fail" (the default: the job restarts from its last checkpoint), "skip" (the
+        record is counted and logged) or "dead_letter" (it goes to the topic `dead_letters`, with
+        its topic, partition and offset). All results of such a record are left out.
+        """
+        return self._step("map", function, result_type(function, self.of, returns), options)
+
+    def filter(self, predicate: Callable[[T], bool], **options: Unpack[ErrorOptions]) -> Stream[T]:
         """The records for which the predicate holds."""
-        return self._step("filter", predicate, self.of)
+        return self._step("filter", predicate, self.of, options)
 
     def flat_map(
-        self, function: Callable[[T], Iterable[U]], *, returns: type[U] | None = None
+        self,
+        function: Callable[[T], Iterable[U]],
+        *,
+        returns: type[U] | None = None,
+        **options: Unpack[ErrorOptions],
     ) -> Stream[U]:
         """Any number of results for each record; `returns` is the type of one."""
-        return self._step("flat_map", function, item_type(function, returns))
+        return self._step("flat_map", function, item_type(function, returns), options)
 
     def union(self, *others: Stream[T]) -> Stream[T]:
         """The records of all, those of each in their order."""
@@ -61,22 +89,34 @@ class Stream(Generic[T]):
         edges = self.edges + tuple(edge for other in others for edge in other.edges)
         return Stream(self.graph, edges, known[0] if known else UNKNOWN)
 
-    def process(self, function: Process[T, U]) -> Processed[U]:
+    def process(self, function: Process[T, U], **options: Unpack[ErrorOptions]) -> Processed[U]:
         """A function object with side outputs, `open` and `close`, without key or state."""
         place = user_place()
         check_function(self.graph, function, Process, place)
         check_record_type(function, self.of, "process()", place)
-        step: Stream[U] = self._step("process", function, function.result_type())
+        check_outputs(function, options, place)
+        step: Stream[U] = self._step("process", function, function.result_type(), options)
         return Processed(self.graph, step.edges, step.of, type(function))
 
-    def key_by(self, key: Callable[[T], K], *, returns: type[K] | None = None) -> KeyedStream[K, T]:
+    def key_by(
+        self,
+        key: Callable[[T], K],
+        *,
+        returns: type[K] | None = None,
+        **options: Unpack[ErrorOptions],
+    ) -> KeyedStream[K, T]:
         """Records of equal keys meet in one place, in order.
 
-        The key is a value of the record, never a position or a hash.
+        The key is a value of the record, never a position or a hash. `on_error` covers records
+        whose key cannot be taken or encoded, and those that cannot be sent to another slot. Without
+        it the policy of the step before (`on_bad_record` of a source) covers records that cannot be
+        encoded or sent, and an exception of the function ends the attempt.
         """
         from tidegate.api.keyed import KeyedStream  # built on streams, and key_by is the way to it
 
-        return KeyedStream(self.graph, self.edges, self.of, key, result_type(key, self.of, returns))
+        error_policy(f"{user_place()}: key_by", user_place(), options)
+        of = result_type(key, self.of, returns)
+        return KeyedStream(self.graph, self.edges, self.of, key, of, options)
 
     def to(self, sink: KafkaSink[T]) -> None:
         """End the chain. A sink may end several chains of its pipeline."""
@@ -99,10 +139,18 @@ class Stream(Generic[T]):
     def broadcast(self) -> Never:
         refuse_later("broadcast", "key both streams, and join them by union and a KeyedProcess")
 
-    def _step(self, kind: Kind, function: object, of: object) -> Stream[Any]:
+    def _step(self, kind: Kind, function: object, of: object, options: ErrorOptions) -> Stream[Any]:
+        place = user_place()
+        on_error = error_policy(f"{place}: {kind}", place, options)
         node = self.graph.add(
-            kind, self.edges, place=user_place(), function=function, record_type=of
+            kind,
+            self.edges,
+            place=place,
+            options=policy_options(on_error),
+            function=function,
+            record_type=of,
         )
+        connect_step_letters(self.graph, node, options)
         return Stream(self.graph, (Edge(node=node.id, record_type=of),), of)
 
 
@@ -128,6 +176,24 @@ class Processed(Stream[T]):
         return Stream(self.graph, edges, tag.of)
 
 
+def connect_step_letters(graph: Graph, node: Node, options: ErrorOptions) -> None:
+    """Write the dead letters of a step to its topic, where it has one."""
+    from tidegate.api.kafka import connect_dead_letters, letters_name  # its sources are streams
+
+    if "dead_letters" in options:
+        name, topic = letters_name(node.id), options["dead_letters"]
+        connect_dead_letters(graph, name, topic, node.place, [(node.id, DEAD_LETTERS)])
+
+
+def check_outputs(function: Function, options: ErrorOptions, place: str) -> None:
+    """Refuse a side output whose port the dead letters of the step would have."""
+    if DEAD_LETTERS in function.declared_outputs and "dead_letters" in options:
+        raise PipelineError(
+            f"{place}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step has "
+            "on_error='dead_letter'; give the side output another name"
+        )
+
+
 def check_function(graph: Graph, function: object, base: type[Function], place: str) -> None:
     """Refuse what is no function object of that kind, and one that another step has already: its
     state cells hang on the object.
@@ -147,12 +213,13 @@ def check_function(graph: Graph, function: object, base: type[Function], place: 
 
 
 def check_sink_type(declared: object, of: object, topic: str) -> None:
-    """Refuse a sink of records that the stream can not have: two classes of which neither is the
-    other's. Anything less plain is left to type checkers.
+    """Refuse a sink of records that the stream can not have: two classes of which the stream's is
+    not encoded as the sink's, nor is a base class of it. Anything less plain is left to type
+    checkers.
     """
-    if not (_is_plain_class(declared) and _is_plain_class(of)) or (of, declared) == (int, float):
+    if not (_is_plain_class(declared) and _is_plain_class(of)):
         return
-    if not issubclass(of, declared) and not issubclass(declared, of):
+    if not counts_as(of, declared) and not issubclass(declared, of):
         raise PipelineError(
             f"{user_place()}: the sink for topic {topic!r} takes records of {name_of(declared)}, "
             f"the stream has {name_of(of)}; map them"
@@ -168,7 +235,7 @@ def _is_plain_class(of: object) -> TypeGuard[type]:
 def check_record_type(function: Function, of: object, step: str, place: str) -> None:
     """Refuse a function that declares other records than the stream has, where both are known."""
     declared = function.record_type()
-    narrower = isinstance(of, type) and isinstance(declared, type) and issubclass(of, declared)
+    narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(
             f"{place}: {step}: {type(function).__name__} declares records of {name_of(declared)}, "

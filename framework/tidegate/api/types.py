@@ -27,6 +27,7 @@ from tidegate.api.fields import (
     MISSING,
     RecordField,
     compares_fields,
+    compares_otherwise,
     fields_of,
     is_frozen,
     is_model,
@@ -131,7 +132,7 @@ def _info(of: object, inside: tuple[object, ...]) -> TypeInfo:
     if of is Any:
         return _compound(of, {"type": "string", "logicalType": "json"}, "the type is not known")
     if get_origin(of) is Literal:
-        return _info(literal_type(of), inside)
+        return dataclasses.replace(_info(literal_type(of), inside), python=of)
     generic = _generic(of, inside)
     return _record(of, inside) if generic is None else generic
 
@@ -215,6 +216,8 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
             why_not = f"{name_of(of)}.{field.name}: {info.why_not_key}"
     if not compares_fields(of):
         why_not = f"{name_of(of)} compares by identity (eq=False), so no two keys would be equal"
+    elif how := compares_otherwise(of):
+        why_not = f"{name_of(of)} {how}, so equal keys could have different bytes"
     elif not is_frozen(of):
         why_not = f"{name_of(of)} can change; make it frozen (frozen=True) to use it as a key"
     name = _NOT_A_NAME.sub("_", name_of(of)).strip("_")

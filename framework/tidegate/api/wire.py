@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from tidegate.api.evolution import resolver
 from tidegate.api.fields import RecordField, fields_of
+from tidegate.api.resolving import resolver
 from tidegate.api.shapes import Shape, Shapes, branch_of, generic, maker_of, read, takes_positions
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import CorruptCheckpointError

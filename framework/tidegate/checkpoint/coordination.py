@@ -91,6 +91,15 @@ class BacklogChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSeen:
+    """The checkpoint storage has vanished, or is back."""
+
+    gone: str
+    """Why it cannot be used; empty if it is there."""
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
     """A subtask has finished and will acknowledge nothing more; its last snapshot is carried on."""
 
@@ -108,6 +117,7 @@ CoordinatorEvent = (
     | TransactionsEnded
     | StopRequested
     | BacklogChanged
+    | StorageSeen
     | TaskEnded
 )
 

@@ -16,6 +16,10 @@ publication. While the job works off a backlog (`backlog.py`) that interval is a
 at once. Failures in a row are counted, each checkpoint once, and reset by a publication; more than
 tolerable fail the attempt.
 
+While the checkpoint storage is gone (`StorageSeen`) no checkpoint begins and none counts as failed;
+the one under way is aborted. The attempt goes on for `tolerated_outage`, which the transactions'
+timeout has room for, and then fails, so that no transaction times out under a running job.
+
 After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
 published: sources emit nothing after a final barrier, so there is no way back to ordinary ones.
 
@@ -51,6 +55,7 @@ from tidegate.checkpoint.coordination import (
     PublishFailed,
     Started,
     StopRequested,
+    StorageSeen,
     TaskEnded,
     Tick,
     TransactionsEnded,
@@ -65,13 +70,19 @@ from tidegate.checkpoint.pending import (
     union,
 )
 from tidegate.config import CheckpointSettings
-from tidegate.errors import CheckpointError, InternalError, check
+from tidegate.errors import CheckpointError, InternalError, StorageGoneError, check
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
 from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
 FIRST_S: Final = 0.2
 """From the start of an attempt to its first checkpoint, where the interval is not shorter: its
 sources have begun to read by then."""
+
+FINAL_RETRY_S: Final = 0.5
+FINAL_RETRY_S_MAX: Final = 4.0
+"""From a failed final checkpoint to the next try, doubled with each failure in a row up to the
+maximum: what declined it may pass (a broker, a full disk), and without a pause all tries are over
+within 60 ms."""
 
 STORY_LENGTH: Final = 50
 """Events kept for the message of an illegal move: a few checkpoints' worth at common widths."""
@@ -96,7 +107,7 @@ class Phase(enum.Enum):
 
 MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.CREATED: frozenset({Phase.IDLE}),
-    Phase.IDLE: frozenset({Phase.PENDING}),
+    Phase.IDLE: frozenset({Phase.PENDING, Phase.FAILED}),
     Phase.PENDING: frozenset({Phase.IDLE, Phase.PUBLISHING, Phase.FAILED}),
     Phase.PUBLISHING: frozenset({Phase.IDLE, Phase.FINISHED, Phase.FAILED}),
     Phase.FINISHED: frozenset(),
@@ -115,6 +126,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first one of an attempt comes so long after its start, if that is sooner."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 0
+    tolerated_outage_s: float = math.inf
+    """The attempt fails if the checkpoint storage is gone for longer."""
 
     @classmethod
     def of(cls, settings: CheckpointSettings) -> CoordinatorSettings:
@@ -126,6 +139,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             first_s=FIRST_S,
             min_pause_s=settings.min_pause / 1000,
             tolerable_failures=settings.tolerable_failures,
+            tolerated_outage_s=settings.tolerated_outage / 1000,
         )
 
 
@@ -149,6 +163,7 @@ class CheckpointCoordinator:
         (Phase.CREATED, Tick): "_nothing",
         (Phase.CREATED, StopRequested): "_stop_later",
         (Phase.CREATED, BacklogChanged): "_note_backlog",
+        (Phase.CREATED, StorageSeen): "_note_storage",
         (Phase.CREATED, TaskEnded): "_end_task",
         (Phase.IDLE, Tick): "_trigger_if_due",
         (Phase.IDLE, Acknowledged): "_late",
@@ -156,6 +171,7 @@ class CheckpointCoordinator:
         (Phase.IDLE, TransactionsEnded): "_forget",
         (Phase.IDLE, StopRequested): "_stop_now",
         (Phase.IDLE, BacklogChanged): "_mend_interval",
+        (Phase.IDLE, StorageSeen): "_note_storage",
         (Phase.IDLE, TaskEnded): "_end_task",
         (Phase.PENDING, Tick): "_expire_if_due",
         (Phase.PENDING, Acknowledged): "_acknowledge",
@@ -163,6 +179,7 @@ class CheckpointCoordinator:
         (Phase.PENDING, TransactionsEnded): "_forget",
         (Phase.PENDING, StopRequested): "_stop_later",
         (Phase.PENDING, BacklogChanged): "_note_backlog",
+        (Phase.PENDING, StorageSeen): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
         (Phase.PUBLISHING, Tick): "_nothing",
         (Phase.PUBLISHING, Acknowledged): "_late",
@@ -172,6 +189,7 @@ class CheckpointCoordinator:
         (Phase.PUBLISHING, TransactionsEnded): "_forget",
         (Phase.PUBLISHING, StopRequested): "_stop_later",
         (Phase.PUBLISHING, BacklogChanged): "_note_backlog",
+        (Phase.PUBLISHING, StorageSeen): "_note_storage",
         (Phase.PUBLISHING, TaskEnded): "_end_task",
         (Phase.FINISHED, Tick): "_nothing",
         (Phase.FINISHED, Acknowledged): "_late",
@@ -179,6 +197,7 @@ class CheckpointCoordinator:
         (Phase.FINISHED, TransactionsEnded): "_forget",
         (Phase.FINISHED, StopRequested): "_nothing",
         (Phase.FINISHED, BacklogChanged): "_nothing",
+        (Phase.FINISHED, StorageSeen): "_nothing",
         (Phase.FINISHED, TaskEnded): "_end_task",
         (Phase.FAILED, Tick): "_nothing",
         (Phase.FAILED, Acknowledged): "_late",
@@ -186,6 +205,7 @@ class CheckpointCoordinator:
         (Phase.FAILED, TransactionsEnded): "_forget",
         (Phase.FAILED, StopRequested): "_nothing",
         (Phase.FAILED, BacklogChanged): "_nothing",
+        (Phase.FAILED, StorageSeen): "_nothing",
         (Phase.FAILED, TaskEnded): "_end_task",
     }
     """Phase and event to method; what is not here is an illegal move."""
@@ -201,10 +221,14 @@ class CheckpointCoordinator:
         self._pending: PendingCheckpoint | None = None
         self._counter = 0
         self._stopping = False
+        #: The next final checkpoint waits until then if the last checkpoint failed.
+        self._retry_s = -math.inf
         #: When the next ordinary checkpoint is due by the interval alone.
         self._due_s = math.inf
         self._triggered_s = -math.inf
         self._behind = False
+        self._gone = ""
+        self._gone_since_s = -math.inf
         self._last_completion_s = -math.inf
         self._wake_s = math.inf
         #: Per subtask, the transactions of its newest acknowledgement that are not known to be
@@ -215,6 +239,11 @@ class CheckpointCoordinator:
         self._newest: dict[SubtaskId, SubtaskSnapshot] = {}
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
         self.counts = CheckpointCounts()
+
+    @property
+    def timeout_s(self) -> float:
+        """`checkpoint.timeout`."""
+        return self._settings.timeout_s
 
     @property
     def phase(self) -> Phase:
@@ -270,9 +299,11 @@ class CheckpointCoordinator:
         settings = self._settings
         first_s = max(settings.first_s, settings.min_pause_s)
         self._due_s = event.now_s + min(settings.interval_s, first_s)
-        return self._trigger(event.now_s) if self._stopping else []
+        return self._begin_again(event.now_s) if self._stopping else []
 
     def _trigger_if_due(self, event: Tick) -> list[CoordinatorInstruction]:
+        if self._gone and event.now_s >= self._outage_ends_s():
+            return self._give_up_without_storage()
         if event.now_s < self._next_trigger_s():
             return []
         return self._trigger(event.now_s)
@@ -293,7 +324,7 @@ class CheckpointCoordinator:
 
     def _stop_now(self, event: StopRequested) -> list[CoordinatorInstruction]:
         self._stopping = True
-        return self._trigger(event.now_s)
+        return self._begin_again(event.now_s)
 
     def _stop_later(self, event: StopRequested) -> list[CoordinatorInstruction]:
         del event
@@ -307,6 +338,37 @@ class CheckpointCoordinator:
     def _mend_interval(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
         self._behind = event.behind
         return self._begin_again(event.now_s)
+
+    # --- a storage that is gone -----------------------------------------------------------------
+
+    def _note_storage(self, event: StorageSeen) -> list[CoordinatorInstruction]:
+        if event.gone and not self._gone:
+            self._gone_since_s = event.now_s
+        self._gone = event.gone
+        return self._begin_again(event.now_s) if self._phase is Phase.IDLE else []
+
+    def _abort_without_storage(self, event: StorageSeen) -> list[CoordinatorInstruction]:
+        """A checkpoint under way cannot complete. That is not counted as its failure: the job
+        continues without a restart if the storage is back in time.
+        """
+        if not event.gone:
+            return self._note_storage(event)
+        pending = self._ended(self._under_way().id)
+        self._move(Phase.IDLE)
+        self.counts.last_failure = f"checkpoint {pending.id} was aborted: {event.gone}"
+        return [Abort(checkpoint=pending.id, reason=event.gone), *self._note_storage(event)]
+
+    def _give_up_without_storage(self) -> list[CoordinatorInstruction]:
+        """Before the open transactions time out, the attempt ends; the next one waits."""
+        self._move(Phase.FAILED)
+        error = StorageGoneError(
+            f"The checkpoint storage was gone for {self._settings.tolerated_outage_s:g} s "
+            f"(checkpoint.tolerated_outage). {self._gone}"
+        )
+        return [FailAttempt(error=error)]
+
+    def _outage_ends_s(self) -> float:
+        return self._gone_since_s + self._settings.tolerated_outage_s
 
     # --- acknowledgements -----------------------------------------------------------------------
 
@@ -431,10 +493,12 @@ class CheckpointCoordinator:
     ) -> list[CoordinatorInstruction]:
         self._ended(checkpoint)
         self.counts.failed += 1
-        self.counts.failed_in_a_row += 1
+        self.counts.failed_in_a_row += not self._gone
         self.counts.last_failure = f"checkpoint {checkpoint} {reason}"
         abort = Abort(checkpoint=checkpoint, reason=reason)
         if self.counts.failed_in_a_row <= self._settings.tolerable_failures:
+            doubled_s = FINAL_RETRY_S * 2 ** (self.counts.failed_in_a_row - 1)
+            self._retry_s = now_s + min(doubled_s, FINAL_RETRY_S_MAX)
             self._move(Phase.IDLE)
             return [abort, *self._begin_again(now_s)]
         self._move(Phase.FAILED)
@@ -456,8 +520,10 @@ class CheckpointCoordinator:
     # --- helpers --------------------------------------------------------------------------------
 
     def _next_trigger_s(self) -> float:
+        if self._gone:
+            return math.inf
         if self._stopping:
-            return -math.inf
+            return self._retry_s
         settings = self._settings
         next_s = max(self._due_s, self._last_completion_s + settings.min_pause_s)
         if self._behind:
@@ -466,7 +532,7 @@ class CheckpointCoordinator:
 
     def _next_wake_s(self) -> float:
         if self._phase is Phase.IDLE:
-            return self._next_trigger_s()
+            return self._outage_ends_s() if self._gone else self._next_trigger_s()
         if self._phase is Phase.PENDING:
             return self._under_way().started_s + self._settings.timeout_s
         return math.inf

@@ -11,10 +11,11 @@ that procedures are checked; they are the only code that yields.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tidegate.elements import Origin
 from tidegate.errors import InternalError
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import Created
@@ -81,6 +82,11 @@ class EndTransaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterId:
+    """TransactionLog.cluster_id: which Kafka cluster the brokers belong to now. Result: str."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListTransactions:
     """TransactionLog.list. Result: dict of TransactionalId to TransactionState."""
 
@@ -92,6 +98,20 @@ class Fence:
     """TransactionLog.fence. Result: None."""
 
     transactional_id: TransactionalId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicIds:
+    """TransactionLog.topic_ids. Result: dict of topic to id."""
+
+    topics: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnds:
+    """TransactionLog.epoch_ends. Result: dict of Origin to offset."""
+
+    epochs: dict[Origin, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +156,11 @@ Effect = (
     | DeleteObject
     | Describe
     | EndTransaction
+    | ClusterId
     | ListTransactions
     | Fence
+    | TopicIds
+    | EpochEnds
     | Pause
     | Now
     | WallClock
@@ -193,6 +216,12 @@ def end_transaction(
     return _typed(result, EndOutcome)
 
 
+def cluster_id() -> Procedure[str]:
+    """The id of the Kafka cluster that the brokers belong to."""
+    result = yield ClusterId()
+    return _typed(result, str)
+
+
 def list_transactions(prefix: str) -> Procedure[dict[TransactionalId, TransactionState]]:
     """All ids that begin so."""
     result = yield ListTransactions(prefix=prefix)
@@ -202,6 +231,22 @@ def list_transactions(prefix: str) -> Procedure[dict[TransactionalId, Transactio
 def fence(transactional_id: TransactionalId) -> Procedure[None]:
     """Abort what is open under an id and lock its producers out."""
     yield Fence(transactional_id=transactional_id)
+
+
+def topic_ids(topics: Collection[str]) -> Procedure[dict[str, str]]:
+    """The ids of those topics that exist."""
+    if not topics:
+        return {}
+    result = yield TopicIds(topics=frozenset(topics))
+    return dict(_typed(result, dict))
+
+
+def epoch_ends(epochs: Mapping[Origin, int]) -> Procedure[dict[Origin, int]]:
+    """Where the log of each partition ends for a leader epoch."""
+    if not epochs:
+        return {}
+    result = yield EpochEnds(epochs=dict(epochs))
+    return dict(_typed(result, dict))
 
 
 def pause(seconds: float) -> Procedure[None]:

@@ -54,6 +54,14 @@ class Claim(Entry, frozen=True, kw_only=True):
     """The operator took the job's name over: ids of other journals may be fenced."""
     claimant: str = ""
     """A random name of the process that made it."""
+    kafka_cluster: str = ""
+    """The id of the Kafka cluster that the attempt runs on; empty in claims of earlier versions."""
+    restore_to_other_cluster: bool = False
+    """The operator consents, for the first claim of a submission: the job may restore checkpoints
+    of another Kafka cluster on `kafka_cluster`, because that one has the same offsets."""
+    lost_attempt: int = 0
+    """The newest attempt that Kafka knows and that this journal lacks, where the operator restores
+    a checkpoint all the same: the journal is a backup. 0: it lacks none."""
 
 
 class Publication(Entry, frozen=True, kw_only=True):
@@ -70,6 +78,8 @@ class Publication(Entry, frozen=True, kw_only=True):
     transactions: tuple[PreparedTransaction, ...]
     """The named ones, oldest first."""
     final: bool
+    stopped: bool = False
+    """A user's stop asked for this final checkpoint, before the end of the input."""
 
 
 class Settled(Entry, frozen=True, kw_only=True):
@@ -116,6 +126,9 @@ class Closed(Entry, frozen=True, kw_only=True):
     attempt: Attempt
     outcome: str
     """`finished`, `canceled` or `failed`."""
+    stopped: str = ""
+    """How a user's stop ended a job that is `finished`: a `StopEnd`; empty where the job ended at
+    the end of its input. No further outcome, which an older version could not read."""
 
 
 AnyEntry = Claim | Publication | Settled | Lost | Retracted | Accepted | Closed

@@ -75,6 +75,14 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     """Of the newest claim."""
     took_over: bool = False
     """Some claim of this journal did."""
+    kafka_cluster: str = ""
+    """The Kafka cluster of the newest claim; empty where that claim does not say."""
+    moved: JournalNumber = JournalNumber(0)
+    """The claim that carries the consent to restore on `kafka_cluster` what belongs to another one;
+    0 where there is none."""
+    lost_attempt: Attempt = Attempt(0)
+    """The newest attempt of which Kafka may have traces that the journal lacks, as the operator
+    knows: ids of attempts up to it are those of entries that were lost with the storage."""
     publication: Publication | None = None
     """The last one."""
     settled: bool = False
@@ -103,6 +111,16 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         if self.publication is None or self.settled or self.accepted:
             return ()
         return self.publication.transactions if self.carried is None else self.carried
+
+    @property
+    def moved_to(self) -> str:
+        """The Kafka cluster on which checkpoints of another one may be restored; empty: on none.
+
+        The consent lasts until a publication of the new cluster exists, or a claim is made on yet
+        another cluster.
+        """
+        last = self.recent[-1].number if self.recent else 0
+        return self.kafka_cluster if last < self.moved else ""
 
     def after(self, entry: AnyEntry) -> JournalState:
         """The state with one more entry; CorruptCheckpointError if it can not follow."""
@@ -155,6 +173,12 @@ def decode_hint(data: bytes, path: str) -> JournalState:
 
 
 def _claimed(state: JournalState, claim: Claim) -> JournalState:
+    if claim.restore_to_other_cluster:
+        moved = claim.number
+    elif claim.kafka_cluster == state.kafka_cluster:
+        moved = state.moved
+    else:
+        moved = JournalNumber(0)
     return msgspec.structs.replace(
         state,
         name=claim.journal,
@@ -162,6 +186,9 @@ def _claimed(state: JournalState, claim: Claim) -> JournalState:
         claimant=claim.claimant,
         submission=claim.submission,
         took_over=state.took_over or claim.took_over,
+        kafka_cluster=claim.kafka_cluster,
+        moved=moved,
+        lost_attempt=max(state.lost_attempt, Attempt(claim.lost_attempt)),
         closed=None,
     )
 

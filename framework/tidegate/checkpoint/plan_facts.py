@@ -19,7 +19,15 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     key_type: str
     """The name of the key's type, as `api` spells it."""
     states: dict[str, str] = msgspec.field(default_factory=dict)
-    """Per state name: the Avro schema (JSON) of its values."""
+    """Per state name: the schema (JSON) that its values are stored under, as
+    `KeyedSnapshot.schemas` has it. Earlier versions wrote another form; only the names are used.
+    """
+    key_schema: str = ""
+    """The schema (JSON) of the step's keys. Earlier versions did not write it."""
+    renamed_from: dict[str, str] = msgspec.field(default_factory=dict)
+    """Per renamed state: the name that it had before."""
+    dropped_states: tuple[str, ...] = ()
+    """Names of states whose values the code wants deleted."""
 
 
 class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,35 +12,18 @@ Keeps invariant 7: no key and no split is lost or doubled at any pair of paralle
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import PlanFacts, StepFacts
+from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.source_changes import changed_log, gone_partition
+from tidegate.checkpoint.state_changes import ANY_SCHEMA, SchemaRules, refuse_changed_steps
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import SubtaskIndex, Uid
 from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit
-
-SchemaConflict = Callable[[str, str], str | None]
-"""Old and new Avro schema to what is wrong with reading the one as the other, or None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFacts:
-    """A partition of a source as Kafka has it now."""
-
-    source: Uid
-    topic: str
-    partition: int
-    start: int
-    """Where a source that was never read begins."""
-    earliest: int
-    """The oldest offset that is still there; where a new partition of a known source begins."""
-    end: int | None = None
-    """Where a bounded run stops; exclusive."""
-    latest: int | None = None
-    """The present end, where `start` was given by somebody and may not be in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +34,9 @@ class Restoration:
     splits: tuple[tuple[SourceSplit, ...], ...]
     new_partitions: tuple[PartitionFacts, ...]
     """Added to a topic since the checkpoint; they are read from their earliest offset."""
-
-
-def compatible(old: str, new: str) -> str | None:
-    """The schema check where the caller has none of its own: everything can be read."""
-    del old, new
-    return None
+    hidden_offsets: int = 0
+    """Offsets that a bounded run does not read, because open transactions hid them when its ends
+    were chosen; 0 where an attempt continues with ends that were chosen before."""
 
 
 def restore(
@@ -65,20 +45,29 @@ def restore(
     partitions: Sequence[PartitionFacts],
     *,
     submission: str = "",
-    schema_conflict: SchemaConflict = compatible,
+    schemas: SchemaRules = ANY_SCHEMA,
+    on_other_cluster: bool = False,
 ) -> Restoration:
     """Resolve a restore; `manifest` is None for a start from nothing.
 
     `partitions` are all partitions of all sources. A bounded run of the same `submission` keeps the
-    end offsets that it began with. RefusedError where state and plan do not fit.
+    end offsets that it began with. `on_other_cluster`: the operator restores a checkpoint of
+    another Kafka cluster, where topics have other ids and leader epochs and the same offsets.
+    RefusedError where state and plan do not fit, SourceChangedError where a topic is not the one
+    that the checkpoint has read.
     """
     if manifest is not None:
-        _refuse_changes(manifest, plan, schema_conflict)
-    resolved, added = _resolve_splits(manifest, partitions, submission)
+        _refuse_changes(manifest, plan, schemas)
+    resolved, added = _resolve_splits(
+        manifest, partitions, submission, on_other_cluster=on_other_cluster
+    )
     return Restoration(
         keyed=_keyed(manifest, plan),
         splits=spread(resolved, plan.parallelism),
         new_partitions=added,
+        hidden_offsets=0
+        if manifest is not None and manifest.submission == submission
+        else sum(facts.hidden for facts in partitions),
     )
 
 
@@ -150,7 +139,11 @@ def _check_whole(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -
 
 
 def _resolve_splits(
-    manifest: Manifest | None, partitions: Sequence[PartitionFacts], submission: str
+    manifest: Manifest | None,
+    partitions: Sequence[PartitionFacts],
+    submission: str,
+    *,
+    on_other_cluster: bool,
 ) -> tuple[list[SourceSplit], tuple[PartitionFacts, ...]]:
     known = {
         (split.source, split.topic, split.partition): split
@@ -164,28 +157,31 @@ def _resolve_splits(
         old = known.pop((facts.source, facts.topic, facts.partition), None)
         if old is not None:
             end = old.end_offset if same_run else facts.end
-            if end is None or old.offset < end:
-                _refuse_expired(old, facts)  # else nothing of it is read any more
-            splits.append(_split(facts, old.offset, end))
+            # A bounded run needs nothing more of a partition that it has read to its end.
+            reads_on = not same_run or end is None or old.offset < end
+            change = changed_log(old, facts, reads_on=reads_on, on_other_cluster=on_other_cluster)
+            if change is not None:
+                raise change
+            if reads_on:
+                _refuse_expired(old, facts)
+            epoch = -1 if on_other_cluster else old.leader_epoch
+            splits.append(_split(facts, old.offset, end, epoch))
         elif facts.source in old_sources:
             added.append(facts)
             splits.append(_split(facts, facts.earliest, facts.end))
         else:
-            _refuse_start_outside(facts)
             splits.append(_split(facts, facts.start, facts.end))
+            _refuse_start_outside(facts)
     gone = next(iter(known.values()), None)
     if gone is not None:
-        message = (
-            f"source {gone.source!r}: the checkpoint has read partition {gone.partition} of "
-            f"topic {gone.topic!r} up to offset {gone.offset}, but the topic has no such "
-            "partition any more: it was deleted and made anew. Start from nothing with "
-            "--restore none, or bring the topic back"
-        )
-        raise RefusedError(message)
+        topic_ids = {facts.topic: facts.topic_id for facts in partitions}
+        raise gone_partition(gone, topic_ids.get(gone.topic, ""))
     return splits, tuple(added)
 
 
-def _split(facts: PartitionFacts, offset: int, end: int | None) -> SourceSplit:
+def _split(
+    facts: PartitionFacts, offset: int, end: int | None, leader_epoch: int = -1
+) -> SourceSplit:
     check(offset >= 0, f"{facts.topic}-{facts.partition}: offset {offset} was not resolved")
     return SourceSplit(
         source=facts.source,
@@ -193,6 +189,8 @@ def _split(facts: PartitionFacts, offset: int, end: int | None) -> SourceSplit:
         partition=facts.partition,
         offset=offset,
         end_offset=end,
+        topic_id=facts.topic_id,
+        leader_epoch=leader_epoch,
     )
 
 
@@ -213,7 +211,22 @@ def _refuse_expired(old: SourceSplit, facts: PartitionFacts) -> None:
 
 
 def _refuse_start_outside(facts: PartitionFacts) -> None:
-    if facts.latest is not None and not facts.earliest <= facts.start <= facts.latest:
+    """A start that somebody gave may never have been in the log; any other was in it once."""
+    given = facts.start_kind in {"group", "offset"}
+    if facts.start < facts.earliest and not given:
+        message = (
+            f"Source {facts.source!r}: this submission begins at offset {facts.start} of partition "
+            f"{facts.partition} of topic {facts.topic!r}, but retention has deleted all records "
+            f"before offset {facts.earliest}, and no checkpoint of the job is published yet: "
+            f"offsets {facts.start} to {facts.earliest - 1} can no longer be read. Submit the "
+            "job again to choose its start again, and give the topic a longer retention.ms."
+        )
+        raise RefusedError(message)
+    if not given:
+        change = changed_log(_split(facts, facts.start, None), facts)
+        if change is not None:
+            raise change
+    elif facts.latest is not None and not facts.earliest <= facts.start <= facts.latest:
         message = (
             f"source {facts.source!r}: it would begin at offset {facts.start} of partition "
             f"{facts.partition} of topic {facts.topic!r}, as start= or its consumer group says, "
@@ -226,11 +239,7 @@ def _refuse_start_outside(facts: PartitionFacts) -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def _refuse_changes(
-    manifest: Manifest,
-    plan: PlanFacts,
-    schema_conflict: SchemaConflict,
-) -> None:
+def _refuse_changes(manifest: Manifest, plan: PlanFacts, schemas: SchemaRules) -> None:
     old = manifest.plan
     if old.steps and plan.max_parallelism != old.max_parallelism:
         message = (
@@ -239,38 +248,8 @@ def _refuse_changes(
             f"life of the state. Set job.max_parallelism to {old.max_parallelism}"
         )
         raise RefusedError(message)
-    new_steps = {step.uid: step for step in plan.steps}
-    for step in old.steps:
-        if step.uid in new_steps:
-            _refuse_changed_step(step, new_steps[step.uid], schema_conflict)
-        else:
-            message = (
-                f"checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
-                f"pipeline has no more (its keyed steps are: {_list(new_steps)}). If the step was "
-                f"renamed, give it uid={step.uid!r} again; to drop all state, start with "
-                "--restore none"
-            )
-            raise RefusedError(message)
+    refuse_changed_steps(manifest, plan, schemas)
     _refuse_changed_sources(manifest, plan)
-
-
-def _refuse_changed_step(old: StepFacts, new: StepFacts, schema_conflict: SchemaConflict) -> None:
-    if old.key_type != new.key_type:
-        message = (
-            f"step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
-            f"type {old.key_type}: equal keys would not meet. Key it by {old.key_type} again, or "
-            "give the step another uid and begin its state anew"
-        )
-        raise RefusedError(message)
-    for state, schema in new.states.items():
-        conflict = schema_conflict(old.states[state], schema) if state in old.states else None
-        if conflict is not None:
-            message = (
-                f"step {old.uid!r}: the values of state {state!r} in the checkpoint can not be "
-                f"read as its present type: {conflict}. Undo the change, give a new field a "
-                "default, or give the state another name and begin it anew"
-            )
-            raise RefusedError(message)
 
 
 def _refuse_changed_sources(manifest: Manifest, plan: PlanFacts) -> None:

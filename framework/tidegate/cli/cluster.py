@@ -18,15 +18,16 @@ from tidegate.cli import options as o
 SUBMIT_EXAMPLE = "Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
 
 
-def jobmanager(config: o.Settings = None) -> None:
+def jobmanager(config: o.Settings = None, *, insecure: o.Insecure = False) -> None:
     """Be the JobManager of a standing cluster, until SIGTERM or Ctrl-C.
 
     TaskManagers register themselves, jobs come by `tidegate submit`. It listens on jobmanager.host
     and jobmanager.port; its jobs outlive it in checkpoint.storage, under cluster.name. Nothing
-    between the processes of a cluster is encrypted or authenticated: keep it in a network of its
-    own. Exit code: 0 ended by a signal, 1 failed, 2 a mistake in the settings.
+    between the processes of a cluster is encrypted or authenticated: keep it in a private network,
+    and say --insecure where it listens beyond this host. Exit code: 0 ended by a signal, 1 failed,
+    2 a mistake in the settings, 4 a newer JobManager of the same cluster.name has replaced it.
 
-    Example: tidegate jobmanager -c jobmanager.host=jobmanager -c checkpoint.storage=s3://bucket/dir
+    Example: tidegate jobmanager --insecure -c jobmanager.host=jm -c checkpoint.storage=s3://b/dir
     """
     from tidegate.bootstrap import standing_jobmanager
     from tidegate.cli.remote import configuration
@@ -34,21 +35,23 @@ def jobmanager(config: o.Settings = None) -> None:
     command_line = o.pairs(
         config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6123"
     )
-    standing_jobmanager(configuration(command_line))
+    standing_jobmanager(configuration(command_line), insecure=insecure)
 
 
 def taskmanager(
     config: o.Settings = None,
     jobmanager: o.JobManagerAt = None,
     slots: Annotated[int | None, typer.Option(help="Slots, one process each.")] = None,
+    *,
+    insecure: o.Insecure = False,
 ) -> None:
     """Be a TaskManager of a standing cluster, until SIGTERM or Ctrl-C.
 
     It registers with the JobManager, waiting for it where it is not up, and joins the next one
-    when that is lost. The code of the jobs must be installed here, where it is on the JobManager's
-    host too. Exit code: as of the JobManager.
+    when that is lost. The packages that jobs import must be installed here; the files of a pipeline
+    come with its submit. Exit code: as of the JobManager.
 
-    Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4
+    Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4 --insecure
     """
     from tidegate.bootstrap import standing_taskmanager
     from tidegate.cli.remote import configuration, with_jobmanager
@@ -57,7 +60,9 @@ def taskmanager(
         **o.pairs(config, "--config", "Example: tidegate taskmanager -c taskmanager.slots=4"),
         **o.chosen(taskmanager__slots=slots),
     }
-    standing_taskmanager(configuration(with_jobmanager(command_line, jobmanager)))
+    standing_taskmanager(
+        configuration(with_jobmanager(command_line, jobmanager)), insecure=insecure
+    )
 
 
 def submit(
@@ -68,7 +73,9 @@ def submit(
     jobmanager: o.JobManagerAt = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where the code is on the cluster's hosts; else as here, the folder."),
+        typer.Option(
+            help="Folder on the cluster's hosts where relative paths start (default: as here)."
+        ),
     ] = None,
     parallelism: o.Parallelism = None,
     checkpoint_interval: o.CheckpointInterval = None,
@@ -76,12 +83,13 @@ def submit(
     restore: o.Restore = "latest",
     accept_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
+    restore_to_other_cluster: o.RestoreToOtherCluster = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Give a pipeline to a standing cluster, and return once it will run whatever happens here.
 
-    The class is built and checked here, and its code must be the same on every host of the
-    cluster. A job that has run before continues from its last checkpoint. Exit code: 0 submitted,
+    The class is built and checked here, and its files are stored with the job: every attempt runs
+    these. A job that has run before continues from its last checkpoint. Exit code: 0 submitted,
     1 nobody answers, 2 refused.
 
     Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4
@@ -98,11 +106,12 @@ def submit(
         ),
     }
     options = RunOptions(
-        params=o.pairs(settings, "--set", SUBMIT_EXAMPLE),
+        params=o.parameters(settings, SUBMIT_EXAMPLE),
         bounded=bounded,
         restore=restore,
         accept_loss=accept_loss,
         take_over=take_over,
+        restore_to_other_cluster=restore_to_other_cluster,
     )
     submit_job(
         pipeline,

@@ -15,7 +15,9 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from tidegate.api.archive import CACHE, CodeArchive
 from tidegate.config import Config
+from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import JobReport, Submission
@@ -24,12 +26,17 @@ LINE_INTERVAL_MS: Final = 5_000
 """Between two log lines of a run that goes well; changes of state are told at once."""
 
 
+LEFT_OUT_SHOWN: Final = 10
+"""Files and folders that are listed by name when they are not stored with the code."""
+
+
 class Display:
     """Base: shows nothing but the end."""
 
     def __init__(self, submission: Submission, config: Config) -> None:
         self.job, self.config = submission.job, config
         self._before: JobReport | None = None
+        self._noted: tuple[str, ...] = ()
         self.jobmanager_pid: Callable[[], int] = lambda: 0
         """Of the present JobManager, which `running` knows as soon as there is one."""
 
@@ -61,11 +68,18 @@ class Display:
 
     def end(self, report: JobReport) -> None:
         """How it ended."""
+        self._tell_notes(report)
         say(
-            f"{self.job}: {report.state.lower()}; {report.records_in:,} records in, "
+            f"{self.job}: {ended(report)}; {report.records_in:,} records in, "
             f"{report.records_out:,} out, {report.checkpoints_completed} checkpoints, "
             f"{report.restarts} restarts{_bad_records(report)}"
         )
+        if report.hidden_offsets:
+            say(
+                f"{self.job}: {report.hidden_offsets:,} offsets lie behind transactions that were "
+                "open when the run began, and were not read. `tidegate txn why-stuck` names the "
+                "transactions; the next run reads their records."
+            )
 
     def failed(self, report: JobReport) -> None:
         """Why it failed: the user's traceback, then the paragraph."""
@@ -74,6 +88,11 @@ class Display:
             if report.error.traceback and report.error.domain is not Domain.EXTERNAL:
                 say(report.error.traceback.rstrip())
             say(f"tidegate: {report.error.message}")
+
+    def _tell_notes(self, report: JobReport) -> None:
+        for note in report.notes if report.notes != self._noted else ():
+            say(f"{self.job}: {note}")
+        self._noted = report.notes
 
     def rates(self, report: JobReport) -> tuple[float, float]:
         """Records in and out per second since the report before."""
@@ -94,10 +113,12 @@ class Lines(Display):
     """The failure that was told last."""
 
     def show(self, report: JobReport) -> None:
+        self._tell_notes(report)
         before = self._before
         if (
             before is not None
             and before.state == report.state
+            and before.storage_trouble == report.storage_trouble
             and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS
         ):
             return
@@ -179,9 +200,32 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def ended(report: JobReport) -> str:
+    """The state; of a job that a stop has finished, how."""
+    last = report.last_checkpoint
+    since = "its last checkpoint" if last is None else f"checkpoint {last.id}"
+    match report.stopped:
+        case "":
+            return report.state.lower().replace("_", " ")
+        case StopEnd.WITHOUT_CHECKPOINT:
+            return f"stopped without a final checkpoint (the next run continues from {since})"
+        case _:
+            return "stopped with a final checkpoint (the next run continues from it)"
+
+
+def say_left_out(job: str, archive: CodeArchive) -> None:
+    """List what a submit does not store with the job. Python makes its caches itself."""
+    names = [str(each) for each in archive.left_out if each.reason != CACHE]
+    if names:
+        more = f" and {len(names) - LEFT_OUT_SHOWN} more" if len(names) > LEFT_OUT_SHOWN else ""
+        shown = ", ".join(names[:LEFT_OUT_SHOWN])
+        say(f"{job}: not stored with the code: {shown}{more}")
+
+
 def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
     """One line of a running job; rates where there are two reports to take them from."""
-    parts = [report.state.lower().replace("_", " ")]
+    closing = report.state != "FINISHED"  # which may fail still
+    parts = [report.state.lower().replace("_", " ") if closing else ended(report)]
     if report.slots_missing and report.state == "WAITING_FOR_SLOTS":
         parts.append(f"{report.slots_missing} slots missing")
     if rates is None:
@@ -196,9 +240,11 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
     if report.restarts:
         parts.append(f"{report.restarts} restarts")
+    if report.waiting_for:
+        parts.append(_wait(report))
     if bad := _bad_records(report):
         parts.append(bad.removeprefix(", "))
-    return ", ".join(parts)
+    return ", ".join(parts) + (f". {report.storage_trouble}" if report.storage_trouble else "")
 
 
 def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any:
@@ -212,6 +258,8 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     table.add_row("job", f"{report.job}  [bold]{state}[/bold]  attempt {report.attempt}")
     table.add_row("records in", f"{report.records_in:,}  ({rates[0]:,.0f}/s)")
     table.add_row("records out", f"{report.records_out:,}  ({rates[1]:,.0f}/s)")
+    if report.storage_trouble:
+        table.add_row("storage", Text(report.storage_trouble, style="red"))
     table.add_row("lag", "not known" if report.lag is None else f"{report.lag:,}")
     last = report.last_checkpoint
     told = "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {_size(last.size)}"
@@ -227,10 +275,20 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
         table.add_row(
             "bad records", f"{report.skipped} skipped, {report.dead_letters} dead letters"
         )
+    if report.waiting_for:
+        table.add_row("waiting", Text(_wait(report)))
+    for note in report.notes:
+        table.add_row("note", Text(note))
     if report.error is not None:
         # As it is: in the text of a user's exception a bracket is no mark-up.
         table.add_row("last failure", Text(report.error.message))
     return table
+
+
+def _wait(report: JobReport) -> str:
+    """For how long the job has waited, and for what."""
+    seconds = max(0, report.reported_ms - report.waiting_since_ms) // 1000
+    return f"waiting for {seconds} s: {report.waiting_for}"
 
 
 def _bad_records(report: JobReport) -> str:

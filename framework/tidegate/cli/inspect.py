@@ -62,7 +62,8 @@ def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
 
     Example: tidegate config -c checkpoint.interval=1s --json
     """
-    from tidegate.config_load import flattened, load, masked
+    from tidegate.config_load import flattened, load
+    from tidegate.masking import masked
 
     command_line = o.pairs(given, "--config", "Example: tidegate config -c checkpoint.interval=1s")
     effective = load(environment=dict(os.environ), command_line=command_line)

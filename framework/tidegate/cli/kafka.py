@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(".tidegate") / "kafka"
 DEFAULT_VERSION = "4.3.0"
+OPEN_TO_ALL = "Every user of this host can read and write its topics: it has no authentication."
 
 app = typer.Typer(
     help="A real Kafka broker on this machine, without Docker or an installed Java.",
@@ -30,15 +31,16 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    version: Annotated[str, typer.Option(help="Version of Kafka: 4.3.0 or 3.9.1.")] = (
+    version: Annotated[str, typer.Option(help="Version of Kafka: 4.3.0, 4.3.1 or 3.9.1.")] = (
         DEFAULT_VERSION
     ),
     nodes: Annotated[int, typer.Option(help="How many brokers, each also a controller.")] = 1,
 ) -> None:
     """Start a broker, or say where one runs already.
 
-    It listens on the loopback address only and keeps its data, and its port where that is still
-    free, from one start to the next. The last line printed is its address.
+    It listens on the loopback address only, without authentication: every user of this host can
+    read and write its topics. It keeps its data, and its port where that is still free, from one
+    start to the next. The last line printed is its address.
 
     Example: tidegate kafka up --version 3.9.1
     """
@@ -64,6 +66,7 @@ def up(
             kafka.restart(node)
         what = f"had {len(dead)} dead node(s), started again" if dead else "runs already"
     print(f"Kafka {version} {what}; stop it with: tidegate kafka down", file=sys.stderr)
+    print(OPEN_TO_ALL, file=sys.stderr)
     print(kafka.bootstrap)
 
 

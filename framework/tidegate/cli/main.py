@@ -8,6 +8,8 @@ errors are imported here, so that help appears in about a tenth of a second.
 from __future__ import annotations
 
 import sys
+import traceback
+from typing import NoReturn
 
 import typer
 
@@ -16,6 +18,7 @@ from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
 from tidegate.cli.sim import sim
 from tidegate.errors import Domain, TidegateError
+from tidegate.masking import masked_text
 
 FAILED = 1  # the job, or something outside
 REFUSED = 2  # a mistake of the user; nothing was started
@@ -59,11 +62,19 @@ def main() -> None:
         app(standalone_mode=True)
     except TidegateError as error:
         if error.domain is Domain.INTERNAL:
-            raise  # our own bug: the traceback is what we need to see
-        print(f"tidegate: {error}", file=sys.stderr)
+            _print_traceback(error)
+        print(f"tidegate: {masked_text(str(error))}", file=sys.stderr)
         sys.exit(REFUSED if error.domain is Domain.USER else FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  # a bug of tidegate, as below
+        _print_traceback(error)
+
+
+def _print_traceback(error: Exception) -> NoReturn:
+    """Print the traceback of a bug of tidegate without secrets; end this process."""
+    print(masked_text("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+    sys.exit(FAILED)
 
 
 if __name__ == "__main__":

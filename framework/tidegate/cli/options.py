@@ -5,6 +5,7 @@ Types only, and the reading of NAME=VALUE; nothing heavy is imported, because he
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,20 @@ if TYPE_CHECKING:
 PipelineArgument = Annotated[str, typer.Argument(help="MODULE:CLASS, from the working folder.")]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A parameter of the pipeline: NAME=VALUE. Repeatable."),
+    typer.Option(
+        "--set",
+        help="A parameter of the pipeline: NAME=VALUE. Repeatable. Give a secret as "
+        "TIDEGATE_PARAMS__NAME in the environment instead.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", help="A setting: checkpoint.interval=1s. Repeatable."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="A setting: checkpoint.interval=1s. Repeatable. Give a secret in tidegate.toml or the "
+        "environment instead: other users can read a command line.",
+    ),
 ]
 Brokers = Annotated[
     str | None, typer.Option("--kafka", help="Brokers, HOST:PORT,...; else kafka.bootstrap.")
@@ -41,10 +51,25 @@ AcceptLoss = Annotated[
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Use a job name that another storage has used.")
 ]
+RestoreToOtherCluster = Annotated[
+    bool,
+    typer.Option(
+        "--restore-to-other-cluster",
+        help="Restore on a mirror of the Kafka cluster, with the same offsets in every topic.",
+    ),
+]
 JobArgument = Annotated[str, typer.Argument(help="The pipeline's name, as in its class statement.")]
 JobManagerAt = Annotated[
     str | None,
     typer.Option("--jobmanager", help="HOST:PORT; else jobmanager.host and jobmanager.port."),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Listen beyond the loopback address, although connections between the processes are "
+        "neither encrypted nor authenticated: whoever reaches a port can run code as this user.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts: one JSON value.")]
 
@@ -69,10 +94,27 @@ def pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not (equals and name):
             from tidegate.errors import ConfigError
+            from tidegate.masking import MASK
 
-            raise ConfigError(f"{option} {text!r} is not NAME=VALUE. {example}")
+            shown = f"={MASK}" if equals else text
+            raise ConfigError(f"{option} {shown!r} is not NAME=VALUE. {example}")
         found[name.strip()] = value
     return found
+
+
+def parameters(given: list[str] | None, example: str) -> dict[str, str]:
+    """The pipeline's parameters: `TIDEGATE_PARAMS__NAME` of the environment, then each `--set`."""
+    return {**_parameters_of_environment(), **pairs(given, "--set", example)}
+
+
+def _parameters_of_environment() -> dict[str, str]:
+    from tidegate.config_load import PARAMETERS
+
+    return {
+        name.removeprefix(PARAMETERS).lower(): value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PARAMETERS)
+    }
 
 
 def chosen(**given: object | None) -> dict[str, object]:

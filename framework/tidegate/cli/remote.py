@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import describe, say
+from tidegate.cli.display import describe, say, say_left_out
 from tidegate.cli.options import job_name
+from tidegate.cli.running import finished_code
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
@@ -33,7 +34,7 @@ from tidegate.drivers.network import bracketed
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.messages import JobReport
 
-DONE, FAILED = 0, 1
+FAILED = 1
 ENDS_AS = {True: "FINISHED", False: "CANCELED"}
 """What a job becomes that is stopped with a final checkpoint, or without."""
 
@@ -74,15 +75,16 @@ def submit_job(
         class_statement=class_settings(pipeline),
         command_line=command_line,
     )
-    submission, graph = make_submission(reference, folder, pipeline, config, options)
+    submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     submission = msgspec.structs.replace(submission, working_folder=str(installed or folder))
     try:
         check_kafka(graph, config, RealDrivers())
     except ExternalError as error:  # nothing runs yet that could wait for the end of an outage
         raise RefusedError(str(error)) from error
+    say_left_out(submission.job, archive)
     with _client(config) as client:
         _wait_until_up(client, config)
-        client.submit(submission)
+        client.submit(submission, archive.data)
     if as_json:
         print(json.dumps({"job": submission.job, "submission": submission.id}))
     else:
@@ -119,10 +121,14 @@ def show_job(job: str, at: str | None, *, as_json: bool) -> None:
 def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) -> int:
     """Stop a job and wait for its end; the exit code."""
     name = job_name(job)
-    with _client(configuration(with_jobmanager({}, at))) as client:
+    config = configuration(with_jobmanager({}, at))
+    with _client(config) as client:
+        _wait_until_up(client, config)
         report = client.end(name, final_checkpoint=final_checkpoint)
     _print(report, as_json=as_json)
-    return DONE if report.state == ENDS_AS[final_checkpoint] else FAILED
+    if report.state != ENDS_AS[final_checkpoint]:
+        return FAILED
+    return finished_code(report, bounded=False)
 
 
 @contextmanager
@@ -167,6 +173,8 @@ def _print(report: JobReport, *, as_json: bool) -> None:
         print(json.dumps(_body(report)))
         return
     print(f"{report.job}: {describe(report, None)}")
+    for note in report.notes:
+        print(note)
     if report.error is not None:
         print(f"last failure: {report.error.message}")
 

@@ -31,6 +31,7 @@ def run(
     restore: o.Restore = "latest",
     accept_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
+    restore_to_other_cluster: o.RestoreToOtherCluster = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per report, and one at the end.")
     ] = False,
@@ -38,7 +39,8 @@ def run(
     """Run a pipeline on this machine, with a cluster of its own, until it ends or Ctrl-C.
 
     It continues from the job's last checkpoint where there is one (--restore none begins anew).
-    Exit code: 0 done, 1 the job failed, 2 refused, 130 interrupted.
+    Exit code: 0 done, 1 the job failed, 2 refused, 3 stopped before the end of a bounded input,
+    4 stopped without a final checkpoint, 130 interrupted.
 
     Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """
@@ -56,11 +58,12 @@ def run(
         ),
     }
     options = RunOptions(
-        params=o.pairs(settings, "--set", EXAMPLE),
+        params=o.parameters(settings, EXAMPLE),
         bounded=bounded,
         restore=restore,
         accept_loss=accept_loss,
         take_over=take_over,
+        restore_to_other_cluster=restore_to_other_cluster,
     )
     code = execute(pipeline, Path.cwd(), command_line, options, as_json=as_json)
     raise typer.Exit(code)

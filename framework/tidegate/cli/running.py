@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli.display import Display, open_display, say
+from tidegate.cli.display import Display, open_display, say, say_left_out
 from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import ENDED
@@ -26,6 +26,7 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
+from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.ids import JobName
     from tidegate.protocol.messages import JobReport
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, REFUSED, STOPPED, STOPPED_WITHOUT_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 REFUSALS: Final = frozenset(
     {"ConfigError", "CorruptCheckpointError", "NotAllowedError", "PipelineError", "RefusedError"}
@@ -59,9 +60,10 @@ def execute(
         command_line=command_line,
     )
     config = with_enough_slots(config, command_line)
-    submission, graph = make_submission(reference, folder, pipeline, config, options)
+    submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     with JobLock(folder, config.checkpoint.storage, submission.job):
         check_world(graph, config, folder, RealDrivers())
+        say_left_out(submission.job, archive)
         display = open_display(submission, config, as_json=as_json)
         cluster = local_cluster(config, on_restart=display.jobmanager_restarted)
         display.jobmanager_pid = lambda: cluster.pid
@@ -69,7 +71,7 @@ def execute(
         stop = _Stop(client, submission.job, display, lambda: cluster.restarts)
         try:
             with display, stop:
-                client.submit(submission)
+                client.submit(submission, archive.data)
                 report = client.wait(submission.job, on_report=stop.reported)
                 display.end(report)
         except _LeftError:
@@ -77,10 +79,12 @@ def execute(
             return INTERRUPTED
         finally:
             cluster.close()
-    return DONE if report.state == "FINISHED" else _exit_code(report, display)
+    return _exit_code(report, display, bounded=submission.bounded)
 
 
-def _exit_code(report: JobReport, display: Display) -> int:
+def _exit_code(report: JobReport, display: Display, *, bounded: bool) -> int:
+    if report.state == "FINISHED":
+        return finished_code(report, bounded=bounded)
     if report.state == "CANCELED":
         return INTERRUPTED
     display.failed(report)
@@ -90,6 +94,13 @@ def _exit_code(report: JobReport, display: Display) -> int:
     # The same errors are failures of a job that ran: a topic may be deleted meanwhile, say.
     refused = kind == "CodeMismatchError" or (kind in REFUSALS and not report.restarts)
     return REFUSED if refused else FAILED
+
+
+def finished_code(report: JobReport, *, bounded: bool) -> int:
+    """A stop is how an unbounded job ends in order; a bounded one has not read all of its input."""
+    if report.stopped == StopEnd.WITHOUT_CHECKPOINT:
+        return STOPPED_WITHOUT_CHECKPOINT
+    return STOPPED if report.stopped and bounded else DONE
 
 
 def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidegate.config import Config
+from tidegate.config import Config, ConnectorSettings
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.sizes import largest_record
 from tidegate.dataplane.state.local_files import LocalFiles
 from tidegate.ids import Attempt, JobName, SubtaskId
 from tidegate.ports.blobs import BlobStore
@@ -21,18 +23,6 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionLog
 
 Action = Callable[[], None]
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts of a slot since its start; written by the mailbox thread, read by the heartbeat."""
-
-    records_in: int = 0
-    records_out: int = 0
-    skipped: int = 0
-    dead_letters: int = 0
-    batches: int = 0
-    """Of records that subtasks have taken in, for the slot's own loop."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,8 +52,20 @@ class Runtime:
     """Run an action in an I/O thread; what it raises goes to `fail`."""
     fail: Callable[[BaseException], None]
     counters: Counters = field(default_factory=Counters)
+    max_message_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of the topics of sinks, where the brokers tell it."""
     earlier: LocalFiles = field(default_factory=LocalFiles)
     """What earlier attempts left on this host."""
+
+    def record_bytes_max(
+        self, sink: str, topic: str, declared: Mapping[str, str | float | bool]
+    ) -> int:
+        """Bytes of the largest record that a sink may write; `topic` and `declared` are those of
+        its declaration.
+        """
+        configured = self.config.sinks.get(sink, ConnectorSettings())
+        settings = self.connector_kafka(declared, configured.properties)
+        return largest_record(settings, self.max_message_bytes.get(configured.topic or topic))
 
     def kafka(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
         """Librdkafka settings of the job's cluster, with a connector's own on top."""

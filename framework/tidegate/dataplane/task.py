@@ -46,8 +46,9 @@ class Reader(Protocol):
     def take_dead_letters(self) -> list[RecordBatch]: ...
     def finished(self) -> bool: ...
     def snapshot(self) -> tuple[SourceSplit, ...]: ...
-    def commit(self, splits: Sequence[SourceSplit]) -> None: ...
+    def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None: ...
     def lag(self) -> int | None: ...
+    def connection_error(self) -> str: ...
     def close(self) -> None: ...
 
 
@@ -201,6 +202,10 @@ class SourceTask(_Subtask):
         """Records between what was read and the ends of the partitions; None if not known."""
         return self.reader.lag() if self._started else None
 
+    def connection_error(self) -> str:
+        """Why the source cannot read, as a sentence; empty if it can."""
+        return self.reader.connection_error()
+
     def trigger(self, barrier: Barrier) -> None:
         """Queue a barrier; it is injected between two batches, after what was already read."""
         self._barriers.append(barrier)
@@ -235,7 +240,7 @@ class SourceTask(_Subtask):
         super().checkpoint_completed(checkpoint, ended=ended, freed=freed)
         splits = self._snapshots.pop(checkpoint, None)
         if splits:
-            self.reader.commit(splits)
+            self.reader.commit(splits, checkpoint)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Its positions are not told to the consumer group."""

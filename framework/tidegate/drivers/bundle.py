@@ -47,7 +47,7 @@ class RealDrivers:
         self.entropy = SystemEntropy()
         self.process = OsProcess()
         self.rpc = GrpcRpc(network)
-        self._network = network
+        self.network = network
 
     def blob_store(self, url: str) -> BlobStore:
         from tidegate.drivers.storage import open_store
@@ -95,14 +95,14 @@ class RealDrivers:
     def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
         from tidegate.drivers.exchange.sockets import SocketExchange
 
-        if self._network == THIS_HOST:
+        if self.network.is_one_host:
             return SocketExchange(job=job, attempt=attempt, ordinal=ordinal)
         return SocketExchange(
             job=job,
             attempt=attempt,
             ordinal=ordinal,
-            host=self._network.listens_on,
-            reached_as=self._network.host,
+            host=self.network.listens_on,
+            reached_as=self.network.host,
         )
 
 

@@ -4,6 +4,8 @@ A process's standard error is its log file (`drivers/process` opens it), so that
 libraries and a dying interpreter print stands in the same place and order. Lines come from the
 standard library's logging; what a call gives as `extra` stands in its line as `name=value`.
 
+Secrets are masked here: values of `extra` by their name, and all text by `masking.masked_text`.
+
 A log is no reason to fail: lines that its disk does not take are counted and given up, and before
 the next that it takes stands how many.
 """
@@ -15,6 +17,8 @@ import sys
 import time
 from collections.abc import MutableMapping
 from typing import Any, Final, Literal, TextIO
+
+from tidegate.masking import masked, masked_text
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -72,10 +76,10 @@ class LogFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         own = {"from": record.name, **extra_of(record), "message": record.getMessage()}
         values = {**self._names, **own}
-        line = _line(record.created, record.levelname.lower(), values)
+        line = _line(record.created, record.levelname.lower(), masked(values))
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return line
+        return masked_text(line)
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:

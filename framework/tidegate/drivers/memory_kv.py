@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import CorruptCheckpointError, StorageError
+from tidegate.private_files import FOLDER_MODE, make_private_folder, write_private
 
 _NAME: Final = re.compile(r"memory(?:-([0-9]+))?\.kv")
 """Files of old checkpoints have no number."""
@@ -48,7 +49,7 @@ class MemoryStore:
         self._checkpoints = 0
         """The number of the newest file, of this store or of the one that is opened again."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private_folder(directory)
             for path in directory.iterdir():
                 if named := _NAME.fullmatch(path.name):
                     self._checkpoints = int(named[1] or 0)
@@ -124,9 +125,9 @@ class FrozenMemory:
 
     def _write(self) -> None:
         try:
-            self._path.parent.mkdir(exist_ok=True)
+            self._path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
             others = list(self._path.parent.iterdir())
-            self._path.write_bytes(msgspec.msgpack.encode(self._content))
+            write_private(self._path, msgspec.msgpack.encode(self._content))
             for other in others:
                 if other != self._path:  # it may have been begun before, on a full disk
                     other.unlink()

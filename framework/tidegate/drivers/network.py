@@ -1,14 +1,16 @@
 """How a process is reached: what it listens on, and under which name others know it.
 
-The processes of a local cluster are on this host and nobody else's matter: they listen on the
-loopback address. Those of a standing cluster may be on several hosts; then what one listens on
-(every interface of a container, say) is seldom what others must dial. `bootstrap` makes the
-`Network` of a process from its configuration and hands it to its children; the drivers of RPC and
-exchange listen by it. Opens one socket to ask for a route, and sends nothing.
+The processes of a local cluster listen on Unix sockets in a folder that only their owner can reach.
+Those of a session cluster may run on several hosts, so they listen on TCP; the address that they
+bind (every interface of a container, for example) is often not the address that others dial.
+`bootstrap` makes the `Network` of a process from its configuration and gives it to its children;
+the drivers of RPC and exchange listen as it says. Opens one socket to ask for a route, and sends
+nothing.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +26,8 @@ class Network:
     """The name or address that others dial."""
     bind_host: str | None = None
     """What it listens on; None is `host` itself."""
+    socket_dir: str | None = None
+    """Folder for the Unix sockets of a local cluster; None where processes listen on TCP."""
 
     @property
     def listens_on(self) -> str:
@@ -34,6 +38,11 @@ class Network:
         """`host:port` as others dial it."""
         return f"{bracketed(self.host)}:{port}"
 
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all processes of the cluster run on this host, as this user."""
+        return (self.host, self.bind_host) == (THIS_HOST.host, THIS_HOST.bind_host)
+
 
 THIS_HOST: Final = Network()
 """Reached from this host alone."""
@@ -42,6 +51,18 @@ THIS_HOST: Final = Network()
 def bracketed(host: str) -> str:
     """The host as it stands before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that binds this name or address is reached from this host alone.
+
+    RpcError for a name that cannot be resolved.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RpcError(f"The host name {host!r} cannot be resolved: {error}.") from error
+    return all(ipaddress.ip_address(str(each[4][0])).is_loopback for each in found)
 
 
 def own_address_towards(host: str, port: int) -> str:

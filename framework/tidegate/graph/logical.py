@@ -32,6 +32,9 @@ MAIN: Final = "main"
 DEAD_LETTERS: Final = "dead_letters"
 """The port of a source's undecodable records, where its policy sends them to a topic."""
 
+KEY_LETTERS: Final = "-key-dead-letters"
+"""How the ports end to which the dead letters of a key_by go; no side output can be named so."""
+
 _UID = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
 _NUMBERED = re.compile(r"(?:map|flat_map|filter|process)-\d+")
 
@@ -61,6 +64,12 @@ class Edge:
     key: Callable[[Any], Any] | None = None
     key_type: object = UNKNOWN
     record_type: object = UNKNOWN
+    on_error: str | None = None
+    """What becomes of a record that cannot be sent along the edge; None is the policy of the node
+    that it comes from.
+    """
+    letters: str = DEAD_LETTERS
+    """The port of that node to which the dead letters of the edge go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +140,8 @@ class Graph:
 
     def check(self) -> None:
         """Refuse what is wrong with the whole graph: a chain that ends nowhere, no sink."""
-        read = {edge.node for node in self.nodes.values() for edge in node.inputs}
+        edges = [edge for node in self.nodes.values() for edge in node.inputs]
+        read = {edge.node for edge in edges if not self.leads_to_letters(edge)}
         for node in self.nodes.values():
             if node.kind != "sink" and node.id not in read:
                 message = (
@@ -162,6 +172,12 @@ class Graph:
             if edge.node == node_id
         )
 
+    def leads_to_letters(self, edge: Edge) -> bool:
+        """Whether dead letters go along an edge."""
+        if edge.port == DEAD_LETTERS:
+            return policy_of(self.nodes[edge.node]) == "dead_letter"
+        return edge.port.endswith(KEY_LETTERS)
+
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
 
@@ -187,6 +203,12 @@ class Graph:
             raise PipelineError(message)
 
 
+def policy_of(node: Node) -> str:
+    """What becomes of the records that a source, a step or a sink cannot process."""
+    keyword = "on_bad_record" if node.kind == "source" else "on_error"
+    return str(node.options.get(keyword, "fail"))
+
+
 def function_name(function: object) -> str | None:
     """A name that is the same in every process: module and qualified name, of the function or of
     the object's class; None for None.
@@ -202,7 +224,9 @@ def function_name(function: object) -> str | None:
 
 def _describe(node: Node) -> dict[str, object]:
     inputs = [
-        [edge.node, edge.port, edge.exchange, function_name(edge.key)] for edge in node.inputs
+        [edge.node, edge.port, edge.exchange, function_name(edge.key)]
+        + ([] if edge.on_error is None else [edge.on_error])
+        for edge in node.inputs
     ]
     return {
         "id": node.id,

@@ -57,8 +57,25 @@ class BlobStore(Protocol):
         """Remove; nothing happens where there is none."""
         ...
 
-    def probe(self) -> None:
+    def probe(self, *, allow_network_filesystem: bool = False) -> None:
         """Prove that a second `create` of one name is refused; StorageError or RefusedError if
-        not.
+        not, and where the kind of the file system makes no such promise and is not allowed.
         """
+        ...
+
+    def identify(self) -> str:
+        """The random id of this storage, which its first user creates. This object is bound to it
+        from then on, see `bind`.
+        """
+        ...
+
+    def bind(self, identity: str) -> None:
+        """Use the storage of this id and no other. From now on every call raises StorageGoneError,
+        and creates nothing, where the storage is gone or is another one. A `create` during which
+        the storage vanishes is UNKNOWN. Reads and writes nothing.
+        """
+        ...
+
+    def confirm(self) -> None:
+        """StorageGoneError if this object is bound and its storage is gone or is another one."""
         ...

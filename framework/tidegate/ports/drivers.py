@@ -6,7 +6,7 @@ protocol, so that neither imports a driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.entropy import Entropy
 from tidegate.ports.exchange import Exchange
-from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kafka import GroupCommit, PartitionReader, Producer, TransactionLog
 from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import ThisProcess
 from tidegate.ports.rpc import Rpc
@@ -44,11 +44,25 @@ class KafkaAdmin(Protocol):
         """End offsets for `read_committed` readers (the last stable offset)."""
         ...
 
+    def high_watermarks(self, origins: list[Origin]) -> dict[Origin, int]:
+        """End offsets with what open transactions hide from `read_committed` readers."""
+        ...
+
     def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
         """First offset at or after a time; the end offset where there is none."""
         ...
 
     def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]: ...
+
+    def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
+        """`max.message.bytes` of each topic, where the brokers tell it: the bytes of the largest
+        batch, after compression, that the topic takes.
+        """
+        ...
+
+    def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+        """All that a consumer group holds."""
+        ...
 
     def transaction_max_timeout_ms(self) -> int | None:
         """The brokers' `transaction.max.timeout.ms`; None where we may not read it."""

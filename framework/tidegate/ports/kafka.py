@@ -12,7 +12,7 @@ Messages of a reader keep the client's own accessors (`value()`, `key()`, `offse
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -42,6 +42,23 @@ class Run(NamedTuple):
     position: int
 
 
+class GroupCommit(NamedTuple):
+    """What a consumer group holds of one partition."""
+
+    offset: int
+    metadata: str
+    """What was committed beside the offset; empty where nothing was."""
+
+
+class Position(NamedTuple):
+    """Where a reader is in a partition."""
+
+    offset: int
+    """The next offset to read."""
+    leader_epoch: int
+    """The leader epoch of the last record before it; -1 where it is not known."""
+
+
 class PartitionReader(Protocol):
     """Reads assigned partitions from given offsets; never joins a group.
 
@@ -60,8 +77,8 @@ class PartitionReader(Protocol):
         """
         ...
 
-    def positions(self) -> dict[Origin, int]:
-        """The next offset of each assigned partition: behind what `poll` has returned, and behind
+    def positions(self) -> dict[Origin, Position]:
+        """The position in each assigned partition: behind what `poll` has returned, and behind
         markers and aborted records that followed it. Those of which nothing was read are left out.
         """
         ...
@@ -74,8 +91,16 @@ class PartitionReader(Protocol):
         """The newest known end offset of each assigned partition, without asking the broker."""
         ...
 
-    def commit(self, positions: Mapping[Origin, int]) -> None:
-        """Commit offsets to the consumer group, without waiting: for lag monitoring only."""
+    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
+        """Commit offsets to the consumer group, without waiting, with `metadata` beside each: for
+        lag monitoring, and to recognise a journal that lacks its end. It may fail.
+        """
+        ...
+
+    def connection_error(self) -> str:
+        """Why nothing can be read at the moment, though the client tries again; empty if nothing
+        is known to be wrong. Never waits.
+        """
         ...
 
     def close(self) -> None: ...
@@ -154,7 +179,8 @@ class EndOutcome(enum.Enum):
 
 
 class TransactionLog(Protocol):
-    """Control messages to the transaction coordinators of one Kafka cluster.
+    """Control messages to the transaction coordinators of one Kafka cluster, and questions about
+    topics that need the same connection.
 
     Calls retry what is safe to retry within their own deadline and then raise
     KafkaUnavailableError.
@@ -178,6 +204,20 @@ class TransactionLog(Protocol):
 
     def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
         """All ids with this prefix, asked of every broker; raises rather than leave one out."""
+        ...
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids of topics (KIP-516), in Kafka's notation, in one request. Topics that do not
+        exist are left out; an id is empty where the brokers have no topic ids.
+        """
+        ...
+
+    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+        """Where the records of a leader epoch and of all before it end in each partition
+        (OffsetForLeaderEpoch, KIP-101); -1 where the leader does not know the epoch. A position of
+        that epoch behind this end is of a log that was truncated. Partitions that do not exist are
+        left out.
+        """
         ...
 
     def close(self) -> None: ...

@@ -22,6 +22,11 @@ class ThisProcess(Protocol):
     @property
     def pid(self) -> int: ...
 
+    @property
+    def host(self) -> str:
+        """The name of the host that the process runs on, for people."""
+        ...
+
     def leave(self, status: ExitStatus) -> NoReturn:
         """End at once, whatever other threads do; nothing is closed or cleaned up."""
         ...

@@ -21,7 +21,7 @@ class RpcServer(Protocol):
 
     @property
     def address(self) -> str:
-        """`host:port`, as others reach it."""
+        """`host:port` or `unix:PATH`, as others reach it."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """An error on the wire: its class by name, what it says, and where it happened.
 
 The receiver decides by `domain` and `retry`, and rebuilds an exception of the same class to raise
-it further. Unknown names (a newer sender) become the nearest base class of the same domain.
+it further. Secrets are masked here, before the error leaves its process. Unknown names (a newer
+sender) become the nearest base class of the same domain.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ from typing import Final
 import msgspec
 
 from tidegate import errors
-from tidegate.errors import Domain, ExternalError, InternalError, Retry, TidegateError, UserError
+from tidegate.errors import (
+    Domain,
+    ExternalError,
+    InternalError,
+    Retry,
+    TidegateError,
+    UserError,
+    from_foreign,
+)
+from tidegate.masking import masked_text
 
 OURS: Final = (str(Path(errors.__file__).parent), "<fused ")
 """How the names of our own files begin, generated loops among them."""
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A TidegateError, or a bug of ours, as data."""
+    """An error as data."""
 
     kind: str
     domain: Domain
@@ -31,21 +41,18 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
-        """Describe `error`; anything that is not a TidegateError is an internal error."""
-        if isinstance(error, TidegateError):
-            return cls(
-                kind=type(error).__name__,
-                domain=error.domain,
-                retry=error.retry,
-                message=str(error),
-                traceback=_traceback_of(error),
-            )
+        """Describe `error`, translated by `from_foreign` where nobody else has."""
+        translated = from_foreign(error)
+        if translated is error:
+            trace = _traceback_of(translated)
+        else:
+            trace = "".join(traceback.format_exception(error))
         return cls(
-            kind="InternalError",
-            domain=Domain.INTERNAL,
-            retry=Retry.NO,
-            message=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
+            kind=type(translated).__name__,
+            domain=translated.domain,
+            retry=translated.retry,
+            message=masked_text(str(translated)),
+            traceback=masked_text(trace),
         )
 
     def exception(self) -> TidegateError:

@@ -61,6 +61,17 @@ class Failed(Message, frozen=True, kw_only=True):
 # --- client -------------------------------------------------------------------------------------
 
 
+class StoredCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The files that every attempt of a submission runs; see `api/archive.py`."""
+
+    digest: str
+    """SHA-256 of the archive, in hex."""
+    size: int
+    """Bytes of all files, unpacked."""
+    path: str = ""
+    """In the checkpoint storage. The JobManager sets it when it stores the archive."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it was submitted: enough to build its graph anew in any process, and to check it."""
 
@@ -68,7 +79,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     reference: str
     """`package.module:Class`."""
     working_folder: str
-    """Comes first on the path of every process of the job."""
+    """Relative paths of settings start here. A submission without `code` is imported from here."""
     params: dict[str, str]
     parallelism: int
     max_parallelism: int
@@ -88,14 +99,26 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Random, made by the client: tells a new submit of the job from a restart of an old one."""
     take_over: bool = False
     """Fence transactional ids that another journal under this job's name has left in Kafka."""
+    restore_to_other_cluster: bool = False
+    """The operator consents: checkpoints of another Kafka cluster may be restored on the present
+    one, because every topic has the same offsets there."""
+    claimed_attempt: int = 0
+    """An attempt of this submission that a JobMaster has reported, added by the JobManager: the
+    journal holds its claim. 0: none has been reported."""
     cluster: str = ""
     """The cluster that runs the job: another one on the same storage leaves it alone."""
+    epoch: LeaderEpoch = LeaderEpoch(0)
+    """The leader epoch of the JobManager that has stored it; 0 if an older version has."""
+    code: StoredCode | None = None
+    """None in a submission of an older version: it runs the files of the working folder."""
 
 
 class SubmitJob(Message, frozen=True, kw_only=True):
     """Starts a job; the reply is Done once the job is stored and its JobMaster is on its way."""
 
     submission: Submission
+    code: bytes = b""
+    """The archive that `submission.code` names."""
 
 
 class GetJob(Message, frozen=True, kw_only=True):
@@ -180,15 +203,28 @@ class JobReport(Message, frozen=True, kw_only=True):
     last_checkpoint: CheckpointReport | None = None
     slots: tuple[SlotReport, ...] = ()
     slots_missing: int = 0
+    hidden_offsets: int = 0
+    """Offsets that a bounded run does not read, because open transactions hid them at its start."""
+    waiting_for: str = ""
+    """What the job has waited for since `waiting_since_ms`, and the last error of a request that it
+    repeats meanwhile; empty if it does not wait or began to less than ten seconds ago."""
+    waiting_since_ms: int = 0
+    """Wall clock of the JobMaster, for display."""
     error: ErrorReport | None = None
     """Of a failed job; of a restarting one, why its last attempt ended."""
     history: tuple[AttemptReport, ...] = ()
     exits: tuple[ProcessExit, ...] = ()
     """The last processes of the cluster that ended, oldest first; added by the JobManager."""
+    notes: tuple[str, ...] = ()
+    """What the operator must know of this run, in sentences."""
     epoch: int = 0
     """Of the JobManager that shows it, and added by it: what was asked of an earlier one and is not
     in the storage, this one does not know."""
     reported_ms: int = 0
+    storage_trouble: str = ""
+    """Why the checkpoint storage cannot be used just now; empty while it can."""
+    stopped: str = ""
+    """How a user's stop ended a finished job: a `StopEnd`; empty where its input has ended."""
 
     def is_news(self, before: JobReport | None) -> bool:
         """Whether it says anything that `before` does not, but for when."""
@@ -215,12 +251,19 @@ class RegisterJobMaster(Message, frozen=True, kw_only=True):
     epoch: LeaderEpoch
     address: str
     pid: int
+    tidegate_version: str = ""
+    python_version: str = ""
 
 
 class JobMasterAccepted(Message, frozen=True, kw_only=True):
     """The job that this JobMaster is to run."""
 
     submission: Submission
+    close_only: ErrorReport | None = None
+    """Why the job has failed before this JobMaster: it imports no user code, starts no slot, and
+    only settles, fences and closes."""
+    storage: str = ""
+    """The id of the checkpoint storage, see `BlobStore.bind`; empty from an older version."""
 
 
 class RequestSlots(Message, frozen=True, kw_only=True):
@@ -263,6 +306,9 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     address: str
     slots: int
     pid: int
+    tidegate_version: str = ""
+    python_version: str = ""
+    """Both are empty if an older version registers. Another version is refused."""
 
 
 class TaskManagerAccepted(Message, frozen=True, kw_only=True):
@@ -360,6 +406,8 @@ class RegisterSlot(Message, frozen=True, kw_only=True):
     """Where it takes connections of other slots: `unix:PATH` or `host:port`."""
     serial: int = 0
     """Of the StartSlot that it was forked for."""
+    tidegate_version: str = ""
+    python_version: str = ""
 
 
 class TasksReady(Message, frozen=True, kw_only=True):
@@ -380,6 +428,12 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None = None
     saturated: bool = False
     """It has lately waited for records for less than half of the time."""
+    source_error: str = ""
+    """Why sources of the slot cannot read; empty if they can."""
+    restoring: str = ""
+    """The storage call that the slot waits for while it is deployed; empty if for none."""
+    restored_bytes: int = 0
+    """What these calls have brought, the present one included."""
 
 
 class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
@@ -472,6 +526,14 @@ class Deploy(SlotOrder, frozen=True, kw_only=True):
     transaction_timeout_ms: int
     warm_producers: int
     transaction_slots: int
+    max_message_bytes: dict[str, int] = {}
+    """`max.message.bytes` of the topics of sinks, where the brokers tell it."""
+    claim_nonce: str = ""
+    """Of the attempt's claim, which the slot must find in its view of the checkpoint storage."""
+    kafka_cluster: str = ""
+    """The Kafka cluster that the attempt runs on, which the slot must reach."""
+    storage: str = ""
+    """The id of the checkpoint storage, see `BlobStore.bind`."""
 
 
 class StartSources(SlotOrder, frozen=True, kw_only=True):

@@ -6,10 +6,15 @@ disk format: fields are only ever added, with a default.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tidegate.elements import Origin
 from tidegate.ids import SubtaskIndex, TransactionalId, Uid, VertexId
+
+KEY_TYPE: Final = ""
+"""The name in `KeyedSnapshot.schemas` that holds the schema of the keys. No state has this name."""
 
 
 class PreparedTransaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +54,11 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Inclusive."""
     files: tuple[StateFile, ...]
     schemas: dict[str, list[str]]
-    """Per state name: the Avro schemas (JSON), by schema number; number 0 first."""
+    """Per state name: the Avro schemas (JSON), by schema number; number 0 first. Under
+    `KEY_TYPE`: the schema of the step's keys.
+    """
+    stored_names: dict[str, str] = msgspec.field(default_factory=dict)
+    """Per state name: the name that its rows have in store keys, where that is another one."""
 
 
 class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +71,12 @@ class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The next offset to read: always a number, resolved before any checkpoint holds it."""
     end_offset: int | None = None
     """Where a bounded run stops; exclusive."""
+    topic_id: str = ""
+    """Kafka's id of the topic (KIP-516), which a topic of the same name that is created later does
+    not have. Empty in checkpoints of earlier versions and where the brokers have no topic ids.
+    """
+    leader_epoch: int = -1
+    """The leader epoch of the last record before `offset` (KIP-101); -1 where it is not known."""
 
     @property
     def origin(self) -> Origin:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tidegate.api.archive import cache_of, install
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.keys import key_encoder
@@ -22,10 +23,12 @@ from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
 from tidegate.dataplane.channels.outlet import Outlet
 from tidegate.dataplane.channels.slot_channels import SlotChannels
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import Chain, Leaves
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import STATELESS
-from tidegate.dataplane.runtime import Action, Counters, Runtime
+from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.runtime import Action, Runtime
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.local_files import LocalFiles
@@ -39,7 +42,9 @@ from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.exchange import Exchange
 from tidegate.ports.kafka import TransactionLog
+from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import Deploy, RestoredState
+from tidegate.slot.shared_view import SlotView, check_view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,28 +66,42 @@ class Surroundings:
 
 
 class Assembly:
-    """Builds the subtasks of one deployment."""
+    """Builds the subtasks of one deployment. StorageMismatchError or ClusterMismatchError, before
+    anything is loaded, where this host sees something else than the JobMaster.
+    """
 
     def __init__(self, deploy: Deploy, surroundings: Surroundings) -> None:
         self._deploy, self._around = deploy, surroundings
-        submission = deploy.submission
+        submission, config = deploy.submission, surroundings.config
+        storage = config.checkpoint.storage
+        if "://" not in storage:
+            storage = str(Path(submission.working_folder, storage))
+        self._blobs: BlobStore = surroundings.drivers.blob_store(storage)
+        kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
+        self._transactions: TransactionLog = surroundings.drivers.transaction_log(kafka)
+        view = SlotView(
+            host=surroundings.drivers.process.host,
+            storage=storage,
+            brokers=config.kafka.bootstrap,
+            blobs=self._blobs,
+            transactions=self._transactions,
+        )
+        surroundings.counters.restoring = "the claim and the identity of the storage"
+        check_view(deploy, view)  # first: what follows may be read from there
+        if deploy.storage:
+            self._blobs.bind(deploy.storage)
+            self._blobs.confirm()
+        code = self._installed_code()
+        surroundings.counters.restoring = ""
         self._pipeline, self._graph = rebuild(
             submission.reference,
-            submission.working_folder,
+            submission.working_folder if code is None else str(code),
             submission.params,
             fingerprint=submission.fingerprint,
-            digest=submission.code_digest,
+            digest=submission.code_digest if code is None else None,
             python_version=submission.python_version,
         )
         self._plan = plan(self._graph, submission.parallelism, submission.max_parallelism)
-        config = surroundings.config
-        kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
-        self._transactions: TransactionLog = surroundings.drivers.transaction_log(kafka)
-        storage = Path(submission.working_folder, config.checkpoint.storage)
-        is_url = "://" in config.checkpoint.storage
-        self._blobs: BlobStore = surroundings.drivers.blob_store(
-            config.checkpoint.storage if is_url else str(storage)
-        )
         self._channels = SlotChannels(
             self._plan,
             self._graph,
@@ -115,8 +134,12 @@ class Assembly:
             vertex,
             Leaves(
                 outlets=outlets,
-                make_sink=lambda node: self._sink(node, runtime),
+                make_sink=lambda node, refusals: self._sink(node, runtime, refusals),
                 make_state=lambda node: self._state(node, runtime),
+                counters=runtime.counters,
+                letter_bytes_max=lambda node: runtime.record_bytes_max(
+                    node.id, cast("KafkaSink[object]", node.declaration).topic, {}
+                ),
             ),
         )
         if head.kind == "source":
@@ -137,8 +160,9 @@ class Assembly:
         splits = [split for split in self._deploy.splits if split.source == head.id]
         return SourceTask(runtime, chain, self._around.coordination, reader, splits)
 
-    def _sink(self, node: Node, runtime: Runtime) -> KafkaSinkWriter:
-        return KafkaSinkWriter(cast("KafkaSink[object]", node.declaration), Uid(node.id), runtime)
+    def _sink(self, node: Node, runtime: Runtime, refusals: Refusals) -> KafkaSinkWriter:
+        sink = cast("KafkaSink[object]", node.declaration)
+        return KafkaSinkWriter(sink, Uid(node.id), runtime, refusals)
 
     def _state(self, node: Node, runtime: Runtime) -> KeyedStateLike:
         restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))
@@ -149,13 +173,23 @@ class Assembly:
             type(function).declared_states,
             node.inputs[0].key_type,
             restored.snapshots,
+            type(function).dropped_states,
         )
+
+    def _installed_code(self) -> Path | None:
+        """The folder of the submission's code on this host; None for a submission without it."""
+        submission, code = self._deploy.submission, self._deploy.submission.code
+        if code is None:
+            return None
+        directory = self._around.config.state.directory
+        cache = cache_of(submission.working_folder, directory, submission.job)
+        return install(self._blobs, code.path, code.digest, code.size, cache)
 
     def _runtime(self, vertex: Vertex) -> Runtime:
         deploy, around = self._deploy, self._around
         subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
         local = around.local / vertex.id
-        local.mkdir()
+        make_private_folder(local, exist_ok=False)
         return Runtime(
             job=deploy.job,
             journal=deploy.journal,
@@ -176,6 +210,7 @@ class Assembly:
             run_io=lambda action: around.run_io(action, subtask),
             fail=lambda error: around.fail(error, subtask),
             counters=around.counters,
+            max_message_bytes=deploy.max_message_bytes,
         )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.private_files import make_private_folder
 
 ATTEMPTS_KEPT: Final = 2
 """Earlier attempts whose files may still serve: the newest of them may have ended before it had
@@ -78,7 +79,7 @@ class LocalFolder:
 
     def _make(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
+        make_private_folder(self.path, exist_ok=False)
 
     def _earlier(self) -> list[Path]:
         """Folders of attempts before this one, newest first."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.config import Config
-from tidegate.dataplane.runtime import Counters
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.elements import Barrier
 from tidegate.errors import ExchangeError, StorageError, TidegateError
@@ -46,6 +46,7 @@ from tidegate.protocol.messages import (
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 from tidegate.slot.assembly import Assembly, Surroundings
 from tidegate.slot.control import ControlLine
 from tidegate.slot.idling import Idling
@@ -106,6 +107,7 @@ class Slot:
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
+        self._source_error = ""
         self._saturated = False
         self._waited_s, self._looked_s = 0.0, -math.inf
         """For records since the last look, and when that was."""
@@ -139,6 +141,8 @@ class Slot:
                 address=server.address,
                 exchange_address=exchange.address,
                 serial=start.serial,
+                tidegate_version=TIDEGATE,
+                python_version=PYTHON,
             )
         )
         self._control.start_heartbeat(start.job, start.attempt, start.ordinal, self._metrics)
@@ -410,11 +414,16 @@ class Slot:
             dead_letters=counters.dead_letters,
             lag=self._lag,
             saturated=self._saturated,
+            source_error=self._source_error,
+            restoring=counters.restoring,
+            restored_bytes=counters.restored(),
         )
 
     def _look_at_lag(self) -> None:
         lags = [lag for source in self._sources if (lag := source.lag()) is not None]
         self._lag = sum(lags) if lags else None
+        errors = [error for source in self._sources if (error := source.connection_error())]
+        self._source_error = " ".join(errors)
         now = self._drivers.clock.monotonic()
         elapsed_s = now - self._looked_s
         if elapsed_s >= LOOK_S:

@@ -10,11 +10,17 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
+from tidegate.api.declared import OnError
 from tidegate.api.functions import KeyedProcess, SideOutput
+from tidegate.api.kafka import OutgoingRecord
+from tidegate.api.keys import key_normaliser
 from tidegate.api.place import user_place
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.api.types import KeyLike
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import PipelineError
 from tidegate.graph.logical import MAIN, UNKNOWN, Edge, Node
@@ -33,10 +39,11 @@ _ORIGIN = Origin("test", 0)
 class FunctionHarness(Generic[K, T, U]):
     """`with FunctionHarness(RunningTotal()) as harness: harness.push("ann", order)`.
 
-    The function is opened at once, and closed at the end of the block.
+    The function is opened at once, and closed at the end of the block. `on_error` is the policy of
+    the step, as in `process(..., on_error="skip")`.
     """
 
-    def __init__(self, function: KeyedProcess[K, T, U]) -> None:
+    def __init__(self, function: KeyedProcess[K, T, U], *, on_error: OnError = "fail") -> None:
         kind = type(function)
         if kind.key_type() is UNKNOWN:
             raise PipelineError(
@@ -45,6 +52,7 @@ class FunctionHarness(Generic[K, T, U]):
             )
         self.function = function
         self._key: Any = None
+        self._normalise = key_normaliser(kind.key_type())
         self._pushed = 0
         self._state = CellsByKey(function, kind.key_type(), kind.__name__)
         self._collected: dict[str, list[Any]] = {MAIN: []} | {n: [] for n in kind.declared_outputs}
@@ -57,8 +65,17 @@ class FunctionHarness(Generic[K, T, U]):
             place=user_place(),
             function=function,
         )
-        emits = {port: self._collector(port) for port in self._collected}
-        self._operator = KeyedOperator(kind.__name__, node, self._state, emits)
+        types = {MAIN: kind.result_type()} | {n: t.of for n, t in kind.declared_outputs.items()}
+        self.counters = Counters()
+        """`skipped` and `dead_letters` are what the policy has left out."""
+        self._letters: list[OutgoingRecord[bytes, bytes]] = []
+        refusals = Refusals(node.id, on_error, self.counters, self._collect_letters)
+        checks = Checks(kind.__name__, every_field=True)
+        emits = {
+            port: checks.of_step(node, of, refusals, self._collector(port))
+            for port, of in types.items()
+        }
+        self._operator = KeyedOperator(kind.__name__, node, self._state, emits, refusals)
         self._operator.open()
 
     def __enter__(self) -> Self:
@@ -74,7 +91,7 @@ class FunctionHarness(Generic[K, T, U]):
 
     def push(self, key: K, record: T) -> list[U]:
         """Process one record of a key; its results."""
-        self._key = key
+        self._key = key if self._normalise is None else self._normalise(key)
         self._operator.process(RecordBatch([record], [self._pushed], _ORIGIN))
         self._pushed += 1
         self._state.encode_touched()
@@ -87,6 +104,11 @@ class FunctionHarness(Generic[K, T, U]):
         values = self._collected[tag.name]
         self._collected[tag.name] = []
         return cast("list[X]", values)
+
+    def dead_letters(self) -> list[OutgoingRecord[bytes, bytes]]:
+        """The dead letters since they were last read, with `on_error="dead_letter"`."""
+        letters, self._letters = self._letters, []
+        return letters
 
     def value(self, state: ValueState[V], key: K) -> V:
         """The value of a key: `harness.value(RunningTotal.total, "ann")`."""
@@ -105,6 +127,9 @@ class FunctionHarness(Generic[K, T, U]):
 
     def _key_of_record(self, _record: object) -> Any:
         return self._key
+
+    def _collect_letters(self, batch: RecordBatch) -> None:
+        self._letters += batch.values
 
     def _collector(self, port: str) -> Any:
         def collect(batch: RecordBatch) -> None:

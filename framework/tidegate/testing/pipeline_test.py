@@ -16,12 +16,22 @@ from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
+from tidegate.api.copying import copy_value
 from tidegate.api.formats import Raw
 from tidegate.api.functions import KeyedProcess
-from tidegate.api.kafka import Connector, Headers, KafkaSink, KafkaSource, OutgoingRecord
+from tidegate.api.kafka import (
+    Connector,
+    Headers,
+    KafkaSink,
+    KafkaSource,
+    OutgoingRecord,
+    letters_name,
+)
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.api.values import fault
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import Chain, Leaves
-from tidegate.dataplane.runtime import Counters
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.errors import InternalError, PipelineError
@@ -47,6 +57,8 @@ class PipelineTest:
     def __init__(self, pipeline: type[Pipeline], **params: object) -> None:
         self._pipeline = pipeline
         self._graph = build(pipeline, params)
+        self.counters = Counters()
+        """`skipped` and `dead_letters` are what the policies of the pipeline have left out."""
         self._written: dict[str, list[Any]] = {}
         self._states: list[CellsByKey] = []
         self._chains: dict[VertexId, Chain] = {}
@@ -58,8 +70,11 @@ class PipelineTest:
                 outlets=[(edge, _Outlet(self, edge)) for edge in layout.outputs_of(vertex.id)],
                 make_sink=self._make_sink,
                 make_state=self._make_state,
+                counters=self.counters,
             )
-            self._chains[vertex.id] = Chain(pipeline.__name__, self._graph, vertex, leaves)
+            self._chains[vertex.id] = Chain(
+                pipeline.__name__, self._graph, vertex, leaves, every_field=True
+            )
         for chain in self._chains.values():
             chain.open()
 
@@ -85,19 +100,33 @@ class PipelineTest:
         self._check_ours(sink)
         return TestSink(self._written[sink.name])
 
-    def dead_letters(self, source: KafkaSource[Any]) -> list[OutgoingRecord[bytes, bytes]]:
-        """What a source sent to its dead letters since they were last read."""
-        self._check_ours(source)
-        written = self._written.get(f"{source.name}-dead-letters", [])
-        read, written[:] = list(written), []
+    def dead_letters(
+        self, of: KafkaSource[Any] | KafkaSink[Any] | str
+    ) -> list[OutgoingRecord[bytes, bytes]]:
+        """The dead letters of a source or sink, or of all that write them to a topic (its name),
+        since they were last read.
+        """
+        if isinstance(of, str):
+            names = [node.id for node in self._graph if self._writes_letters_to(node, of)]
+        else:
+            self._check_ours(of)
+            names = [letters_name(of.name)]
+        read = []
+        for name in names:
+            written = self._written.get(name, [])
+            read += written
+            written.clear()
         return read
+
+    def _writes_letters_to(self, node: Node, topic: str) -> bool:
+        letters = any(map(self._graph.leads_to_letters, node.inputs))
+        return letters and cast("KafkaSink[Any]", node.declaration).topic == topic
 
     def deliver(self, source: KafkaSource[Any], origin: Origin, messages: list[Message]) -> None:
         """Run messages of one partition through the pipeline, as one batch; for `TestSource`."""
         decoder = self._decoders.get(source.name)
         if decoder is None:
-            uid, counters = Uid(source.name), Counters()
-            decoder = BatchDecoder(source, uid, counters, keep_keys=False)
+            decoder = BatchDecoder(source, Uid(source.name), self.counters, keep_keys=False)
             self._decoders[source.name] = decoder
         chain = self._chains[VertexId(source.name)]
         batch = decoder.decode(origin, messages)
@@ -123,10 +152,9 @@ class PipelineTest:
         if self._pipeline.connectors.get(connector.name) is not connector:
             raise PipelineError(f"{connector.name!r} is not of {self._pipeline.__name__}")
 
-    def _make_sink(self, node: Node) -> _Sink:
-        return _Sink(
-            cast("KafkaSink[Any]", node.declaration), self._written.setdefault(node.id, [])
-        )
+    def _make_sink(self, node: Node, refusals: Refusals) -> _Sink:
+        sink = cast("KafkaSink[Any]", node.declaration)
+        return _Sink(sink, self._written.setdefault(node.id, []), refusals)
 
     def _make_state(self, node: Node) -> CellsByKey:
         function = cast("KeyedProcess[Any, Any, Any]", node.function)
@@ -250,21 +278,38 @@ class _Outlet:
     def flush(self) -> None:
         """Nothing is held back."""
 
+    def refuse_with(self, refusals: Refusals) -> None:
+        """Every record can be handed over here."""
+
 
 class _Sink:
-    """Keeps records, having encoded each as the real sink would."""
+    """Keeps records, having encoded each as the real sink would.
 
-    def __init__(self, sink: KafkaSink[Any], written: list[Any]) -> None:
-        self._written = written
+    It keeps copies: what a later step does to a record does not change what was written.
+    """
+
+    def __init__(self, sink: KafkaSink[Any], written: list[Any], refusals: Refusals) -> None:
+        self._written, self._refusals = written, refusals
         self._encode = _encoder(sink)
 
     def open(self) -> None:
         """Nothing to open."""
 
     def write(self, batch: RecordBatch) -> None:
-        for value in batch.values:
-            self._encode(value)
-        self._written.extend(batch.values)
+        for index, value in enumerate(batch.values):
+            written = copy_value(value)  # before `key_by`, as the real sink encodes it
+            try:
+                self._encode(value)
+            except Exception as error:
+                if not (self._refusals.takes(error) or self._refuses(error)):
+                    raise
+                self._refusals.refuse(batch, index, reason_of(error))
+            else:
+                self._written.append(written)
+
+    def _refuses(self, error: Exception) -> bool:
+        """Whether the policy covers an error of tidegate's own about a key."""
+        return self._refusals.tolerant and isinstance(error, PipelineError)
 
     def writable(self) -> bool:
         return True
@@ -299,8 +344,13 @@ def _encoder(sink: KafkaSink[Any]) -> Callable[[Any], None]:
 
     def plain(record: Any) -> None:
         encode(record)
-        if key_by is not None and encode_key is not None:
-            encode_key(key_by(record))
+        if key_by is not None and sink.key is not None and encode_key is not None:
+            key = key_by(record)
+            if wrong := fault(key, sink.key.of):
+                raise PipelineError(
+                    f"sink {sink.name!r} ({sink.place}): key_by gave {key!r}, of which {wrong}"
+                )
+            encode_key(key)
         elif key_by is not None:
             key = key_by(record)
             if not isinstance(key, str | bytes):

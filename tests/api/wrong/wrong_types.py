@@ -66,6 +66,8 @@ class Wrong(Pipeline, name="wrong"):
         orders.filter(lambda order: order.customer_id)  # refused: a str is not a bool
         orders.flat_map(lambda order: order.amount)  # refused: a Decimal is not iterable
         orders.map(lambda order: order.order_id, returns=int)  # refused: the function returns str
+        orders.filter(lambda order: True, on_error="drop")  # refused: no such policy
+        orders.map(lambda order: order, on_eror="skip")  # refused: no such option
         orders.key_by(lambda order: float(order.amount))  # refused: float is not a key
         orders.key_by(lambda order: [order.order_id])  # refused: a list is not a key
         orders.key_by(lambda order: (order.order_id, 0.5))  # refused: a tuple with a float
@@ -98,6 +100,9 @@ class BadFunction(KeyedProcess[str, Order, CustomerTotal]):
     bad = ValueState(Decimal, default="0")  # passes: likewise
     counts = MapState(str, int)
     recent = ListState(Order)
+    renamed = ListState(Order, renamed_from="recent_orders")
+    wrongly_renamed = ListState(Order, renamed_from=recent)  # refused: a name is a str
+    dropped_states = ("seen",)
     late = SideOutput(Payment)
 
     def process(self, order: Order, ctx: Context[str]) -> Iterable[CustomerTotal]:

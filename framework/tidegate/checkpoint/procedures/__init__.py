@@ -7,8 +7,8 @@ goes through all of them. The JobMaster runs them in worker threads by
 `controlplane/jobmaster/effects.py`.
 """
 
-from tidegate.checkpoint.procedures.beginnings import fix_beginnings
-from tidegate.checkpoint.procedures.claim import claim
+from tidegate.checkpoint.procedures.beginnings import fix_beginnings, read_beginnings
+from tidegate.checkpoint.procedures.claim import claim, claim_to_close
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
 from tidegate.checkpoint.procedures.ending import Ended, commit
 from tidegate.checkpoint.procedures.fencing import fence_older, sweep
@@ -28,6 +28,7 @@ __all__ = [
     "PublishedCheckpoint",
     "Recovered",
     "claim",
+    "claim_to_close",
     "close",
     "commit",
     "confirm",
@@ -36,6 +37,7 @@ __all__ = [
     "fix_beginnings",
     "load_manifest",
     "publish",
+    "read_beginnings",
     "read_journal",
     "recover",
     "settle",

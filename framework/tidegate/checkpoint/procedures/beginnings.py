@@ -12,18 +12,20 @@ Called by the JobMaster's recovery, after the claim. Not for what a manifest say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from tidegate.checkpoint.effects import Procedure, create_entry, read_object
 from tidegate.checkpoint.envelope import seal, unseal
+from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
 from tidegate.checkpoint.procedures.patience import STORING, Patience, Waiting
-from tidegate.checkpoint.restore import PartitionFacts
-from tidegate.errors import CorruptCheckpointError, StorageError
+from tidegate.checkpoint.source_changes import changed_log, gone_partition
+from tidegate.errors import CorruptCheckpointError, SourceChangedError, StorageError
 from tidegate.ids import JobName, Uid
 from tidegate.ports.blobs import Created
+from tidegate.protocol.snapshots import SourceSplit
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,23 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     start: int
     end: int | None
+    start_kind: StartKind | None = None
+    """How `start` was chosen; None in files of earlier versions."""
+    topic_id: str = ""
+    """Kafka's id of the topic; empty in files of earlier versions."""
+    hidden: int = 0
+    """Offsets behind `end` that an open transaction hid at the first look."""
+
+    @property
+    def split(self) -> SourceSplit:
+        """The position at the first look."""
+        return SourceSplit(
+            source=self.source,
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.start,
+            topic_id=self.topic_id,
+        )
 
 
 class Beginnings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +71,44 @@ def fix_beginnings(
     submission: str,
     found: Sequence[PartitionFacts],
     *,
+    checkpointed: Collection[tuple[Uid, str, int]] = (),
     patience: Patience = STORING,
 ) -> Procedure[tuple[PartitionFacts, ...]]:
-    """`found`, with the starts and ends of this submission's first look.
+    """`found`, with the starts and ends of this submission's first look. Partitions that are
+    `checkpointed` do not begin there: the restore compares their topics with the checkpoint's.
 
-    StorageError if they can not be written down or read, CorruptCheckpointError for a torn file.
+    StorageError if they can not be written down or read, CorruptCheckpointError for a torn file,
+    SourceChangedError where a topic was created again since the first look.
     """
     path = beginnings_path(job, submission)
     data = yield from read_object(path)
     if data is None:
         data = yield from _written(path, _first_look(found), patience)
     first = _decoded(data, path)
+    for change in _changes(found, {k: v for k, v in first.items() if k not in checkpointed}):
+        raise change
     return tuple(_as_first_found(facts, first) for facts in found)
+
+
+def _changes(
+    found: Sequence[PartitionFacts], first: Mapping[tuple[Uid, str, int], Beginning]
+) -> Iterator[SourceChangedError]:
+    """Topics that were created again since the first look."""
+    now = {(facts.source, facts.topic, facts.partition): facts for facts in found}
+    topic_ids = {facts.topic: facts.topic_id for facts in found}
+    for key, known in first.items():
+        if key not in now:
+            yield gone_partition(known.split, topic_ids.get(known.topic, ""))
+        elif (change := changed_log(known.split, now[key], reads_on=False)) is not None:
+            yield change
+
+
+def read_beginnings(job: JobName, submission: str) -> Procedure[tuple[SourceSplit, ...]]:
+    """Where the submission began in each partition; empty before its first look."""
+    path = beginnings_path(job, submission)
+    data = yield from read_object(path)
+    first = {} if data is None else _decoded(data, path)
+    return tuple(known.split for known in first.values())
 
 
 def _first_look(found: Sequence[PartitionFacts]) -> bytes:
@@ -76,6 +121,9 @@ def _first_look(found: Sequence[PartitionFacts]) -> bytes:
                     partition=facts.partition,
                     start=facts.start,
                     end=facts.end,
+                    start_kind=facts.start_kind,
+                    topic_id=facts.topic_id,
+                    hidden=facts.hidden,
                 )
                 for facts in found
             )
@@ -114,11 +162,16 @@ def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
 def _as_first_found(
     facts: PartitionFacts, first: dict[tuple[Uid, str, int], Beginning]
 ) -> PartitionFacts:
+    """`facts` with the start and the end of the first look.
+
+    A partition that is not in the file was added to the topic after the submit: a source that
+    begins at the latest offset reads all of it. A fixed start stays where it is when retention
+    overtakes it, and the restore refuses it; only "earliest" follows the log.
+    """
     known = first.get((facts.source, facts.topic, facts.partition))
     if known is None:
-        return facts  # added to the topic since
-    if known.start < facts.earliest and facts.start == facts.earliest:
-        return replace(facts, end=known.end)  # "earliest" is what is still there
-    # A start that retention has overtaken since is refused by the restore, and not passed over.
-    latest = known.start if facts.latest is None else facts.latest
-    return replace(facts, start=known.start, end=known.end, latest=latest)
+        added_to_latest = facts.start_kind == "latest"
+        return replace(facts, start=facts.earliest) if added_to_latest else facts
+    kind = known.start_kind or facts.start_kind
+    start = max(known.start, facts.earliest) if kind == "earliest" else known.start
+    return replace(facts, start=start, end=known.end, start_kind=kind, hidden=known.hidden)

@@ -6,18 +6,29 @@ or a restart only, never by an attempt that was deposed: two processes would dep
 ever.
 
 Everything that is refused is refused before the claim is created, so that a refused submit changes
-nothing: a closed journal, an unaccepted loss, an unknown or deleted checkpoint, a name whose
-transactional ids in Kafka stem from another journal.
+nothing: a closed journal, an unaccepted loss, an unknown or deleted checkpoint, a checkpoint of
+another Kafka cluster, a name whose transactional ids in Kafka stem from another journal, a journal
+that lacks its end.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
-from tidegate.checkpoint.effects import Procedure, list_objects, list_transactions, nonce
-from tidegate.checkpoint.journal import HINT_INTERVAL, Accepted, AnyEntry, Claim, entry_path
-from tidegate.checkpoint.journal_state import JournalState
+from tidegate.checkpoint.effects import (
+    Procedure,
+    cluster_id,
+    list_objects,
+    list_transactions,
+    nonce,
+)
+from tidegate.checkpoint.journal import HINT_INTERVAL, Accepted, Claim, entry_path
+from tidegate.checkpoint.journal_state import JournalState, PublicationRef
+from tidegate.checkpoint.lost_tail import GroupCommits, LostTail, find_lost_tail, read_again
 from tidegate.checkpoint.manifest import manifest_folder
+from tidegate.checkpoint.procedures.cluster_check import manifest_if_whole, refuse_other_cluster
 from tidegate.checkpoint.procedures.own_journal import (
     OwnJournal,
     header_after,
@@ -33,14 +44,17 @@ from tidegate.errors import (
     DataLossError,
     DeposedError,
     JobClosedError,
+    JournalLostError,
     RefusedError,
     StorageError,
 )
-from tidegate.ids import Attempt, JobName
+from tidegate.ids import Attempt, JobName, TransactionalId
 
 COMPETITIONS_MAX: Final = 1_000
 """Entries that may be added by others while one claim is being made: more is no race but a
 fault."""
+
+NO_COMMITS: Final[GroupCommits] = MappingProxyType({})
 
 
 def claim(
@@ -50,39 +64,49 @@ def claim(
     restore: str = "latest",
     accept_loss: bool = False,
     take_over: bool = False,
+    restore_to_other_cluster: bool = False,
     claimant: str = "",
     again: bool = False,
+    claimed_attempt: int = 0,
+    commits: GroupCommits = NO_COMMITS,
+    restores: bool = True,
     hint_interval: int = HINT_INTERVAL,
     patience: Patience = STORING,
 ) -> Procedure[OwnJournal]:
     """Begin an attempt. `submission` is the id of the submit that it belongs to.
 
-    JobClosedError if the job has ended for this submission, DataLossError if a loss was stated and
-    is not accepted (`accept_loss` counts for the first claim of a submission only: a later loss
-    must be accepted anew), RefusedError if the name is used or `restore` unknown.
+    JobClosedError if the job has ended for this submission. DataLossError if a loss was stated and
+    is not accepted. RefusedError if the name is used, `restore` unknown, the checkpoint to restore
+    of another Kafka cluster, or the journal without its end, as the ids that Kafka lists or
+    `commits` (of the sources' consumer groups) show; with `restores=False` nothing is restored, and
+    nothing of that is asked. The consents `accept_loss` and `restore_to_other_cluster` count for
+    the first claim of a submission only: a later loss needs another consent.
+
+    `claimed_attempt`: an attempt whose claim is known to have been written, or 0. JournalLostError
+    if the journal does not reach it: `take_over` lets a submission begin a journal only once.
 
     `again`: this process, `claimant`, has claimed before. Then DeposedError if the newest claim is
     not its own: it was given up meanwhile, and must not push out the one that has taken its place.
     """
+    asked = _Asked(
+        job=job,
+        submission=submission,
+        restore=restore,
+        accept_loss=accept_loss,
+        take_over=take_over,
+        restore_to_other_cluster=restore_to_other_cluster,
+        claimant=claimant,
+        again=again,
+        claimed_attempt=claimed_attempt,
+        cluster=(yield from kafka_retried(cluster_id, FENCING)),
+        listed=(yield from _listed(job)) if restores and not again else (),
+        commits=commits,
+        restores=restores,
+    )
     state = yield from read_journal(job)
     for _ in range(COMPETITIONS_MAX):
-        if again and state.claimant != claimant:
-            raise DeposedError(
-                f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
-                "exits and claims nothing any more"
-            )
-        _refuse(job, state, submission, restore, accept_loss=accept_loss)
-        yield from _refuse_deleted(job, state, submission, restore)
-        if not state.number and not take_over:
-            yield from _refuse_used_name(job)
-        entry: AnyEntry
-        if state.lost is not None and not state.accepted:
-            header = yield from header_after(state)
-            entry = Accepted(**header, lost=state.lost.number, submission=submission)
-        else:
-            entry = yield from _next_claim(
-                state, submission, restore, take_over=take_over, claimant=claimant
-            )
+        yield from _refuse(asked, state)
+        entry = yield from _next_entry(asked, state)
         found = yield from place(job, entry, patience)
         if found is None or found.nonce != entry.nonce:
             state = yield from read_journal(job)  # others were faster, perhaps by much
@@ -94,6 +118,7 @@ def claim(
                 submission=submission,
                 attempt=Attempt(found.number),
                 before=state,
+                claim_nonce=found.nonce,
                 state=state.after(found),
                 hint_interval=hint_interval,
             )
@@ -104,45 +129,189 @@ def claim(
     raise StorageError(message)
 
 
-def _refuse(
-    job: JobName, state: JournalState, submission: str, restore: str, *, accept_loss: bool
-) -> None:
-    fresh = state.submission != submission
+def claim_to_close(
+    job: JobName,
+    *,
+    submission: str,
+    claimant: str = "",
+    again: bool = False,
+    claimed_attempt: int = 0,
+    patience: Patience = STORING,
+) -> Procedure[OwnJournal | None]:
+    """Claim the journal only to settle, fence and close it: no user code and no restore is needed.
+
+    None where the newest claim is of another submission, or there is none: then nothing of this
+    submission has run, and a job that is refused before it runs changes nothing. What a restore
+    would be refused for does not matter. JournalLostError and ClusterMismatchError as `claim`:
+    another journal, or another cluster, cannot settle the transactions.
+    """
+    state = yield from read_journal(job)
+    if state.attempt >= claimed_attempt and state.submission != submission:
+        return None
+    return (
+        yield from claim(
+            job,
+            submission=submission,
+            claimant=claimant,
+            again=again,
+            claimed_attempt=claimed_attempt,
+            restores=False,
+            patience=patience,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What `claim` was asked, and the Kafka cluster on which the attempt would run."""
+
+    job: JobName
+    submission: str
+    restore: str
+    accept_loss: bool
+    take_over: bool
+    restore_to_other_cluster: bool
+    claimant: str
+    again: bool
+    claimed_attempt: int
+    cluster: str
+    listed: tuple[TransactionalId, ...]
+    """The ids under the job's prefix; of a process that claims again, none."""
+    commits: GroupCommits
+    restores: bool
+
+    def lost_tail(self, state: JournalState) -> LostTail | None:
+        """What the journal lacks. An empty one lacks all, which is another question."""
+        if not state.number:
+            return None
+        return find_lost_tail(self.job, state, self.listed, self.commits)
+
+    def is_fresh(self, state: JournalState) -> bool:
+        """Whether the claim is the first of its submission: only then its consents count."""
+        return state.submission != self.submission
+
+
+def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | Accepted]:
+    """The claim; before it, where a loss is accepted, the entry that says so."""
+    header = yield from header_after(state)
+    if state.lost is not None and not state.accepted:
+        return Accepted(**header, lost=state.lost.number, submission=asked.submission)
+    if not state.number:
+        header["journal"] = yield from nonce()
+    tail = asked.lost_tail(state)
+    return Claim(
+        **header,
+        submission=asked.submission,
+        restore=asked.restore,
+        took_over=asked.take_over and not state.number,
+        claimant=asked.claimant,
+        kafka_cluster=asked.cluster,
+        restore_to_other_cluster=asked.restore_to_other_cluster and asked.is_fresh(state),
+        lost_attempt=0 if tail is None else tail.attempt,
+    )
+
+
+def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
+    """Everything for which no claim is made."""
+    job, fresh = asked.job, asked.is_fresh(state)
+    if state.attempt < asked.claimed_attempt:
+        raise JournalLostError(_lost_journal(job, state, asked.claimed_attempt))
+    if asked.again and state.claimant != asked.claimant:
+        raise DeposedError(
+            f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
+            "exits and claims nothing any more"
+        )
+    _refuse_ended(asked, state)
+    point = restore_point(state, asked.submission, asked.restore) if asked.restores else None
+    yield from _refuse_deleted(asked, state, point)
+    yield from refuse_other_cluster(
+        job,
+        state,
+        point,
+        asked.cluster,
+        fresh=fresh,
+        consent=asked.restore_to_other_cluster,
+        accept_loss=asked.accept_loss,
+    )
+    if not state.number and not asked.take_over:
+        _refuse_used_name(job, asked.listed)
+    tail = asked.lost_tail(state)
+    if tail is not None and not (fresh and asked.restore != "latest"):
+        restored = None if point is None else (yield from manifest_if_whole(point))
+        again = read_again(
+            state.name, () if restored is None else restored.splits, (), asked.commits
+        )
+        message = _lost_tail(job, state, tail, again)
+        raise RefusedError(message) if fresh else JournalLostError(message)
+
+
+def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
+    """Before the journal is read: an id of an attempt whose claim comes in between would look like
+    one of another journal, or of an end that is lost.
+    """
+    return tuple((yield from kafka_retried(lambda: list_transactions(job_prefix(job)), FENCING)))
+
+
+def _lost_tail(job: JobName, state: JournalState, tail: LostTail, again: str) -> str:
+    last = state.publication
+    ends = "has no checkpoint" if last is None else f"ends with checkpoint {last.checkpoint}"
+    found = "" if tail.checkpoint is None else f", and offsets of checkpoint {tail.checkpoint}"
+    remedy = "none" if last is None else last.checkpoint
+    records = f": {again}" if again else ""
+    return (
+        f"The journal of job {job!r} {ends} and attempt {state.attempt}, but Kafka knows attempt "
+        f"{tail.attempt} of this journal{found}. Its newest entries are missing: the checkpoint "
+        "storage is an older copy, such as a backup. Make the newest copy available again. To "
+        f"continue from this one, add --restore {remedy}: records after that checkpoint are read "
+        f"again and their output is written again{records}. What is open under ids of the missing "
+        "attempts is then aborted."
+    )
+
+
+def _lost_journal(job: JobName, state: JournalState, claimed_attempt: int) -> str:
+    found = f"ends with attempt {state.attempt}" if state.number else "is not there"
+    return (
+        f"The journal of job {job!r} {found} in checkpoint.storage, but attempt {claimed_attempt} "
+        "has been written to it: the storage is lost, is not mounted, or is an older copy. Make "
+        "the same storage available again, and the job continues. If that storage no longer "
+        "exists, stop the job and submit it again."
+    )
+
+
+def _refuse_ended(asked: _Asked, state: JournalState) -> None:
+    fresh = asked.is_fresh(state)
     if state.closed is not None and not fresh:
         message = (
-            f"job {job!r} has ended ({state.closed.outcome}): its journal is closed, and only a "
-            "new submit may begin it again"
+            f"job {asked.job!r} has ended ({state.closed.outcome}): its journal is closed, and "
+            "only a new submit may begin it again"
         )
-        raise JobClosedError(message, state.closed.outcome)
-    if state.lost is not None and not state.accepted and not (fresh and accept_loss):
+        raise JobClosedError(message, state.closed.outcome, state.closed.stopped)
+    if state.lost is not None and not state.accepted and not (fresh and asked.accept_loss):
         raise DataLossError(state.lost.statement)
-    restore_point(state, submission, restore)
 
 
 def _refuse_deleted(
-    job: JobName, state: JournalState, submission: str, restore: str
+    asked: _Asked, state: JournalState, point: PublicationRef | None
 ) -> Procedure[None]:
     """A checkpoint that was asked for by its id, and that the journal names but nobody keeps."""
-    point = restore_point(state, submission, restore)
-    if point is None or str(point.checkpoint) != restore:
+    if point is None or str(point.checkpoint) != asked.restore:
         return
-    there = set((yield from list_objects(manifest_folder(job))))
+    there = set((yield from list_objects(manifest_folder(asked.job))))
     if point.manifest in there:
         return
     kept = [str(ref.checkpoint) for ref in state.recent if ref.manifest in there]
     raise RefusedError(
-        f"the files of checkpoint {restore!r} are not in the checkpoint storage any more; those of "
-        f"{', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
+        f"the files of checkpoint {asked.restore!r} are not in the checkpoint storage any more; "
+        f"those of {', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
         "checkpoint.retained if more are to be kept"
     )
 
 
-def _refuse_used_name(job: JobName) -> Procedure[None]:
+def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None:
     """A journal without entries, while Kafka knows ids of a job of this name."""
-    listed = yield from kafka_retried(lambda: list_transactions(job_prefix(job)), FENCING)
     parsed = [parse_transactional_id(tid) for tid in listed]
     others = sorted({parts.journal for parts in parsed if parts is not None and parts.job == job})
-    if others and (yield from read_entry(job, 1)) is None:  # else another process was just first
+    if others:
         message = (
             f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
             f"ids of that name, of journal {', '.join(others)}: the name is used by another job, "
@@ -151,22 +320,6 @@ def _refuse_used_name(job: JobName) -> Procedure[None]:
             "runs any more, submit with --take-over: its open transactions are then aborted"
         )
         raise RefusedError(message)
-
-
-def _next_claim(
-    state: JournalState, submission: str, restore: str, *, take_over: bool, claimant: str
-) -> Procedure[Claim]:
-    header = yield from header_after(state)
-    if not state.number:
-        header["journal"] = yield from nonce()
-    took_over = take_over and not state.number
-    return Claim(
-        **header,
-        submission=submission,
-        restore=restore,
-        took_over=took_over,
-        claimant=claimant,
-    )
 
 
 def _read_back(job: JobName, own: Claim) -> Procedure[None]:

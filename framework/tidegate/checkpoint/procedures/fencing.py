@@ -34,6 +34,7 @@ def fence_older(
     allowed = _allowed(journal, listed, swept=journal.swept(), own_too=own_too)
     if journal.state.took_over and journal.state.publication is None:
         allowed += _of_other_journals(journal, listed)
+    allowed += _of_lost_attempts(journal, listed)
     yield from _fence_all(allowed, patience)
     return tuple(allowed)
 
@@ -77,6 +78,23 @@ def _allowed(
             own_too=own_too,
         )
     ]
+
+
+def _of_lost_attempts(journal: OwnJournal, listed: Listed) -> list[TransactionalId]:
+    """Ids of attempts that the journal has lost with its end and will count again: this attempt has
+    not opened any yet.
+    """
+    found = []
+    for transactional_id in sorted(listed):
+        parts = parse_transactional_id(transactional_id)
+        if (
+            parts is not None
+            and (parts.job, parts.journal) == (journal.job, journal.name)
+            and journal.attempt <= parts.attempt <= journal.state.lost_attempt
+            and transactional_id not in journal.named_ids()
+        ):
+            found.append(transactional_id)
+    return found
 
 
 def _of_other_journals(journal: OwnJournal, listed: Listed) -> list[TransactionalId]:

@@ -44,6 +44,7 @@ from tidegate.errors import (
     OutcomeUnknownError,
     RefusedError,
     StorageError,
+    StorageGoneError,
 )
 from tidegate.ids import Attempt, JobName, JournalNumber, TransactionalId
 from tidegate.ports.blobs import Created
@@ -59,6 +60,8 @@ class OwnJournal:
     attempt: Attempt
     before: JournalState
     """What the entries before the claim add up to."""
+    claim_nonce: str = ""
+    """Of the claim, by which slots recognise the journal in their own view of the storage."""
     state: JournalState
     """The same, up to the last entry that this process has written."""
     ended: set[PreparedTransaction] = field(default_factory=set)
@@ -86,6 +89,12 @@ class OwnJournal:
         """This submission's final checkpoint is published: settle and close, start no task."""
         last = self.state.publication
         return last is not None and last.final and last.submission == self.submission
+
+    @property
+    def stopped(self) -> bool:
+        """The final checkpoint was published for a user's stop."""
+        last = self.state.publication
+        return self.finished and last is not None and last.stopped
 
     @property
     def unended(self) -> tuple[PreparedTransaction, ...]:
@@ -154,13 +163,16 @@ def header_after(state: JournalState) -> Procedure[Header]:
 
 
 def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedure[None]:
-    """Add an entry of this attempt.
+    """Add an entry of this attempt, which must see its predecessor first: an entry in a storage
+    that does not have the one before it would count nowhere.
 
-    DeposedError if another entry stands there, or did before it was trimmed; CorruptCheckpointError
+    DeposedError if another entry stands there, or did before it was trimmed; StorageGoneError if
+    the predecessor is missing; CorruptCheckpointError
     if what stands there is older than what it would have to follow. StorageError if it is certain
     that nothing was written, OutcomeUnknownError if it could not be learned in time: the attempt
     must end, and its transactions be left alone.
     """
+    yield from _see_predecessor(journal)
     try:
         found = yield from place(journal.job, entry, patience)
     except OutcomeUnknownError:
@@ -180,6 +192,20 @@ def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedur
     journal.hint_due = journal.hint_due or entry.number % journal.hint_interval == 0
     if journal.hint_due:
         yield from _write_hint(journal)
+
+
+def _see_predecessor(journal: OwnJournal) -> Procedure[None]:
+    number = journal.state.number
+    found = yield from read_entry(journal.job, number)
+    if found is not None and found.nonce == journal.state.nonce:
+        return
+    if (yield from _overtaken(journal.job, number)):
+        raise deposed(journal, None)  # a newer attempt has trimmed the journal
+    raise StorageGoneError(
+        f"Journal entry {entry_path(journal.job, number)}, the last one of this attempt, is not in "
+        "the checkpoint storage: its folder was removed, or another storage is there. Bring it "
+        "back; nothing is published until then."
+    )
 
 
 def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEntry | None]:

@@ -15,8 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from tidegate.checkpoint.effects import Procedure, read_object, write_object
+from tidegate.checkpoint.effects import (
+    Procedure,
+    describe,
+    read_object,
+    together,
+    write_object,
+)
 from tidegate.checkpoint.journal import Publication
 from tidegate.checkpoint.journal_state import PublicationRef
 from tidegate.checkpoint.manifest import (
@@ -26,13 +34,13 @@ from tidegate.checkpoint.manifest import (
     file_digest,
     manifest_path,
 )
-from tidegate.checkpoint.procedures.ending import examine
 from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
-from tidegate.checkpoint.procedures.patience import CHECKING, STORING, Patience
+from tidegate.checkpoint.procedures.patience import CHECKING, STORING, Patience, kafka_retried
+from tidegate.checkpoint.procedures.topics import ask_topic_ids, check_topics
 from tidegate.checkpoint.recovery import is_as_prepared
 from tidegate.errors import TransactionError, check
 from tidegate.ids import CheckpointId, JournalNumber
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +60,26 @@ def publish(
     manifest: Manifest,
     transactions: Sequence[PreparedTransaction],
     *,
+    stopped: bool = False,
     checking: Patience = CHECKING,
     storing: Patience = STORING,
 ) -> Procedure[PublishedCheckpoint]:
-    """Publish. `transactions` are all that subtasks prepared and were not told are ended.
+    """Publish. `transactions` are all that subtasks prepared and were not told are ended;
+    `stopped`: it is the final checkpoint that a user's stop asked for.
 
     StorageError, KafkaError: nothing was published, the checkpoint has failed. TransactionError: a
-    prepared transaction is gone; the attempt must end, and loses nothing. OutcomeUnknownError: the
-    attempt must end and leave its transactions alone. DeposedError: the process must exit.
+    prepared transaction is gone; the attempt must end, and loses nothing. SourceChangedError: a
+    topic is not the one that was read; nothing was published, and the job must end.
+    OutcomeUnknownError: the attempt must end and leave its transactions alone. DeposedError: the
+    process must exit.
     """
     check(manifest.checkpoint.attempt == journal.attempt, "a checkpoint of another attempt")
     path, data = manifest_path(journal.job, manifest.checkpoint), encode_manifest(manifest)
     yield from write_object(path, data)
     before = journal.state.named
     named = names(journal, transactions)
-    yield from _look(tuple(txn for txn in named if txn not in before), checking)
+    first_named = tuple(txn for txn in named if txn not in before)
+    yield from _look(first_named, manifest.splits, checking)
     header = yield from header_after(journal.state)
     entry = Publication(
         **header,
@@ -77,6 +90,7 @@ def publish(
         sha256=file_digest(data),
         transactions=named,
         final=manifest.final,
+        stopped=stopped,
     )
     yield from append(journal, entry, storing)
     # Once an acknowledgement comes without it, a subtask knows that it is ended and names it no
@@ -104,11 +118,18 @@ def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
     return decode_manifest(data, ref.manifest, ref.sha256)
 
 
-def _look(transactions: Sequence[PreparedTransaction], patience: Patience) -> Procedure[None]:
-    """Every transaction that is named for the first time must be open as it was prepared."""
-    facts = yield from examine(transactions, patience)
-    for transaction in transactions:
-        said = facts[transaction]
+def _look(
+    transactions: Sequence[PreparedTransaction], splits: Sequence[SourceSplit], patience: Patience
+) -> Procedure[None]:
+    """Every transaction that is named for the first time must be open as it was prepared, and every
+    topic must be the one that was read. Both are asked for at the same time.
+    """
+    asked: list[Procedure[Any]] = [
+        kafka_retried(partial(describe, transaction), patience) for transaction in transactions
+    ]
+    facts: list[Any] = yield from together([*asked, ask_topic_ids(splits, patience)])
+    yield from check_topics(splits, facts.pop(), patience)
+    for transaction, said in zip(transactions, facts, strict=True):
         if not is_as_prepared(transaction, said):
             state = "it does not know the id" if said is None else f"it says {said}"
             message = (

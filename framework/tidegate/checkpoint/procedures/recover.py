@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tidegate.checkpoint.effects import Procedure
 from tidegate.checkpoint.journal import Closed
+from tidegate.checkpoint.procedures.cluster_check import give_up_foreign
 from tidegate.checkpoint.procedures.ending import Ended, end_transactions, examine
 from tidegate.checkpoint.procedures.fencing import fence_older
 from tidegate.checkpoint.procedures.own_journal import (
@@ -38,6 +39,8 @@ class Recovered:
     fenced: tuple[TransactionalId, ...]
     retracted: tuple[CheckpointId, ...]
     """Newest first: their records are written again."""
+    given_up: tuple[PreparedTransaction, ...] = ()
+    """Of another Kafka cluster, on the operator's word."""
 
 
 def recover(
@@ -52,6 +55,7 @@ def recover(
     `ending` bounds the time for which Kafka may be away: the transaction timeout. DataLossError if
     the broker has aborted something that is named, KafkaError if it can not be asked in time.
     """
+    given_up = yield from give_up_foreign(journal, storing=storing)
     try:
         ended, retracted = yield from _settle_last(journal, ending, storing)
     except DataLossError:
@@ -59,23 +63,25 @@ def recover(
         yield from fence_older(journal, patience=fencing)
         raise
     fenced = yield from fence_older(journal, patience=fencing)
-    return Recovered(ended=ended, fenced=fenced, retracted=retracted)
+    return Recovered(ended=ended, fenced=fenced, retracted=retracted, given_up=given_up)
 
 
 def close(
     journal: OwnJournal,
     outcome: str,
     *,
+    stopped: str = "",
     ending: Patience = ENDING,
     fencing: Patience = FENCING,
     storing: Patience = STORING,
 ) -> Procedure[None]:
     """End the job for good: settle, fence all ids, this attempt's too, and close the journal.
 
-    `outcome` is `finished`, `canceled` or `failed`. To be called when no task of the attempt runs
-    any more. What was prepared and never published is aborted by it. After a loss was stated it
-    only fences and closes; the loss remains to be accepted. OutcomeUnknownError, with nothing done,
-    for a journal that is in doubt: what it does not know to be published it would abort.
+    `outcome` is `finished`, `canceled` or `failed`; `stopped` is as in `Closed`. To be called when
+    no task of the attempt runs any more. What was prepared and never published is aborted by it.
+    After a loss was stated it only fences and closes; the loss remains to be accepted.
+    OutcomeUnknownError, with nothing done, for a journal that is in doubt: what it does not know to
+    be published it would abort.
     """
     if journal.in_doubt:
         message = (
@@ -83,11 +89,12 @@ def close(
             "anew before it can be closed"
         )
         raise OutcomeUnknownError(message)
+    yield from give_up_foreign(journal, storing=storing)
     if journal.state.lost is None:
         yield from _settle_last(journal, ending, storing)
     yield from fence_older(journal, patience=fencing, own_too=True)
     header = yield from header_after(journal.state)
-    entry = Closed(**header, attempt=journal.attempt, outcome=outcome)
+    entry = Closed(**header, attempt=journal.attempt, outcome=outcome, stopped=stopped)
     yield from append(journal, entry, storing)
 
 

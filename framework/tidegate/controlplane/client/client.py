@@ -43,6 +43,7 @@ seconds."""
 SUBMIT_TIMEOUT_S = 30.0
 """A submit is answered when it is stored, and a store may take its time."""
 
+T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
@@ -55,15 +56,19 @@ class Client:
         self._address = address
         self._connected: tuple[str, RpcClient] | None = None
 
-    def submit(self, submission: Submission, patience_s: float = PATIENCE_S) -> None:
+    def submit(
+        self, submission: Submission, code: bytes = b"", patience_s: float = PATIENCE_S
+    ) -> None:
         """Start a job, once; returns when it will run whatever happens to the cluster.
+
+        `code` is the archive that the submission names.
 
         RefusedError where the cluster does not take it, RpcError when nobody has answered for
         `patience_s`: then it may have been taken, or not.
         """
         if not submission.id:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
-        message = SubmitJob(submission=submission)
+        message = SubmitJob(submission=submission, code=code)
         self._repeated(lambda: self._call(message, Done, SUBMIT_TIMEOUT_S), patience_s)
 
     def wait_until_up(self, patience_s: float = PATIENCE_S) -> None:
@@ -87,9 +92,27 @@ class Client:
 
         Told to every JobManager anew: what one was told dies with it. Not at every report, because
         another job of the name may be submitted between the end and the next of them.
+
+        A JobManager that is down is waited for, as at a submit. RefusedError if the cluster does
+        not know the job, or if it had ended before; RpcError when nobody has answered for the
+        patience.
         """
-        told = self.report(job).epoch
-        self.stop(job, final_checkpoint=final_checkpoint)
+        told = self._repeated(lambda: self.report(job).epoch, PATIENCE_S)
+        unanswered = False
+
+        def tell() -> None:
+            nonlocal unanswered
+            try:
+                self.stop(job, final_checkpoint=final_checkpoint)
+            except RpcError:
+                unanswered = True
+                raise
+            except RefusedError:
+                # A try whose reply was lost may have ended the job: the next report says so.
+                if not unanswered:
+                    raise
+
+        self._repeated(tell, PATIENCE_S)
 
         def tell_again(report: JobReport) -> None:
             nonlocal told
@@ -146,17 +169,15 @@ class Client:
             self._connected[1].close()
             self._connected = None
 
-    def _repeated(self, ask: Callable[[], object], patience_s: float) -> None:
+    def _repeated(self, ask: Callable[[], T], patience_s: float) -> T:
         began = self._clock.monotonic()
         while True:
             try:
-                ask()
+                return ask()
             except RpcError:
                 if self._clock.monotonic() - began > patience_s:
                     raise
                 self._clock.sleep(POLL_S)
-            else:
-                return
 
     def _call(self, message: Message, expected: type[M], timeout_s: float = 10.0) -> M:
         reply = self._client().call(message, timeout_s)

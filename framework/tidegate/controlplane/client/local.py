@@ -41,11 +41,13 @@ class LocalCluster:
         threads: Threads,
         *,
         on_restart: Callable[[ExitStatus], None] | None = None,
+        on_closed: Callable[[], None] | None = None,
     ) -> None:
+        """`on_closed` is called once the cluster's processes have ended."""
         self._processes = processes
         self._rpc = rpc
         self._clock = clock
-        self._on_restart = on_restart
+        self._on_restart, self._on_closed = on_restart, on_closed
         self._changed = threads.condition()
         self._child: Child | None = None
         self._address: str | None = None
@@ -103,6 +105,8 @@ class LocalCluster:
             if not self._gone.wait(CLOSE_TIMEOUT_S):
                 child.kill()
                 self._gone.wait(CLOSE_TIMEOUT_S)
+        if self._on_closed is not None:
+            self._on_closed()
 
     def _start(self) -> None:
         """Start a JobManager, or give it up; called with nothing running."""

@@ -17,6 +17,7 @@ from typing import Self
 
 from tidegate.errors import RefusedError
 from tidegate.ids import JobName
+from tidegate.private_files import FILE_MODE, make_private_folder
 
 
 class JobLock:
@@ -30,8 +31,8 @@ class JobLock:
 
     def __enter__(self) -> Self:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            make_private_folder(self._path.parent)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
             raise RefusedError(
                 f"The folder {self._path.parent} cannot be written: {error.strerror}. Set "

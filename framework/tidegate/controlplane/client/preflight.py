@@ -14,12 +14,13 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.archive import CodeArchive, pack
+from tidegate.api.code import load_pipeline
 from tidegate.api.declared import OURS, check_topic
+from tidegate.api.formats import Avro
 from tidegate.api.kafka import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.topics import topic_of
@@ -27,12 +28,14 @@ from tidegate.checkpoint.timeouts import check_against_broker
 from tidegate.checkpoint.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
-from tidegate.graph.logical import DEAD_LETTERS, Graph, Node
+from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, Graph, Node
 from tidegate.graph.plan import plan
 from tidegate.ids import CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndOutcome
-from tidegate.protocol.messages import Submission
+from tidegate.private_files import make_private_folder
+from tidegate.protocol.messages import StoredCode, Submission
+from tidegate.protocol.versions import TIDEGATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class RunOptions:
     restore: str = "latest"
     accept_loss: bool = False
     take_over: bool = False
+    restore_to_other_cluster: bool = False
 
 
 def class_settings(pipeline: type[Pipeline]) -> dict[str, Any]:
@@ -68,14 +72,22 @@ def make_submission(
     pipeline: type[Pipeline],
     config: Config,
     options: RunOptions,
-) -> tuple[Submission, Graph]:
-    """Build the graph and describe the job; PipelineError or ConfigError for what is wrong with
-    it.
+) -> tuple[Submission, Graph, CodeArchive]:
+    """Build the graph, describe the job and pack its code; PipelineError or ConfigError for what is
+    wrong with it.
     """
     _check_restore(options.restore)
     graph = build(pipeline, options.params)
     plan(graph, config.job.parallelism, config.job.max_parallelism)
     _check_overrides(graph, config)
+    ours = (config.checkpoint.storage, config.state.directory, config.logs.directory)
+    archive = pack(
+        pipeline,
+        folder,
+        size_max=config.job.max_code_size,
+        data_files=_schema_files(graph),
+        ours=[folder / each for each in ours if "://" not in each],
+    )
     submission = Submission(
         job=JobName(graph.name),
         reference=reference,
@@ -85,23 +97,32 @@ def make_submission(
         max_parallelism=config.job.max_parallelism,
         settings=config.to_dict(),
         fingerprint=graph.fingerprint(),
-        code_digest=code_digest(pipeline),
+        code_digest=archive.digest,
         python_version=platform.python_version(),
-        tidegate_version=version("tidegate"),
+        tidegate_version=TIDEGATE,
         bounded=options.bounded,
         restore=options.restore,
         accept_loss=options.accept_loss,
         take_over=options.take_over,
+        restore_to_other_cluster=options.restore_to_other_cluster,
         id=secrets.token_hex(8),
+        code=StoredCode(digest=archive.digest, size=archive.size),
     )
-    return submission, graph
+    return submission, graph, archive
+
+
+def _schema_files(graph: Graph) -> list[str]:
+    """The schema files that sources and sinks name, as the user wrote them."""
+    formats = [getattr(node.declaration, name, None) for node in graph for name in ("key", "value")]
+    return sorted({each.file for each in formats if isinstance(each, Avro) and each.file})
 
 
 def check_world(graph: Graph, config: Config, folder: Path, drivers: Drivers) -> None:
     """Ask storage and brokers; RefusedError that says what to do, also where they do not answer."""
     try:
         storage = config.checkpoint.storage
-        drivers.blob_store(storage if "://" in storage else str(folder / storage)).probe()
+        store = drivers.blob_store(storage if "://" in storage else str(folder / storage))
+        store.probe(allow_network_filesystem=config.checkpoint.allow_network_filesystem)
         check_kafka(graph, config, drivers)
         _check_folder("logs.directory", folder / config.logs.directory)
         _check_folder("state.directory", folder / config.state.directory)
@@ -135,7 +156,7 @@ def check_kafka(graph: Graph, config: Config, drivers: Drivers) -> None:
 def _check_folder(setting: str, folder: Path) -> None:
     """Every process writes there; one that cannot would die without a word in the terminal."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"1")
     except OSError as error:
@@ -151,7 +172,10 @@ def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
     section = "sources" if node.kind == "source" else "sinks"
     whose = f"{node.kind} {node.id!r} ({node.place})"
     if node.inputs and node.inputs[0].port == DEAD_LETTERS:
-        whose = f"the dead letters of source {node.inputs[0].node!r} ({node.place})"
+        whose = f"the dead letters of {node.inputs[0].node!r} ({node.place})"
+    elif node.inputs and node.inputs[0].port.endswith(KEY_LETTERS):
+        step = node.id.removesuffix(KEY_LETTERS)
+        whose = f"the dead letters of the key_by before {step!r} ({node.place})"
     try:
         admin.partitions(topic)
         rights = admin.rights(topic)

@@ -17,8 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.config import Config
-from tidegate.config_load import MASK, flattened, is_secret
+from tidegate.config_load import flattened
 from tidegate.controlplane.dispatcher.store import without_secrets
+from tidegate.masking import MASK, is_secret
 from tidegate.protocol.messages import Submission
 
 SECTIONS: Final = ("cluster", "jobmanager", "taskmanager", "logs")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tidegate.ids import JobName
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import JobReport, Message, StopJob, Submission
+from tidegate.protocol.messages import JobReport, Message, StopJob, StoredCode, Submission
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -29,6 +29,8 @@ class SubmissionStored:
     """The submission is durable: the job will run, whatever happens to this process."""
 
     job: JobName
+    code: StoredCode | None = None
+    """Where the storage has the code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,13 @@ class SubmissionNotStored:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultStored:
     """The job's end is durable."""
+
+    job: JobName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimNotStored:
+    """The storage failed; it is tried again with the next report."""
 
     job: JobName
 
@@ -107,6 +116,7 @@ Event = (
     | SubmissionStored
     | SubmissionNotStored
     | ResultStored
+    | ClaimNotStored
     | StillOurs
     | ResultNotStored
     | StartDue
@@ -133,6 +143,7 @@ class StoreSubmission:
     """Make it durable; SubmissionStored or SubmissionNotStored follows."""
 
     submission: Submission
+    code: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +156,16 @@ class StoreResult:
 
     report: JobReport
     deposed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreClaim:
+    """Make it durable that an attempt of the job's submission has claimed the journal, for the
+    JobManagers after this one; ClaimNotStored follows where the storage fails.
+    """
+
+    job: JobName
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +183,6 @@ class StartJobMaster:
 
     job: JobName
     start: int
-    working_folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +216,7 @@ Instruction = (
     Reply
     | StoreSubmission
     | StoreResult
+    | StoreClaim
     | AwaitStart
     | StartJobMaster
     | KillJobMaster

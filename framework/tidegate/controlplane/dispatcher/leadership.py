@@ -51,13 +51,24 @@ class Leadership:
         self._loop, self._alone = loop, alone
         self._looking = False
         self._looked_ms = 0
+        self.replaced = False
+        """A newer JobManager leads the cluster; this one ends."""
 
     def if_leading(
-        self, write: Action | None, done: Any, failed: Callable[[TidegateError], Any]
+        self,
+        write: Action | None,
+        done: Any,
+        failed: Callable[[TidegateError], Any],
+        *,
+        accept: Callable[[], bool] | None = None,
     ) -> None:
         """Write in a worker thread, if there is anything to, and post `done`, unless a newer
         JobManager has come; post what `failed` gives where nothing was written, because the storage
         does not say who leads, or does not take it.
+
+        `accept` makes what was written count. It is called once this JobManager is confirmed to
+        lead after the write, and again until the storage says whether it succeeded. It returns
+        False if a newer JobManager has decided otherwise.
         """
 
         def write_if_leading() -> bool:
@@ -67,22 +78,25 @@ class Leadership:
             return leads
 
         def written() -> None:
-            self._confirm(done)
+            self._confirm(done, accept)
 
-        after = done if write is None or self._alone else written
+        after = done if accept is None and (write is None or self._alone) else written
         self._loop.submit(write_if_leading, lambda leads: after if leads else self._end, failed)
 
-    def _confirm(self, done: Any) -> None:
+    def _confirm(self, done: Any, accept: Callable[[], bool] | None) -> None:
         """Post `done` once it is sure that nobody has come while it was written. It stands now: so
         as long as the storage does not say, it is neither done nor failed.
         """
 
         def again(error: TidegateError) -> Action:
             _log.warning("it is not known whether this JobManager still leads: %s", error)
-            self._loop.call_later(CONFIRM_PAUSE_S, lambda: self._confirm(done))
+            self._loop.call_later(CONFIRM_PAUSE_S, lambda: self._confirm(done, accept))
             return _nothing
 
-        self._loop.submit(self._leads, lambda leads: done if leads else self._end, again)
+        def counts() -> bool:
+            return self._leads() and (accept is None or accept())
+
+        self._loop.submit(counts, lambda leads: done if leads else self._end, again)
 
     def _leads(self) -> bool:
         """In a worker thread."""
@@ -104,6 +118,7 @@ class Leadership:
         self._looking = False
 
     def _end(self) -> None:
+        self.replaced = True
         _log.error(
             "another JobManager has taken over cluster %s: this one, of epoch %d, stood still or "
             "was forgotten. It ends with all that it has started. One JobManager of a cluster.name "

@@ -25,6 +25,7 @@ from tidegate.controlplane.dispatcher.backoff import Backoff
 from tidegate.controlplane.dispatcher.job_events import (
     Asked,
     AwaitStart,
+    ClaimNotStored,
     Event,
     ForwardStop,
     FreeSlots,
@@ -39,19 +40,20 @@ from tidegate.controlplane.dispatcher.job_events import (
     StartJobMaster,
     StillOurs,
     StopNotTaken,
+    StoreClaim,
     StoreResult,
     StoreSubmission,
     SubmissionNotStored,
     SubmissionStored,
     Tick,
 )
-from tidegate.controlplane.jobmaster.events import ENDED, JobState
-from tidegate.errors import DeposedError, ExternalError, check
+from tidegate.controlplane.dispatcher.job_history import JobHistory
+from tidegate.controlplane.jobmaster.events import ENDED, STORAGE_HANGS, JobState
+from tidegate.errors import DeposedError, ExternalError, StartFailedError, check
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
-    AttemptReport,
     Done,
     Failed,
     GetJob,
@@ -67,20 +69,20 @@ from tidegate.protocol.messages import (
     Submission,
     SubmitJob,
 )
+from tidegate.protocol.versions import difference
 
 START_MS_MAX = 120_000
 """A JobMaster that has not registered by then hangs, and so does one that has not reported so long
 after it registered. In between it imports the user's module, which may load anything, and says
 nothing meanwhile; two minutes is beyond what an import takes."""
 STILLBORN_MAX = 5
-"""JobMasters in a row that ended before they reported anything: then the job fails instead of
-trying on. One may be killed by chance; what so many die of is the start or the import itself."""
+"""JobMasters in a row that ended before they reported anything: then the job fails. One may be
+killed by chance; what so many die of is the start or the import itself. The next JobMaster imports
+nothing and only closes the job; after as many of these the job fails without being closed."""
 LINGER_MS_MAX = 10_000
 """What a JobMaster may take to exit after its terminal report was taken."""
 ENDED_MAX = 100
 """Ended jobs that are still shown."""
-HISTORY_MAX = 20
-"""Ends of attempts that are shown of a job."""
 
 _ENDED = frozenset(state.name for state in ENDED)
 
@@ -101,7 +103,7 @@ TRANSITIONS = frozenset(
         (Phase.STORING, Phase.STARTING),  # the submission is durable
         (Phase.STARTING, Phase.RUNNING),  # registered
         (Phase.STARTING, Phase.WAITING),  # died, or could not be started
-        (Phase.STARTING, Phase.ENDING),  # died before reporting once too often
+        (Phase.STARTING, Phase.ENDING),  # died, although it was only to close the job
         (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
         (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
         (Phase.WAITING, Phase.STARTING),  # the pause is over
@@ -131,15 +133,17 @@ class _Job:
     stop_told: bool = False
     """To the present one, or it is on its way."""
     stillborn: int = 0
+    close_only: ErrorReport | None = None
+    """The job has failed by this, and its next JobMasters only close it."""
     backoff: Backoff = field(default_factory=Backoff)
     asks: list[int] = field(default_factory=list)
     """Of SubmitJob while STORING, of the terminal ReportJob while ENDING."""
-    restarts: int = 0
-    """Of JobMasters that died, and of attempts of theirs."""
-    history: tuple[AttemptReport, ...] = ()
-    """Ends of attempts under JobMasters that died."""
+    history: JobHistory = field(default_factory=JobHistory)
+    """Of the JobMasters that died."""
     result_stored: bool = False
     result_under_way: bool = False
+    claim_stored: bool = False
+    """It is durable, or about to be, that the submission has claimed a journal."""
 
 
 @dataclass(slots=True)
@@ -149,6 +153,8 @@ class Dispatcher:
     cluster: str
     epoch: LeaderEpoch
     silence_ms_max: int
+    storage: str = ""
+    """The id of the checkpoint storage; JobMasters write to no other."""
     _jobs: dict[JobName, _Job] = field(default_factory=dict)
     _starts: int = 0
 
@@ -162,6 +168,7 @@ class Dispatcher:
                 self._jobs[submission.job] = _Job(submission, Phase.ENDED, report=result)
             else:
                 job = self._jobs[submission.job] = _Job(submission, Phase.STORING)
+                job.claim_stored = submission.claimed_attempt > 0
                 instructions += self._start(job, now_ms)
         self._forget_oldest()
         return instructions
@@ -200,6 +207,7 @@ class Dispatcher:
             ending = job.phase in {Phase.ENDING, Phase.ENDED}
             reported = job.report is not None and job.report.state in _ENDED
             check(ending == reported, f"{where}: ends exactly by a terminal report")
+            check(ending or job.stillborn < STILLBORN_MAX, f"{where}: started too often")
             check(not job.asks or job.phase in {Phase.STORING, Phase.ENDING}, f"{where}: asks")
         ended = [job for job in self._jobs.values() if job.phase is Phase.ENDED]
         check(len(ended) <= ENDED_MAX, "too many ended jobs are kept")
@@ -212,8 +220,9 @@ class Dispatcher:
         match event:
             case Asked(ask=ask, message=message):
                 yield from self._asked(ask, message, now_ms)
-            case SubmissionStored(job=name):
+            case SubmissionStored(job=name, code=code):
                 job = self._jobs[name]
+                job.submission = msgspec.structs.replace(job.submission, code=code)
                 yield from self._answer(job, Done())
                 yield from self._start(job, now_ms)
             case SubmissionNotStored(job=name, error=error):
@@ -223,6 +232,9 @@ class Dispatcher:
                 yield from self._answer(job, Done())
                 self._become(job, Phase.ENDED, now_ms)
                 self._forget_oldest()
+            case ClaimNotStored(job=name):
+                if name in self._jobs:
+                    self._jobs[name].claim_stored = False
             case StillOurs(job=name):
                 yield from self._deposed(self._jobs[name], now_ms, wall_ms)
             case ResultNotStored(job=name):
@@ -248,8 +260,8 @@ class Dispatcher:
 
     def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
         match message:
-            case SubmitJob(submission=submission):
-                yield from self._submit(ask, submission, now_ms)
+            case SubmitJob(submission=submission, code=code):
+                yield from self._submit(ask, submission, code, now_ms)
             case GetJob(job=name):
                 job = self._jobs.get(name)
                 yield Reply(ask=ask, message=_unknown(name) if job is None else _view(job))
@@ -266,7 +278,9 @@ class Dispatcher:
                 reason = f"the Dispatcher takes no {type(message).__name__}"
                 yield Reply(ask=ask, message=Refused(reason=reason))
 
-    def _submit(self, ask: int, submission: Submission, now_ms: int) -> Iterator[Instruction]:
+    def _submit(
+        self, ask: int, submission: Submission, code: bytes, now_ms: int
+    ) -> Iterator[Instruction]:
         name = submission.job
         known = self._jobs.get(name)
         if known is not None and submission.id and submission.id == known.submission.id:
@@ -286,9 +300,9 @@ class Dispatcher:
         if known is not None and known.pid:
             yield _kill(known, "its job is submitted anew")
             yield FreeSlots(job=name)
-        ours = msgspec.structs.replace(submission, cluster=self.cluster)
+        ours = msgspec.structs.replace(submission, cluster=self.cluster, claimed_attempt=0)
         self._jobs[name] = _Job(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
-        yield StoreSubmission(submission=ours)
+        yield StoreSubmission(submission=ours, code=code)
 
     def _stop(self, ask: int, message: StopJob) -> Iterator[Instruction]:
         job = self._jobs.get(message.job)
@@ -317,6 +331,11 @@ class Dispatcher:
         if isinstance(job, Refused):
             yield Reply(ask=ask, message=job)
             return
+        sender = f"The JobMaster of {message.job} at {message.address}"
+        other = difference(sender, message.tidegate_version, message.python_version)
+        if other is not None:
+            yield Reply(ask=ask, message=Refused(reason=other))
+            return
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_told = False
@@ -327,7 +346,10 @@ class Dispatcher:
             return
         job.address = message.address
         job.heard_ms = now_ms
-        yield Reply(ask=ask, message=JobMasterAccepted(submission=job.submission))
+        accepted = JobMasterAccepted(
+            submission=job.submission, close_only=job.close_only, storage=self.storage
+        )
+        yield Reply(ask=ask, message=accepted)
 
     def _reported(self, ask: int, message: ReportJob, now_ms: int) -> Iterator[Instruction]:
         report = message.report
@@ -344,13 +366,25 @@ class Dispatcher:
                 job.report = report
                 job.heard_ms = now_ms
                 job.reported, job.stillborn = True, 0
+                yield from self._note_claim(job, report.attempt)
             yield Reply(ask=ask, message=Done())
+
+    def _note_claim(self, job: _Job, attempt: int) -> Iterator[Instruction]:
+        """A JobMaster that is started later is told that the journal holds this attempt."""
+        submission = job.submission
+        if attempt > submission.claimed_attempt:
+            job.submission = msgspec.structs.replace(submission, claimed_attempt=attempt)
+        if attempt and not job.claim_stored:
+            job.claim_stored = True
+            yield StoreClaim(job=submission.job, attempt=attempt)
 
     def _exited(
         self, job: _Job, status: ExitStatus | None, reason: str, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
         name = job.submission.job
         how = reason or f"its process {job.pid} ended with status {status}"
+        if status == STORAGE_HANGS:
+            how += ", because a call to the checkpoint storage did not return in checkpoint.timeout"
         job.pid = 0
         yield FreeSlots(job=name)
         if job.phase in {Phase.ENDING, Phase.ENDED}:
@@ -362,9 +396,12 @@ class Dispatcher:
         )
         between = self._note_end(job, error, wall_ms)
         if job.stillborn >= STILLBORN_MAX:
-            failed = msgspec.structs.replace(between, state=JobState.FAILED.name)
-            yield from self._end(job, failed, now_ms)
-            return
+            failure = _never_started(name, how, closing=job.close_only is not None)
+            if job.close_only is not None:
+                failed = msgspec.structs.replace(between, state=JobState.FAILED.name, error=failure)
+                yield from self._end(job, failed, now_ms)
+                return
+            job.close_only, job.stillborn = failure, 0
         self._become(job, Phase.WAITING, now_ms)
         yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
@@ -390,13 +427,16 @@ class Dispatcher:
 
     def _note_end(self, job: _Job, error: ErrorReport, wall_ms: int) -> JobReport:
         """Of a JobMaster that another one follows; what is shown until then."""
-        died = AttemptReport(
-            attempt=job.report.attempt if job.report else 0, ended_ms=wall_ms, error=error
+        last = job.report or JobReport(job=job.submission.job, state="")
+        job.history.jobmaster_died(last, error, wall_ms)
+        job.report = JobReport(
+            job=last.job,
+            state=JobState.RECOVERING.name,
+            attempt=last.attempt,
+            lag=last.lag,
+            error=error,
+            reported_ms=last.reported_ms,
         )
-        earlier = job.report.history if job.report else ()
-        job.history = (*job.history, *earlier, died)[-HISTORY_MAX:]
-        job.restarts += 1 + (job.report.restarts if job.report else 0)
-        job.report = _between(job, error)
         return job.report
 
     def _tick(self, now_ms: int) -> Iterator[Instruction]:
@@ -432,15 +472,11 @@ class Dispatcher:
         self._become(job, Phase.STARTING, now_ms)
         self._starts += 1
         job.start, job.reported = self._starts, False
-        yield StartJobMaster(
-            job=job.submission.job, start=job.start, working_folder=job.submission.working_folder
-        )
+        yield StartJobMaster(job=job.submission.job, start=job.start)
 
     def _end(self, job: _Job, report: JobReport, now_ms: int) -> Iterator[Instruction]:
-        history = (*job.history, *report.history)[-HISTORY_MAX:]
-        restarts = job.restarts + report.restarts
-        job.report = msgspec.structs.replace(report, history=history, restarts=restarts)
-        job.history, job.restarts = (), 0
+        job.report = job.history.over(report)
+        job.history.clear()
         self._become(job, Phase.ENDING, now_ms)  # its slots say goodbye first: it frees them itself
         yield self._store_result(job)
 
@@ -487,26 +523,23 @@ def _report(job: _Job) -> JobReport:
     """The last report, over the restarts of JobMasters before it."""
     if job.report is None:
         return JobReport(job=job.submission.job, state=JobState.CREATED.name, jobmaster_pid=job.pid)
-    return msgspec.structs.replace(
-        job.report,
-        restarts=job.restarts + job.report.restarts,
-        history=(*job.history, *job.report.history)[-HISTORY_MAX:],
-        jobmaster_pid=job.pid,
-    )
+    return msgspec.structs.replace(job.history.over(job.report), jobmaster_pid=job.pid)
 
 
-def _between(job: _Job, error: ErrorReport) -> JobReport:
-    """Of a job whose JobMaster died: its counts stand, nothing of it runs."""
-    last = job.report or JobReport(job=job.submission.job, state="")
-    return msgspec.structs.replace(
-        last,
-        state=JobState.RECOVERING.name,
-        error=error,
-        slots=(),
-        slots_missing=0,
-        restarts=0,
-        history=(),
+def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
+    """Why a job fails whose JobMasters die before they report anything."""
+    message = (
+        f"The JobMaster of {name} ended {STILLBORN_MAX} times in a row before it reported "
+        f"anything; the last time {how}. Its log, {name}/jobmaster.log, says more: often the "
+        "import of the pipeline's module ends the process."
     )
+    if closing:
+        message += (
+            " A JobMaster that was only to close the job could not be started either, so "
+            "transactions may stay open until Kafka's transaction timeout: see `tidegate txn "
+            "list`. The next run settles the job."
+        )
+    return ErrorReport.of(StartFailedError(message))
 
 
 def _kill(job: _Job, reason: str) -> Instruction:

@@ -60,6 +60,7 @@ from tidegate.protocol.messages import (
     TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
+from tidegate.protocol.versions import difference
 
 REGISTRATION_MS_MAX = 60_000
 """A local TaskManager that has not registered by then hangs: starting takes a second, and a minute
@@ -267,6 +268,10 @@ class ResourceManager:
         yield Reply(ask=ask, message=reply)
 
     def _register(self, message: RegisterTaskManager, now_ms: int) -> Message:
+        sender = f"TaskManager {message.id} at {message.address}"
+        other = difference(sender, message.tidegate_version, message.python_version)
+        if other is not None:
+            return Refused(reason=other)
         known = self._task_managers.get(message.id)
         if known is not None:
             same = known.pid == message.pid and known.address == message.address

@@ -9,6 +9,7 @@ everything it started ends with it.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import logging
 from collections import deque
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Final
 
 import msgspec
 
@@ -29,8 +31,10 @@ from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.controlplane.loop import EventLoop, Question
-from tidegate.errors import ExternalError, TidegateError, check
+from tidegate.errors import ExternalError, StorageGoneError, TidegateError, check
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import Child, ExitStatus, Processes
 from tidegate.protocol.errors import ErrorReport
@@ -47,16 +51,22 @@ from tidegate.protocol.messages import (
     SlotLost,
     StartSlot,
     StopSlot,
-    Submission,
     SubmitJob,
     TaskManagerHeartbeat,
 )
+from tidegate.protocol.versions import difference
 
 WORKERS = 32
 """Threads for calls to other processes: a process that hangs holds one for up to ten seconds."""
 
+REPLACED = 4
+"""Exit status of a JobManager that a newer one has replaced: starting it again fences that one."""
+
 EXITS_SHOWN = 50
 """Ends of processes that are still told of."""
+
+STORAGE_PAUSE_S: Final = 0.5
+"""Between two looks for a storage that is gone."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,17 +91,24 @@ def run_jobmanager(
     *,
     announce: Callable[[Mapping[str, object]], None],
     standing: bool = False,
+    storage: str = "",
 ) -> int:
-    """Serve until this process is ended; returns the exit status.
+    """Serve until this process is ended; returns the exit status, REPLACED if a newer JobManager
+    leads the cluster.
 
     A standing one has the configured port, waits for TaskManagers instead of starting them, and
     imposes its own settings on what it is given to run (`impose`).
+
+    `storage` is the id of the checkpoint storage, where an earlier process has read it: a
+    JobManager that is started again while the storage is gone waits for that one.
 
     `announce` is given `address`, `epoch` and `pid`. StorageError where the storage does not serve.
     """
     blobs = drivers.blob_store(config.checkpoint.storage)
     if standing:  # the client of a local cluster has looked already
-        blobs.probe()
+        allowed = config.checkpoint.allow_network_filesystem
+        blobs.probe(allow_network_filesystem=allowed)
+    identity = _identified(blobs, storage, drivers.clock)
     store = JobStore(blobs, cluster, config.to_dict())
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads, workers=WORKERS)
     # The port comes first: who finds it taken must not end, by a newer epoch, the one that has it.
@@ -110,7 +127,7 @@ def run_jobmanager(
             store=store,
             drivers=drivers,
             processes=processes,
-            dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout),
+            dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout, identity),
             resources=ResourceManager(
                 epoch,
                 0 if standing else config.cluster.task_managers,
@@ -123,11 +140,29 @@ def run_jobmanager(
             service.start()
             announce({"address": server.address, "epoch": epoch, "pid": drivers.process.pid})
             loop.run(service.handle)
-            return 0
+            return REPLACED if service.replaced else 0
         finally:
             loop.close()
             service.end_children()
             service.connections.close()
+
+
+def _identified(blobs: BlobStore, storage: str, clock: Clock) -> str:
+    """The id of the storage, which is bound to it; waits while the expected one is gone."""
+    if not storage:
+        return blobs.identify()
+    blobs.bind(storage)
+    told = False
+    while True:
+        try:
+            blobs.confirm()
+        except StorageGoneError as error:
+            if not told:
+                _log.error("the JobManager waits: %s", error)
+                told = True
+            clock.sleep(STORAGE_PAUSE_S)
+        else:
+            return storage
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +191,11 @@ class JobManager:
         self._leadership = Leadership(
             self.store, self.dispatcher.cluster, self.epoch, self.loop, alone=not self.standing
         )
+
+    @property
+    def replaced(self) -> bool:
+        """A newer JobManager leads the cluster."""
+        return self._leadership.replaced
 
     def start(self) -> None:
         """Start TaskManagers, recover jobs, begin to tick."""
@@ -221,19 +261,28 @@ class JobManager:
             elif isinstance(message, RegisterTaskManager):
                 self.connections.forget(message.address)
             self._to_resources(slots.Asked(ask=ask, message=message))
-        elif isinstance(message, SubmitJob) and self.standing:
-            self._submitted(ask, message.submission)
+        elif isinstance(message, SubmitJob):
+            self._submitted(ask, message)
         else:
             self._to_dispatcher(jobs.Asked(ask=ask, message=message))
 
-    def _submitted(self, ask: int, submission: Submission) -> None:
-        """To a standing cluster, whose settings the client need not share."""
-        why_not = foreign_secret(submission, self.config)
+    def _submitted(self, ask: int, message: SubmitJob) -> None:
+        """A client of a standing cluster need not share its settings, nor its versions."""
+        submission = message.submission
+        why_not = None
+        digest = None if submission.code is None else submission.code.digest
+        if digest is not None and hashlib.sha256(message.code).hexdigest() != digest:
+            why_not = f"The code of job {submission.job} was damaged on its way. Submit it again."
+        elif self.standing:
+            versions = submission.tidegate_version, submission.python_version
+            why_not = difference("The client", *versions) or foreign_secret(submission, self.config)
         if why_not is not None:
             self._reply(ask, Refused(reason=why_not))
             return
-        imposed = SubmitJob(submission=impose(submission, self.config))
-        self._to_dispatcher(jobs.Asked(ask=ask, message=imposed))
+        if self.standing:
+            imposed = impose(submission, self.config)
+            message = msgspec.structs.replace(message, submission=imposed)
+        self._to_dispatcher(jobs.Asked(ask=ask, message=message))
 
     # --- the Dispatcher's instructions
 
@@ -246,15 +295,22 @@ class JobManager:
         match instruction:
             case jobs.Reply(ask=ask, message=message):
                 self._reply(ask, message)
-            case jobs.StoreSubmission(submission=submission):
+            case jobs.StoreSubmission(submission=submission, code=code):
                 job = submission.job
                 self._leadership.if_leading(
-                    functools.partial(self.store.put_submission, submission),
-                    jobs.SubmissionStored(job=job),
+                    functools.partial(self.store.put_submission, submission, code),
+                    functools.partial(self._submission_stored, job),
                     lambda error: jobs.SubmissionNotStored(job=job, error=ErrorReport.of(error)),
+                    accept=functools.partial(self.store.accept, job),
                 )
             case jobs.StoreResult():
                 self._store_result(instruction)
+            case jobs.StoreClaim(job=job, attempt=attempt):
+                self._leadership.if_leading(
+                    functools.partial(self.store.put_claim, job, attempt),
+                    _nothing,
+                    _logged(jobs.ClaimNotStored(job=job)),
+                )
             case jobs.AwaitStart(job=job, start=start, after_ms=after_ms):
                 self.loop.call_later(after_ms / 1000, jobs.StartDue(job=job, start=start))
             case jobs.StartJobMaster():
@@ -267,6 +323,9 @@ class JobManager:
             case jobs.FreeSlots(job=job):
                 self._to_resources(slots.JobGone(job=job))
 
+    def _submission_stored(self, job: JobName) -> None:
+        self._to_dispatcher(jobs.SubmissionStored(job=job, code=self.store.stored_code(job)))
+
     def _store_result(self, instruction: jobs.StoreResult) -> None:
         report = instruction.report
         job, stored = report.job, jobs.ResultStored(job=report.job)
@@ -276,23 +335,21 @@ class JobManager:
         def store() -> None:
             self.store.put_result(report)
 
-        def forget() -> None:
-            if not self.store.forget(job):
+        def look() -> None:
+            if self.store.has_moved(job):
+                self.loop.post(stored)
+            else:
                 _log.warning("job %s was deposed by a JobMaster that had been given up", job)
                 self.loop.post(jobs.StillOurs(job=job))
-            else:
-                self.loop.post(stored)
 
         if instruction.deposed:
-            self._leadership.if_leading(forget, _nothing, not_stored)
+            self._leadership.if_leading(look, _nothing, not_stored)
         else:
             self._leadership.if_leading(store, stored, not_stored)
 
     def _start_if_leading(self, start: jobs.StartJobMaster) -> None:
         """As soon as the storage says so; without it the JobMaster could claim nothing anyway."""
-        begin = functools.partial(
-            self._start_jobmaster, start.job, start.start, start.working_folder
-        )
+        begin = functools.partial(self._start_jobmaster, start.job, start.start)
         if not self.standing:
             begin()
             return
@@ -305,7 +362,7 @@ class JobManager:
 
         self._leadership.if_leading(None, begin, put_off)
 
-    def _start_jobmaster(self, job: JobName, start: int, working_folder: str) -> None:
+    def _start_jobmaster(self, job: JobName, start: int) -> None:
         def exited(status: int) -> None:
             self.loop.post(jobs.JobMasterExited(job=job, start=start, status=status))
 
@@ -316,7 +373,6 @@ class JobManager:
                     "job": job,
                     "jobmanager_address": self.address,
                     "epoch": self.epoch,
-                    "working_folder": working_folder,
                 },
                 log=str(PurePosixPath(job) / "jobmaster.log"),
                 on_exit=exited,

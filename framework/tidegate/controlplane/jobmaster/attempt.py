@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import (
@@ -26,6 +27,7 @@ from tidegate.checkpoint.coordination import (
     PublishFailed,
     Started,
     StopRequested,
+    StorageSeen,
     Tick,
     TransactionsEnded,
     Trigger,
@@ -33,7 +35,7 @@ from tidegate.checkpoint.coordination import (
 )
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
-from tidegate.errors import TidegateError
+from tidegate.errors import ExternalError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SlotId
 from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import (
@@ -50,6 +52,10 @@ from tidegate.protocol.messages import (
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.versions import difference
+
+SHOWN_MAX: Final = 4
+"""Subtasks that a status names of those that it waits for."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +70,8 @@ class AttachedSlot:
     given_up: bool = False
     """Lost, and known to be; it keeps its place until another one takes it."""
     metrics: SlotMetrics = field(default_factory=SlotMetrics)
+    progressed_s: float = 0.0
+    """When the restore of its state last brought something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +104,7 @@ class LiveAttempt:
         self.deployed = False
         """The slots have been told what to run: from here on nobody else can take their places."""
         self.over = False
+        self._storage_gone = ""
 
     # --- slots ----------------------------------------------------------------------------------
 
@@ -106,10 +115,15 @@ class LiveAttempt:
         was brought in its place, before it or after it. Of two the later order's, by its serial,
         takes the place as long as nothing is deployed, and the other is told to leave. Afterwards
         one without tasks must not take the place of one that runs them: no checkpoint would ever be
-        complete.
+        complete. A slot of another version fails the attempt.
         """
         known = self.slots.get(registered.ordinal)
         if known is not None and known.registered == registered:
+            return False
+        sender = f"Slot {registered.slot} at {registered.address}"
+        other = difference(sender, registered.tidegate_version, registered.python_version)
+        if other is not None:
+            self._shell.fail(ExternalError(other))
             return False
         if known is not None and (self.deployed or registered.serial < known.registered.serial):
             _log.warning(
@@ -135,6 +149,7 @@ class LiveAttempt:
         slot = self.slots.get(ordinal)
         if slot is None:
             return
+        self._watch_deployment(slot, metrics)
         slot.heard_s, slot.metrics = self._now(), metrics
         each = [one.metrics for one in self.slots.values()]
         waiting = sum(one.lag or 0 for one in each if one.saturated)
@@ -143,6 +158,26 @@ class LiveAttempt:
         if behind is not before:
             _log.info("backlog", extra={"behind": behind, "waiting": waiting})
             self.tell(BacklogChanged(behind=behind, now_s=self._now()))
+
+    def _watch_deployment(self, slot: AttachedSlot, metrics: SlotMetrics) -> None:
+        """End the attempt if the slot waits for a storage call that brings nothing. Progress counts
+        and not time: a large state may take long to restore.
+        """
+        before = slot.metrics
+        same = (metrics.restoring, metrics.restored_bytes) == (
+            before.restoring,
+            before.restored_bytes,
+        )
+        if not (metrics.restoring and same):
+            slot.progressed_s = self._now()
+        elif self._now() - slot.progressed_s > self.coordinator.timeout_s and not self.over:
+            self._shell.fail(
+                ExternalError(
+                    f"Slot {slot.registered.slot} made no progress for "
+                    f"{self.coordinator.timeout_s:g} s (checkpoint.timeout) while it restored: the "
+                    f"checkpoint storage does not answer {metrics.restoring!r}."
+                )
+            )
 
     def metrics(self) -> SlotMetrics:
         """What all slots of the attempt count."""
@@ -155,6 +190,24 @@ class LiveAttempt:
             dead_letters=sum(one.dead_letters for one in each),
             lag=sum(lags) if lags else None,
         )
+
+    def waits_for(self) -> str:
+        """What keeps the attempt from going on: sources that cannot read, a checkpoint that is not
+        complete; empty if nothing does.
+        """
+        pending = self.coordinator.pending
+        if pending is None:
+            return self.source_errors()
+        missing = sorted(self.coordinator.missing)
+        shown = ", ".join(map(str, missing[:SHOWN_MAX]))
+        more = f" and {len(missing) - SHOWN_MAX} more" if len(missing) > SHOWN_MAX else ""
+        what = f"waits for subtasks {shown}{more}" if missing else "is published"
+        return f"{self.source_errors()} Checkpoint {pending} {what}".lstrip()
+
+    def source_errors(self) -> str:
+        """Why sources cannot read, each reason once; empty if all can."""
+        errors = (slot.metrics.source_error for slot in self.slots.values())
+        return " ".join(dict.fromkeys(error for error in errors if error))
 
     def silent(self, timeout_s: float) -> list[RegisterSlot]:
         """Slots that have not been heard of for so long, and were not given up before."""
@@ -216,6 +269,12 @@ class LiveAttempt:
     def tick(self) -> None:
         """The coordinator's time has come."""
         self.tell(Tick(now_s=self._now()))
+
+    def storage_seen(self, gone: str) -> None:
+        """The checkpoint storage has vanished, or is there again if `gone` is empty."""
+        if gone != self._storage_gone:
+            self._storage_gone = gone
+            self.tell(StorageSeen(gone=gone, now_s=self._now()))
 
     def acknowledged(self, message: AcknowledgeCheckpoint) -> None:
         """A subtask's part is durable."""
@@ -297,6 +356,7 @@ class LiveAttempt:
                 case WakeAt(time_s=time_s):
                     self._shell.wake_at(time_s)
                 case FailAttempt(error=error):
+                    _log.error("the attempt fails", extra={"reason": str(error)})
                     self._shell.fail(error)
 
     def _now(self) -> float:

@@ -13,11 +13,13 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from tidegate.checkpoint.effects import (
+    ClusterId,
     CreateEntry,
     DeleteObject,
     Describe,
     Effect,
     EndTransaction,
+    EpochEnds,
     Fence,
     ListObjects,
     ListTransactions,
@@ -27,9 +29,11 @@ from tidegate.checkpoint.effects import (
     Procedure,
     ReadObject,
     Together,
+    TopicIds,
     WallClock,
     WriteObject,
 )
+from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.errors import ExternalError, InternalError, RefusedError, Retry, TidegateError
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -67,11 +71,13 @@ class EffectRunner:
         *,
         nonce: Callable[[], str],
         trouble: Callable[[TidegateError], None] = untold,
+        calls: StorageCalls | None = None,
     ) -> None:
         """`trouble` hears of every error after which the same effect may be tried again: procedures
         do that for minutes, and whoever waits for them should know for what.
         """
         self._trouble = trouble
+        self._calls = calls or StorageCalls(clock)
         self._transactions = transactions
         self._cluster_id: str | None = None
         self._threads = threads
@@ -84,8 +90,11 @@ class EffectRunner:
             DeleteObject: lambda effect: store.delete(effect.path),
             Describe: self._describe,
             EndTransaction: self._end,
+            ClusterId: lambda _: self._ask_cluster(),
             ListTransactions: lambda effect: transactions.list(effect.prefix),
             Fence: lambda effect: transactions.fence(effect.transactional_id),
+            TopicIds: lambda effect: transactions.topic_ids(effect.topics),
+            EpochEnds: lambda effect: transactions.epoch_ends(effect.epochs),
             Pause: lambda effect: clock.sleep(effect.seconds),
             Now: lambda _: float(clock.monotonic()),
             WallClock: lambda _: clock.now_ms(),
@@ -120,7 +129,16 @@ class EffectRunner:
 
     def perform(self, effect: Effect) -> Any:
         """Carry one effect out; its result is as the effect's docstring says."""
-        return self._actions[type(effect)](effect)
+        action = self._actions[type(effect)]
+        match effect:
+            case CreateEntry(path=path) | ReadObject(path=path) | WriteObject(path=path):
+                target = path
+            case DeleteObject(path=path) | ListObjects(prefix=path):
+                target = path
+            case _:
+                return action(effect)
+        with self._calls.during(f"{type(effect).__name__} {target}"):
+            return action(effect)
 
     def _together(self, effect: Together) -> list[Any]:
         """Run procedures side by side; the first of their errors, in their order."""
@@ -151,16 +169,21 @@ class EffectRunner:
             txn.transactional_id, txn.producer_id, txn.epoch, commit=effect.commit
         )
 
+    def _ask_cluster(self) -> str:
+        self._cluster_id = self._transactions.cluster_id()
+        return self._cluster_id
+
     def _check_cluster(self, cluster_id: str) -> None:
-        if self._cluster_id is None:
-            self._cluster_id = self._transactions.cluster_id()
-        if cluster_id != self._cluster_id:
-            message = (
-                f"the job's last checkpoint names transactions on Kafka cluster {cluster_id}, but "
-                f"kafka.bootstrap leads to cluster {self._cluster_id}; set it to the cluster that "
-                "the job wrote to, so that these can be committed"
+        """The claim has refused what belongs to another cluster. This is the last check before a
+        request that would find another transaction there, or none.
+        """
+        here = self._cluster_id or self._ask_cluster()
+        if cluster_id != here:
+            raise RefusedError(
+                f"The job's last checkpoint names transactions on Kafka cluster {cluster_id}, but "
+                f"kafka.bootstrap leads to Kafka cluster {here}. Set it to brokers of "
+                f"{cluster_id}, so that these transactions can be committed."
             )
-            raise RefusedError(message)
 
 
 def run_reading(store: BlobStore, procedure: Procedure[T]) -> T:

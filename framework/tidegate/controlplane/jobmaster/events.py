@@ -13,6 +13,19 @@ from typing import Final
 from tidegate.errors import TidegateError
 from tidegate.ids import Attempt, SlotId, SubtaskId
 
+STORAGE_HANGS: Final = 75
+"""Exit status of a JobMaster whose storage call did not return (EX_TEMPFAIL of sysexits.h)."""
+
+
+class StopEnd(enum.StrEnum):
+    """How a user's stop ended a job. In a report and in the journal, empty means: not by a stop."""
+
+    WITH_CHECKPOINT = "with_checkpoint"
+    """The final checkpoint was taken before the end of the input."""
+    WITHOUT_CHECKPOINT = "without_checkpoint"
+    """The last attempt ended before its final checkpoint; the next run repeats what it did after
+    the last checkpoint."""
+
 
 class JobState(enum.Enum):
     """Where a job stands; `ENDED` are terminal."""
@@ -50,10 +63,13 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Settled and fenced. `final`: this same submit has already published its last checkpoint."""
+    """Settled and fenced. `final`: this same submit has already published its last checkpoint;
+    `stopped`: for a user's stop.
+    """
 
     attempt: Attempt
     final: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +238,10 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Settle, fence, write `closed`: the job ends as `outcome`."""
+    """Settle, fence, write `closed`: the job ends as `outcome`, by a stop as `stopped` says."""
 
     outcome: JobState
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,18 +13,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
+from tidegate.api.topics import topic_of
 from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.lost_tail import Place, read_again
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import (
     OwnJournal,
     claim,
+    claim_to_close,
     close,
     commit,
     confirm,
-    fix_beginnings,
     load_manifest,
     publish,
     recover,
@@ -33,25 +34,38 @@ from tidegate.checkpoint.procedures import (
     trim,
 )
 from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
-from tidegate.checkpoint.restore import Restoration, restore
+from tidegate.checkpoint.procedures.cluster_check import (
+    is_other_cluster,
+    manifest_if_whole,
+    refuse_manifest,
+)
+from tidegate.checkpoint.restore import Restoration
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
     JobPlan,
-    state_conflict,
+    kafka_of,
     transaction_slots,
     warm_producers,
 )
-from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
+from tidegate.controlplane.jobmaster.restoring import Restoring
+from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (
+    InternalError,
     JobClosedError,
     KafkaError,
     OutcomeUnknownError,
+    RefusedError,
     StorageError,
     TidegateError,
+    is_recoverable,
 )
 from tidegate.ids import Attempt
 from tidegate.ports.drivers import Drivers
+from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.messages import Deploy, RestoredState, Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -70,14 +84,25 @@ class RecoveredJob:
 
     attempt: Attempt
     journal: str
+    claim_nonce: str
+    kafka_cluster: str
     finished: bool
     """This submit's final checkpoint is published: nothing is left but to close."""
+    stopped: bool
+    """It was published for a user's stop, before the end of the input."""
     submission: Submission
     restoration: Restoration
     """Empty where it is finished."""
     transaction_timeout_ms: int
     warm_producers: int
     transaction_slots: int
+    max_message_bytes: dict[str, int]
+    """Of the topics of sinks, where the brokers tell it."""
+    read_again: str = ""
+    """Offsets that the first attempt of a submission reads again, because it restores an older
+    checkpoint by hand."""
+    storage: str = ""
+    """The id of the checkpoint storage: slots use no other."""
 
     def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
         """What one slot is told."""
@@ -86,6 +111,8 @@ class RecoveredJob:
             attempt=self.attempt,
             ordinal=ordinal,
             journal=self.journal,
+            claim_nonce=self.claim_nonce,
+            kafka_cluster=self.kafka_cluster,
             submission=self.submission,
             peers=peers,
             splits=self.restoration.splits[ordinal],
@@ -96,6 +123,8 @@ class RecoveredJob:
             transaction_timeout_ms=self.transaction_timeout_ms,
             warm_producers=self.warm_producers,
             transaction_slots=self.transaction_slots,
+            max_message_bytes=self.max_message_bytes,
+            storage=self.storage,
         )
 
 
@@ -118,25 +147,28 @@ class JournalWork:
     def __init__(
         self,
         submission: Submission,
-        plan: JobPlan,
+        config: Config,
         drivers: Drivers,
         post: Callable[[Action], None],
         trouble: Callable[[TidegateError], None] = untold,
         *,
+        storage: str = "",
         wanted: Callable[[], bool],
     ) -> None:
         """`trouble` is called, in the loop, with what stands in the way of work that is tried
         again: brokers that do not answer, a storage that fails. `wanted` asks whether this process
-        is still the job's JobMaster.
+        is still the job's JobMaster. `storage` is the id of the checkpoint storage, where the
+        JobManager knows it.
         """
-        self._submission, self._plan, self._drivers, self._post = submission, plan, drivers, post
+        self._submission, self._config = submission, config
+        self._drivers, self._post = drivers, post
         self._trouble = trouble
-        self._config = plan.config
+        self._plan: JobPlan | None = None
+        self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
         self._thread = drivers.threads.pool(1, name="journal")
         self._sweeper = drivers.threads.pool(1, name="sweep")
         self._sweeping = False
         self._effects: EffectRunner | None = None
-        self._kafka_cluster = ""
         self._journal: OwnJournal | None = None
         self._cleaning = Cleaning()
         #: Publications asked for before this many attempts had ended are not begun any more.
@@ -144,20 +176,29 @@ class JournalWork:
         #: Names this process in its claims: it may claim again only what is still its own.
         self._claimant = drivers.entropy.token_hex(8)
         self._has_claimed = False
+        #: The newest attempt that this process, or one before it, has claimed.
+        self._claimed_attempt = submission.claimed_attempt
+        #: What the consumer groups held before this process claimed.
+        self._commits: dict[Place, GroupCommit] = {}
         self._wanted = wanted
         #: When it was last sure that nobody had taken this process's place.
         self._sure_until_s = 0.0
 
     def recover(
         self,
+        plan: JobPlan | TidegateError,
         claimed: Callable[[Attempt], None],
         done: Callable[[RecoveredJob | TidegateError], None],
     ) -> None:
-        """Claim, then settle, fence and resolve what is restored."""
+        """Claim, then settle, fence and resolve what is restored.
+
+        Without a plan, because of an error, only what needs no user code is done. Then `done` gets
+        that error, unless the final checkpoint is published already.
+        """
 
         def work() -> None:
             try:
-                outcome: RecoveredJob | TidegateError = self._recover(claimed)
+                outcome: RecoveredJob | TidegateError = self._recover(plan, claimed)
             except TidegateError as error:
                 outcome = error
             self._post(lambda: done(outcome))
@@ -182,13 +223,15 @@ class JournalWork:
 
         self._submit(work)
 
-    def publish(self, complete: Complete, outcome: PublicationOutcome) -> None:
+    def publish(
+        self, complete: Complete, outcome: PublicationOutcome, *, stopped: bool = False
+    ) -> None:
         """Publish a checkpoint; then end and settle what it names."""
         generation = self._generation
 
         def work() -> None:
             if generation == self._generation:
-                self._publish(complete, outcome)
+                self._publish(complete, outcome, stopped=stopped)
 
         self._submit(work)
 
@@ -219,7 +262,9 @@ class JournalWork:
 
         self._sweeper.submit(work)
 
-    def close(self, outcome: str, done: Callable[[TidegateError | None], None]) -> None:
+    def close(
+        self, outcome: str, stopped: str, done: Callable[[TidegateError | None], None]
+    ) -> None:
         """Settle, fence, close the journal.
 
         Claims it first where no attempt did, and where an attempt gave up without knowing whether
@@ -230,7 +275,7 @@ class JournalWork:
         def work() -> None:
             failure: TidegateError | None = None
             try:
-                self._close(outcome)
+                self._close(outcome, stopped)
             except TidegateError as error:
                 _log.warning("the journal could not be closed", extra={"error": str(error)})
                 failure = error
@@ -240,16 +285,24 @@ class JournalWork:
 
     # --- in the journal thread ------------------------------------------------------------------
 
-    def _recover(self, claimed: Callable[[Attempt], None]) -> RecoveredJob:
+    def _recover(
+        self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
+    ) -> RecoveredJob:
         self._journal = None
-        journal = self._claim()
-        self._post(lambda: claimed(journal.attempt))
+        self.storage.wait_until_there(self._replaced)
+        # With the claim: what is done about it is the same whatever fails from here on.
+        journal = self._journal = self._claim_for(plan)
+        if not isinstance(plan, TidegateError):
+            self._post(lambda: claimed(journal.attempt))
         run = self._runner().run
         recovered = run(recover(journal))
         for retracted in recovered.retracted:
             _log.warning(
                 "took a checkpoint back that Kafka did not keep", extra={"id": str(retracted)}
             )
+        if recovered.given_up:
+            ids = [txn.transactional_id for txn in recovered.given_up]
+            _log.warning("gave up transactions of another Kafka cluster", extra={"ids": ids})
         _log.info(
             "recovered",
             extra={
@@ -258,18 +311,50 @@ class JournalWork:
                 "fenced": len(recovered.fenced),
             },
         )
-        self._journal, self._cleaning = journal, Cleaning()
+        self._cleaning = Cleaning()
+        if not isinstance(plan, TidegateError):
+            self._plan = plan
+        elif not journal.finished:
+            raise plan
         checkpoint = self._config.checkpoint
         return RecoveredJob(
             attempt=journal.attempt,
             journal=journal.name,
+            claim_nonce=journal.claim_nonce,
+            kafka_cluster=journal.state.kafka_cluster,
             finished=journal.finished,
+            stopped=journal.stopped,
             submission=self._submission,
             restoration=self._restoration(journal),
             transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
             warm_producers=warm_producers(checkpoint),
             transaction_slots=transaction_slots(checkpoint),
+            max_message_bytes={} if journal.finished else self._max_message_bytes(),
+            read_again=self._read_again(journal),
+            storage=self.storage.identity,
         )
+
+    def _max_message_bytes(self) -> dict[str, int]:
+        """Asked at each attempt: somebody may have raised it because the job failed."""
+        nodes = [node for node in self._required_plan().graph if node.kind == "sink"]
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        try:
+            return admin.max_message_bytes({topic_of(self._config, node) for node in nodes})
+        finally:
+            admin.close()
+
+    def _read_again(self, journal: OwnJournal) -> str:
+        """Which offsets lie behind a checkpoint that was asked for by its id."""
+        restore = self._submission.restore
+        if restore in {"latest", "none"} or not journal.fresh_submit or journal.finished:
+            return ""
+        point, last = journal.restore_point(restore), journal.restore_point("latest")
+        if point is None or last is None:
+            return ""
+        run = self._runner().run
+        newest = run(manifest_if_whole(last))
+        reached = () if newest is None else newest.splits
+        return read_again(journal.name, run(load_manifest(point)).splits, reached, self._commits)
 
     def _restoration(self, journal: OwnJournal) -> Restoration:
         if journal.finished:
@@ -277,20 +362,34 @@ class JournalWork:
             # of it.
             return Restoration(keyed=(), splits=(), new_partitions=())
         point = journal.restore_point(self._submission.restore)
-        manifest = None if point is None else self._runner().run(load_manifest(point))
-        return self._resolve(manifest)
+        restoring = Restoring(
+            self._submission,
+            self._required_plan(),
+            self._config,
+            self._drivers,
+            self._runner(),
+            self._tell_trouble,
+        )
+        if point is None:
+            return restoring.resolve(None)
+        manifest = self._runner().run(load_manifest(point))
+        cluster = journal.state.kafka_cluster
+        refuse_manifest(manifest, journal.state, cluster)  # a retraction may lead to an older one
+        return restoring.resolve(manifest, on_other_cluster=is_other_cluster(manifest, cluster))
 
-    def _close(self, outcome: str) -> None:
+    def _close(self, outcome: str, stopped: str) -> None:
         """Again while storage or Kafka fail: the job's output is complete, and a hiccup of either
         must not make a failed job of it.
         """
         clock = self._drivers.clock
         give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
+        failed = outcome == JobState.FAILED.value
         while True:
             try:
                 if self._journal is None or self._journal.in_doubt:
-                    self._journal = self._claim()
-                self._runner().run(close(self._journal, outcome))
+                    self._journal = self._claim_to_close() if failed else self._claim()
+                if self._journal is not None:
+                    self._runner().run(close(self._journal, outcome, stopped=stopped))
             except JobClosedError as error:
                 if error.outcome != outcome:
                     raise
@@ -311,20 +410,65 @@ class JournalWork:
         passes and stands still again comes too late: its number is taken by then.
         """
         submission = self._submission
-        journal = self._runner().run(
-            claim(
-                submission.job,
-                submission=submission.id,
-                restore=submission.restore,
-                accept_loss=submission.accept_loss,
-                take_over=submission.take_over,
-                claimant=self._claimant,
-                again=self._has_claimed,
-            ),
-            should_stop=self._replaced,
+        procedure = claim(
+            submission.job,
+            submission=submission.id,
+            restore=submission.restore,
+            accept_loss=submission.accept_loss,
+            take_over=submission.take_over,
+            restore_to_other_cluster=submission.restore_to_other_cluster,
+            claimant=self._claimant,
+            again=self._has_claimed,
+            claimed_attempt=self._claimed_attempt,
+            commits={} if self._has_claimed else self._commits,
         )
-        self._has_claimed = True
+        journal = self._runner().run(procedure, should_stop=self._replaced)
+        self._has_claimed, self._claimed_attempt = True, journal.attempt
         return journal
+
+    def _claim_for(self, plan: JobPlan | TidegateError) -> OwnJournal:
+        """A claim, or the error that left the job without a plan where nothing of it has run."""
+        self._journal = None
+        if not isinstance(plan, TidegateError) or is_recoverable(plan):
+            if not self._has_claimed and not isinstance(plan, TidegateError):
+                self._commits = self._group_commits(plan)
+            return self._claim()
+        journal = self._claim_to_close()
+        if journal is None:
+            raise plan
+        return journal
+
+    def _claim_to_close(self) -> OwnJournal | None:
+        """A claim that only settles; None if nothing of this submission has run."""
+        procedure = claim_to_close(
+            self._submission.job,
+            submission=self._submission.id,
+            claimant=self._claimant,
+            again=self._has_claimed,
+            claimed_attempt=self._claimed_attempt,
+        )
+        journal = self._runner().run(procedure, should_stop=self._replaced)
+        if journal is not None:
+            self._has_claimed, self._claimed_attempt = True, journal.attempt
+        return journal
+
+    def _group_commits(self, plan: JobPlan) -> dict[Place, GroupCommit]:
+        """Nothing where the groups cannot be read: the right to is not needed to run a job, and
+        the ids that Kafka lists say most of it.
+        """
+        if not any(node.kind == "source" for node in plan.graph):
+            return {}
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        try:
+            return group_commits(plan.graph, self._submission.job, admin)
+        except (KafkaError, RefusedError) as error:
+            _log.warning(
+                "the offsets of the consumer groups are not compared with the journal",
+                extra={"error": str(error)},
+            )
+            return {}
+        finally:
+            admin.close()
 
     def _replaced(self) -> bool:
         """Whether this is not the job's JobMaster any more; sure for the time in which nobody can
@@ -338,39 +482,14 @@ class JournalWork:
         self._sure_until_s = now_s + self._config.cluster.heartbeat_interval / 1000
         return False
 
-    def _resolve(self, manifest: Manifest | None) -> Restoration:
-        admin = self._drivers.kafka_admin(self._plan.kafka)
-        try:
-            partitions = enumerate_partitions(
-                self._plan.graph,
-                self._config,
-                self._submission.job,
-                admin,
-                bounded=self._submission.bounded,
-            )
-        finally:
-            admin.close()
-        if manifest is None or manifest.submission != self._submission.id:
-            begin = fix_beginnings(self._submission.job, self._submission.id, partitions)
-            partitions = self._runner().run(begin)
-        restoration = restore(
-            manifest,
-            self._plan.facts,
-            partitions,
-            submission=self._submission.id,
-            schema_conflict=state_conflict,
-        )
-        for added in restoration.new_partitions:
-            _log.info("new partition", extra={"topic": added.topic, "partition": added.partition})
-        return restoration
-
-    def _publish(self, complete: Complete, outcome: PublicationOutcome) -> None:
+    def _publish(self, complete: Complete, outcome: PublicationOutcome, *, stopped: bool) -> None:
         journal = self._journal
         if journal is None or journal.attempt != complete.checkpoint.attempt:
             return  # the attempt ended while this waited
         run, post = self._runner().run, self._post
         try:
-            published = run(publish(journal, self._manifest(complete), complete.transactions))
+            manifest = self._manifest(journal, complete)
+            published = run(publish(journal, manifest, complete.transactions, stopped=stopped))
         except (StorageError, KafkaError) as error:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)
@@ -399,37 +518,44 @@ class JournalWork:
         except StorageError as error:
             _log.warning("old files stay until the next checkpoint", extra={"error": str(error)})
 
-    def _manifest(self, complete: Complete) -> Manifest:
+    def _manifest(self, journal: OwnJournal, complete: Complete) -> Manifest:
+        plan = self._required_plan()
         return Manifest(
             job=self._submission.job,
             checkpoint=complete.checkpoint,
             submission=self._submission.id,
             created_ms=self._drivers.clock.now_ms(),
             final=complete.final,
-            kafka_cluster=self._kafka_cluster,
+            kafka_cluster=journal.state.kafka_cluster,
             fingerprint=self._submission.fingerprint,
-            plan=self._plan.facts,
+            plan=plan.facts,
             subtasks=complete.snapshots,
-            graph=self._plan.graph.describe(),
+            graph=plan.graph.describe(),
         )
 
     def _runner(self) -> EffectRunner:
         """Made at first use, in a worker thread: connecting to Kafka takes its time."""
         if self._effects is None:
-            storage = self._config.checkpoint.storage
-            if "://" not in storage:
-                storage = str(Path(self._submission.working_folder, storage))
-            transactions = self._drivers.transaction_log(self._plan.kafka)
-            self._kafka_cluster = transactions.cluster_id()
+            transactions = self._drivers.transaction_log(kafka_of(self._config))
             self._effects = EffectRunner(
-                self._drivers.blob_store(storage),
+                self.storage.store,
                 transactions,
                 self._drivers.clock,
                 self._drivers.threads,
                 nonce=lambda: self._drivers.entropy.token_hex(8),
-                trouble=lambda error: self._post(lambda: self._trouble(error)),
+                trouble=self._tell_trouble,
+                calls=self.storage.calls,
             )
         return self._effects
+
+    def _required_plan(self) -> JobPlan:
+        if self._plan is None:
+            message = f"job {self._submission.job} restores or publishes without a plan"
+            raise InternalError(message)
+        return self._plan
+
+    def _tell_trouble(self, error: TidegateError) -> None:
+        self._post(lambda: self._trouble(error))
 
     def _submit(self, work: Action) -> None:
         def guarded() -> None:

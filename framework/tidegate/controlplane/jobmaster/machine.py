@@ -5,8 +5,10 @@ what the last publication names, fence what older attempts left, which also free
 only then is anything deployed. Slots are asked for as soon as the claim has given the attempt its
 number, so that processes start while the brokers are asked. A failure of any part ends the whole
 attempt; the restart strategy says how long to wait, and the wait runs beside the next recovery:
-what is published becomes visible at once, however long the back-off. The job ends through `Close`,
-which settles and fences once more and writes the journal's `closed`.
+what is published becomes visible at once, however long the back-off. Every job ends through
+`Close`, which settles and fences once more and writes the journal's `closed`; also one that failed
+before anything ran, or that has no plan because its code cannot be imported any more. Only who was
+fenced ends without it, and who finds the journal closed.
 
 The machine knows no journal, no Kafka and no process; `service.py` carries its instructions out. It
 does not decide when checkpoints are taken (`checkpoint/coordinator`), only that they begin, and
@@ -46,17 +48,17 @@ from tidegate.controlplane.jobmaster.events import (
     SlotReady,
     SlotRegistered,
     SlotsOverdue,
+    StopEnd,
     StopRequested,
     TakeFinalCheckpoint,
 )
 from tidegate.errors import (
     DeposedError,
-    Domain,
     ExternalError,
     InternalError,
     JobClosedError,
-    Retry,
     TidegateError,
+    is_recoverable,
 )
 from tidegate.ids import Attempt, SlotId, SubtaskId
 
@@ -92,15 +94,17 @@ _BEFORE_DEPLOYMENT: Final = frozenset(
     {JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS}
 )
 
-NextDelay = Callable[[TidegateError], float | None]
+NextDelay = Callable[[], float | None]
 """The restart strategy: seconds until the next attempt, or None when there is none."""
 
 
 class JobMachine:
-    """One job. `slots` is how many it needs, `subtasks` who must end before a bounded job does."""
+    """One job. `slots` is how many it needs, `subtasks` who must end before a bounded job does;
+    they are known once it is `planned`.
+    """
 
     def __init__(
-        self, *, slots: int, subtasks: frozenset[SubtaskId], next_delay: NextDelay
+        self, *, slots: int, next_delay: NextDelay, subtasks: frozenset[SubtaskId] = frozenset()
     ) -> None:
         self.state = JobState.CREATED
         self.attempt: Attempt | None = None
@@ -112,8 +116,20 @@ class JobMachine:
         self._ready: set[int] = set()
         self._ended: set[SubtaskId] = set()
         self._outcome: JobState | None = None
+        self.stopped = ""
+        """A `StopEnd` of a finished job, else empty."""
         self._stop: StopRequested | None = None
         self._backing_off = False
+
+    @property
+    def subtasks(self) -> frozenset[SubtaskId]:
+        """Those of the plan; none before the job is planned."""
+        return self._subtasks
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether a final checkpoint is taken for a user's stop, before the end of the input."""
+        return self._stop is not None and self._ended != self._subtasks
 
     @property
     def slots_missing(self) -> int:
@@ -124,6 +140,10 @@ class JobMachine:
     def waits_for_slots(self) -> bool:
         """Whether the attempt cannot be deployed for want of slots, now or soon."""
         return self.state in _BEFORE_DEPLOYMENT and self.slots_missing > 0
+
+    def planned(self, subtasks: frozenset[SubtaskId]) -> None:
+        """The job has a plan; comes before anything is deployed."""
+        self._subtasks = subtasks
 
     def handle(self, event: Event) -> list[Instruction]:  # noqa: C901 - one arm for each event
         """Take one event; what comes back is to be carried out in order."""
@@ -159,8 +179,9 @@ class JobMachine:
                 return self._stop_requested(event)
             case FinalCheckpointCommitted():
                 # A cancel may have come while it was committed, and is not taken back.
-                closes = self.state is JobState.CLOSING
-                return [] if closes else self._close(JobState.FINISHED)
+                if self.state is JobState.CLOSING:
+                    return []
+                return self._finish(StopEnd.WITH_CHECKPOINT if self.stops_early else "")
             case Closed():
                 return self._end(self._outcome)
             case CloseFailed():
@@ -177,6 +198,9 @@ class JobMachine:
         if live and (self.attempt is None or self.slots_missing):
             message = f"the job is {self.state.value} without an attempt or with slots missing"
             raise InternalError(message)
+        if self.stopped and self.state not in {JobState.CLOSING, JobState.FINISHED}:
+            message = f"the job is {self.state.value}, and finished by a stop"
+            raise InternalError(message)
         if not self._ready <= self._slots.keys():
             message = "a slot is ready that never registered"
             raise InternalError(message)
@@ -187,7 +211,9 @@ class JobMachine:
             return self.state is not JobState.RECOVERING
         if isinstance(event, Recovered):
             # A slot may fail while its attempt still recovers, and the next recovery has begun.
-            return self.state is not JobState.RECOVERING or attempt != self.attempt
+            # Without a plan nothing was told of the claim, and only the end can follow.
+            late = attempt != self.attempt and not (event.final and self.attempt is None)
+            return self.state is not JobState.RECOVERING or late
         if isinstance(event, Closed | CloseFailed):
             return self.state is not JobState.CLOSING
         if isinstance(event, BackedOff):
@@ -196,9 +222,12 @@ class JobMachine:
         return attempt is not None and attempt != self.attempt
 
     def _recovered(self, event: Recovered) -> list[Instruction]:
-        if event.final or self._stop is not None:
-            canceled = self._stop is not None and not self._stop.final_checkpoint
-            return self._close(JobState.CANCELED if canceled else JobState.FINISHED)
+        if self._stop is not None and not self._stop.final_checkpoint:
+            return self._close(JobState.CANCELED)
+        if event.final:
+            return self._finish(StopEnd.WITH_CHECKPOINT if event.stopped else "")
+        if self._stop is not None:
+            return self._finish(StopEnd.WITHOUT_CHECKPOINT)
         if self._backing_off:
             return self._move(JobState.BACKING_OFF)
         return self._deploy_when_complete()
@@ -270,12 +299,15 @@ class JobMachine:
             return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=self._live()))
         if self.state is JobState.STOPPING:
             return []
-        return self._close(JobState.FINISHED)  # nothing ran since the last publication
+        return self._finish(StopEnd.WITHOUT_CHECKPOINT)
 
     def _failed(self, error: TidegateError) -> list[Instruction]:
-        if isinstance(error, JobClosedError) and error.outcome != JobState.FAILED.value:
+        if isinstance(error, JobClosedError):
             # A JobMaster before this one closed the journal and died before it could say so.
-            return self._end(JobState(error.outcome))
+            outcome = JobState(error.outcome)
+            self.error = error if outcome is JobState.FAILED else None
+            self.stopped = error.stopped
+            return self._end(outcome)
         self.error = error
         if isinstance(error, DeposedError):
             return self._end(JobState.DEPOSED)
@@ -284,13 +316,11 @@ class JobMachine:
         ended: list[Instruction] = []
         if self.attempt is not None:
             ended = [EndAttempt(attempt=self.attempt)]
-        delay_s = None if _is_hopeless(error) else self._next_delay(error)
+        delay_s = self._next_delay() if is_recoverable(error) else None
         in_recovery = self.state is JobState.RECOVERING
         self._forget_attempt()
         if delay_s is None:
-            # A recovery that failed for good has nothing that could be closed.
-            last = self._end(JobState.FAILED) if in_recovery else self._close(JobState.FAILED)
-            return ended + last
+            return ended + self._close(JobState.FAILED)
         self.restarts += 1
         self._backing_off = True
         back_off = BackOff(delay_s=delay_s, restart=self.restarts)
@@ -304,12 +334,18 @@ class JobMachine:
         self._ready.clear()
         self._ended.clear()
 
+    def _finish(self, stopped: str) -> list[Instruction]:
+        self.stopped = stopped
+        return self._close(JobState.FINISHED)
+
     def _close(self, outcome: JobState) -> list[Instruction]:
         self._outcome = outcome
-        return self._move(JobState.CLOSING, Close(outcome=outcome))
+        return self._move(JobState.CLOSING, Close(outcome=outcome, stopped=self.stopped))
 
     def _end(self, outcome: JobState | None) -> list[Instruction]:
         self.state = outcome or JobState.FAILED
+        if self.state is not JobState.FINISHED:
+            self.stopped = ""
         return [Leave()]
 
     def _move(self, to: JobState, *instructions: Instruction) -> list[Instruction]:
@@ -324,10 +360,3 @@ class JobMachine:
             message = f"a job that is {self.state.value} has no attempt"
             raise InternalError(message)
         return self.attempt
-
-
-def _is_hopeless(error: TidegateError) -> bool:
-    """Errors that another attempt would only repeat: the user's that are not about one record's
-    processing, lost data, corrupt checkpoints, and bugs of ours.
-    """
-    return error.retry is Retry.NO or error.domain is Domain.INTERNAL

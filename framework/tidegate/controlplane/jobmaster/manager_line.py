@@ -26,8 +26,8 @@ from tidegate.protocol.messages import (
     Refused,
     RegisterJobMaster,
     ReportJob,
-    Submission,
 )
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 RETRY_PAUSE_S: Final = 0.1
 ASK_S_MAX: Final = 60.0
@@ -56,6 +56,8 @@ class ManagerLine:
         or in that which asks whether it is `wanted`.
         """
         self.epoch = epoch
+        self.storage = ""
+        """The id of the checkpoint storage, as the JobManager said with the registration."""
         self._unwanted = unwanted
         self._client, self._clock, self._threads = client, clock, threads
         self._job = job
@@ -64,15 +66,20 @@ class ManagerLine:
         self._changed = threads.condition()
         self._busy = False
 
-    def register(self, address: str, pid: int) -> Submission | None:
+    def register(self, address: str, pid: int) -> JobMasterAccepted | None:
         """Say where this JobMaster serves; None if another has taken its place."""
         self._registration = RegisterJobMaster(
-            job=self._job, epoch=self.epoch, address=address, pid=pid
+            job=self._job,
+            epoch=self.epoch,
+            address=address,
+            pid=pid,
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
         )
-        submission = self._ask()
-        if submission is not None:
+        accepted = self._ask()
+        if accepted is not None:
             self._threads.start(self._send_all, name="to-jobmanager")
-        return submission
+        return accepted
 
     def wanted(self) -> bool:
         """Whether this is still the job's JobMaster; asks until the JobManager answers, or has not
@@ -96,10 +103,11 @@ class ManagerLine:
             self._unwanted()
         return wanted
 
-    def _ask(self) -> Submission | None:
+    def _ask(self) -> JobMasterAccepted | None:
         reply = self._client.call(self._registration)
         if isinstance(reply, JobMasterAccepted):
-            return reply.submission
+            self.storage = reply.storage
+            return reply
         reason = reply.reason if isinstance(reply, Refused) else str(reply)
         _log.warning("this JobMaster is not wanted", extra={"reason": reason})
         return None

@@ -6,21 +6,25 @@ process of its own.
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, cast
 
-from tidegate.api.evolution import mismatch
+from tidegate.api.archive import cache_of, install
 from tidegate.api.fields import name_of
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.rebuild import rebuild
+from tidegate.api.stored import key_text, state_text
 from tidegate.api.topics import topic_of
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
 from tidegate.config import CheckpointSettings, Config
+from tidegate.errors import StorageError, TidegateError, from_foreign
 from tidegate.graph.logical import Graph, Node
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
+from tidegate.ports.drivers import Drivers
 from tidegate.protocol.messages import Submission
 
 PRODUCER_START_S: Final = 0.6
@@ -31,40 +35,43 @@ SPARE_SLOTS_MAX: Final = 13
 that the broker remembers, and most are a producer with four threads."""
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
     """A job, laid out."""
 
     pipeline: str
     """The class's name, for messages."""
-    config: Config
     graph: Graph
     plan: PhysicalPlan
     facts: PlanFacts
     subtasks: frozenset[SubtaskId]
 
-    @property
-    def kafka(self) -> dict[str, str]:
-        """Librdkafka settings of the job's cluster."""
-        kafka = self.config.kafka
-        return {"bootstrap.servers": kafka.bootstrap, **kafka.properties}
+
+def kafka_of(config: Config) -> dict[str, str]:
+    """Librdkafka settings of the job's cluster."""
+    return {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
 
 
-def plan_job(submission: Submission) -> JobPlan:
-    """Build the job; PipelineError or CodeMismatchError if it is not what was submitted."""
-    config = Config.from_dict(submission.settings)
+def plan_job(submission: Submission, config: Config, code: Path | None = None) -> JobPlan:
+    """Build the job; PipelineError or CodeMismatchError if it is not what was submitted,
+    UserCodeError if the user's code raised.
+
+    `code` is the folder of its files; without it they are those of the working folder.
+    """
     pipeline, graph = rebuild(
         submission.reference,
-        submission.working_folder,
+        submission.working_folder if code is None else str(code),
         submission.params,
         fingerprint=submission.fingerprint,
-        digest=submission.code_digest,
+        digest=submission.code_digest if code is None else None,
         python_version=submission.python_version,
     )
     laid_out = plan(graph, submission.parallelism, submission.max_parallelism)
     return JobPlan(
         pipeline=pipeline.__name__,
-        config=config,
         graph=graph,
         plan=laid_out,
         facts=plan_facts(graph, laid_out, config),
@@ -73,6 +80,36 @@ def plan_job(submission: Submission) -> JobPlan:
             for vertex in laid_out.vertices
             for index in range(vertex.parallelism)
         ),
+    )
+
+
+def try_plan(submission: Submission, config: Config, drivers: Drivers) -> JobPlan | TidegateError:
+    """The plan of a job from its code on this host, or why there is none."""
+    try:
+        return plan_job(submission, config, installed_code(submission, config, drivers))
+    except StorageError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
+        _log.warning("the job cannot be planned", exc_info=True)
+        return from_foreign(error)
+
+
+def installed_code(submission: Submission, config: Config, drivers: Drivers) -> Path | None:
+    """The folder of the submission's code on this host; None for a submission without an archive.
+
+    StorageError if the storage does not answer or the folder cannot be written.
+    """
+    if submission.code is None:
+        return None
+    storage = config.checkpoint.storage
+    if "://" not in storage:
+        storage = str(Path(submission.working_folder, storage))
+    return install(
+        drivers.blob_store(storage),
+        submission.code.path,
+        submission.code.digest,
+        submission.code.size,
+        cache_of(submission.working_folder, config.state.directory, submission.job),
     )
 
 
@@ -88,20 +125,6 @@ def plan_facts(graph: Graph, laid_out: PhysicalPlan, config: Config) -> PlanFact
             if node.kind == "source"
         ),
     )
-
-
-def state_conflict(old: str, new: str) -> str | None:
-    """Why a state that was written as `old` cannot be read as `new`, both as in
-    `StepFacts.states`.
-    """
-    written, wanted = json.loads(old), json.loads(new)
-    if written["kind"] != wanted["kind"]:
-        return f"it was a {written['kind']} state and is a {wanted['kind']} state now"
-    for before, after in zip(written["schemas"], wanted["schemas"], strict=True):
-        why_not = mismatch(before, after)
-        if why_not is not None:
-            return why_not
-    return None
 
 
 def warm_producers(settings: CheckpointSettings) -> int:
@@ -120,12 +143,13 @@ def transaction_slots(settings: CheckpointSettings) -> int:
 
 
 def _step(node: Node) -> StepFacts:
-    function = cast("KeyedProcess[Any, Any, Any]", node.function)
+    function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
+    states = function.declared_states
     return StepFacts(
         uid=Uid(node.id),
         key_type=name_of(node.inputs[0].key_type),
-        states={
-            name: json.dumps(state.describe(), sort_keys=True)
-            for name, state in type(function).declared_states.items()
-        },
+        states={name: state_text(state) for name, state in states.items()},
+        key_schema=key_text(node.inputs[0].key_type),
+        renamed_from={n: state.renamed_from for n, state in states.items() if state.renamed_from},
+        dropped_states=function.dropped_states,
     )

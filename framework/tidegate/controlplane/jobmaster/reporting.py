@@ -10,6 +10,7 @@ from typing import Final
 
 from tidegate.checkpoint.pending import CompletedCheckpoint
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
+from tidegate.controlplane.jobmaster.delays import Delay
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.errors import TidegateError
@@ -32,12 +33,16 @@ class Reporting:
         self._last_checkpoint: CheckpointReport | None = None
         self._before = SlotMetrics()
         self._completed = self._failed = 0
+        self._notes: tuple[str, ...] = ()
         self._told: JobReport | None = None
         self._told_s = 0.0
+        self._hidden = 0
+        #: The wait that was reported last: its beginning by the monotonic and by the wall clock.
+        self._delay: tuple[float, int] | None = None
 
     @staticmethod
     def of_refused(job: JobName, pid: int, error: TidegateError) -> JobReport:
-        """The report of a job that could not even be planned."""
+        """The report of a job whose settings cannot be read."""
         return JobReport(
             job=job,
             state=JobState.FAILED.name,
@@ -48,6 +53,18 @@ class Reporting:
     def error_was(self, report: ErrorReport) -> None:
         """What ended an attempt, with the traceback of the process where it happened."""
         self._last_error = report
+
+    def hidden(self, offsets: int) -> None:
+        """Offsets that open transactions hide from a bounded run; 0 keeps what was told."""
+        self._hidden = offsets or self._hidden
+
+    def read_again(self, offsets: str) -> None:
+        """The operator restores an older checkpoint."""
+        note = (
+            "Records after the restored checkpoint are read again, and their output is written "
+            f"again: {offsets}."
+        )
+        self._notes = (note,)
 
     def attempt_ended(self, live: LiveAttempt) -> None:
         """Keep what the attempt counted, and why it ended."""
@@ -86,8 +103,14 @@ class Reporting:
         long_ago = self._clock.monotonic() - self._told_s >= quiet_ms / 1000
         return long_ago or report.is_news(self._told)
 
-    def report(self, machine: JobMachine, live: LiveAttempt | None) -> JobReport:
-        """The job as it stands."""
+    def report(
+        self,
+        machine: JobMachine,
+        live: LiveAttempt | None,
+        delay: Delay | None = None,
+        storage_trouble: str = "",
+    ) -> JobReport:
+        """The job as it stands; `delay` is what it has waited for."""
         metrics = self._before if live is None else _sum(self._before, live)
         counts = None if live is None else live.coordinator.counts
         failed = machine.state in {JobState.FAILED, JobState.DEPOSED}
@@ -111,10 +134,26 @@ class Reporting:
             last_checkpoint=self._last_checkpoint,
             slots=live.reports() if live is not None else (),
             slots_missing=machine.slots_missing,
+            waiting_for="" if delay is None else delay.text,
+            waiting_since_ms=self._since_ms(delay),
+            hidden_offsets=self._hidden,
             error=error if failed or machine.restarts else None,
             history=tuple(self._history),
+            notes=self._notes,
             reported_ms=self._clock.now_ms(),
+            storage_trouble=storage_trouble,
+            stopped=machine.stopped,
         )
+
+    def _since_ms(self, delay: Delay | None) -> int:
+        """Wall clock of the beginning of a wait, the same in each report of it."""
+        if delay is None:
+            self._delay = None
+            return 0
+        if self._delay is None or self._delay[0] != delay.since_s:
+            ago_ms = round((self._clock.monotonic() - delay.since_s) * 1000)
+            self._delay = (delay.since_s, self._clock.now_ms() - ago_ms)
+        return self._delay[1]
 
 
 def _sum(before: SlotMetrics, live: LiveAttempt) -> SlotMetrics:

@@ -1,8 +1,8 @@
 """Whether and when a failed attempt is followed by another.
 
 Pure: time comes in as monotonic seconds, chance as a function. The JobMaster asks once per failed
-attempt and waits for the answer before it claims again; None means that the job fails. What an
-error says of itself comes first: one that no restart can help (`Retry.NO`) fails the job at once.
+attempt and waits for the answer before it claims again; None means that the job fails. It does not
+ask about an error that no restart can help (`errors.is_recoverable`).
 
 The strategies are Flink's: `exponential_delay` (the default; the delay begins anew after the job
 ran quietly for `reset_after`), `fixed_delay`, `failure_rate` (so many failures within an interval
@@ -16,13 +16,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tidegate.config import RestartSettings
-from tidegate.errors import InternalError, Retry, TidegateError
 
 
 class RestartStrategy(Protocol):
     """Asked once after each failed attempt."""
 
-    def next(self, now_s: float, error: TidegateError) -> float | None:
+    def next(self, now_s: float) -> float | None:
         """Seconds to wait before the next attempt; None to fail the job."""
         ...
 
@@ -50,14 +49,14 @@ class ExponentialDelay:
         self._restarts = 0
         self._last_start_s: float | None = None
 
-    def next(self, now_s: float, error: TidegateError) -> float | None:
+    def next(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         settings = self._settings
         quiet_s = 0.0 if self._last_start_s is None else now_s - self._last_start_s
         if quiet_s >= settings.reset_after / 1000:
             self._delay_s = settings.initial_delay / 1000
             self._restarts = 0
-        if not _helps(error) or self._restarts == settings.attempts:
+        if self._restarts == settings.attempts:
             return None
         self._restarts += 1
         base_s = self._delay_s
@@ -76,10 +75,10 @@ class FixedDelay:
         self._attempts = settings.attempts
         self._restarts = 0
 
-    def next(self, now_s: float, error: TidegateError) -> float | None:
+    def next(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         del now_s
-        if not _helps(error) or self._restarts == self._attempts:
+        if self._restarts == self._attempts:
             return None
         self._restarts += 1
         return self._delay_s
@@ -92,12 +91,12 @@ class FailureRate:
         self._settings = settings
         self._failed_s: deque[float] = deque(maxlen=settings.failures)
 
-    def next(self, now_s: float, error: TidegateError) -> float | None:
+    def next(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         self._failed_s.append(now_s)
         full = len(self._failed_s) == self._settings.failures
         within = now_s - self._failed_s[0] <= self._settings.failure_interval / 1000
-        if not _helps(error) or (full and within):
+        if full and within:
             return None
         return self._settings.delay / 1000
 
@@ -105,12 +104,7 @@ class FailureRate:
 class NoRestart:
     """The first failure fails the job."""
 
-    def next(self, now_s: float, error: TidegateError) -> float | None:
+    def next(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
-        del now_s, error
+        del now_s
         return None
-
-
-def _helps(error: TidegateError) -> bool:
-    """A restart may help; for a bug of ours it never does."""
-    return error.retry is not Retry.NO and not isinstance(error, InternalError)

@@ -19,8 +19,10 @@ from typing import Final
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
+from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
+from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.journal_work import (
     JournalWork,
@@ -29,10 +31,11 @@ from tidegate.controlplane.jobmaster.journal_work import (
 )
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.manager_line import ManagerLine
-from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, plan_job
+from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.reporting import Reporting
 from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import ExternalError, InternalError, TidegateError
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId
@@ -63,12 +66,10 @@ Action = Callable[[], None]
 
 REPORT_INTERVAL_S: Final = 0.5
 SLOT_REQUEST_INTERVAL_S: Final = 2.0
-"""A request for slots is repeated so often until they are there: a ResourceManager forgets nothing,
-but a message may be lost."""
+"""Between two requests for slots that are missing: a message may be lost."""
 
 SWEEP_INTERVAL_S: Final = 10.0
-"""Between two looks for transactions that zombies of older attempts have opened: they lose nothing,
-but readers stand still behind them."""
+"""Between two sweeps: transactions of zombies lose nothing, but readers wait behind them."""
 
 GOODBYE_S: Final = 3.0
 """How long slots may take to close the user's functions at the end of a job."""
@@ -89,15 +90,18 @@ def run_jobmaster(
     manager = ManagerLine(client, drivers.clock, drivers.threads, job, epoch, unwanted=loop.stop)
     box: list[JobMaster] = []
     server = drivers.rpc.serve(lambda message: _taken(box, message))
-    submission = manager.register(server.address, drivers.process.pid)
-    if submission is None:
+    accepted = manager.register(server.address, drivers.process.pid)
+    if accepted is None:
         return 1
     try:
-        plan = plan_job(submission)
-        master = JobMaster(submission, plan, loop, manager, drivers, server.address)
-    except TidegateError as error:
+        config = Config.from_dict(accepted.submission.settings)
+    except TidegateError as error:  # without settings there is no storage, nor a journal in it
         manager.report_now(Reporting.of_refused(job, drivers.process.pid, error))
         return 0
+    failure = None if accepted.close_only is None else accepted.close_only.exception()
+    master = JobMaster(
+        accepted.submission, config, loop, manager, drivers, server.address, failure=failure
+    )
     box.append(master)
     loop.post(lambda: master.decide(e.Begin()))
     loop.post(master.keep_watch)
@@ -116,33 +120,41 @@ class JobMaster:
     def __init__(
         self,
         submission: Submission,
-        plan: JobPlan,
+        config: Config,
         loop: EventLoop[Action],
         manager: ManagerLine,
         drivers: Drivers,
         address: str,
+        *,
+        failure: TidegateError | None = None,
     ) -> None:
-        self._submission, self._plan, self._loop = submission, plan, loop
+        """`failure`: the job has failed, is not planned, and is only settled and closed."""
+        self._submission, self._config, self._loop = submission, config, loop
+        self._plan: JobPlan | None = None
+        self._failure = failure
         self._manager, self._drivers, self._address = manager, drivers, address
         self._job = submission.job
-        self._config = plan.config
-        strategy = strategy_of(plan.config.restart, drivers.entropy.random)
+        strategy = strategy_of(config.restart, drivers.entropy.random)
         self._machine = JobMachine(
             slots=submission.parallelism,
-            subtasks=plan.subtasks,
-            next_delay=lambda error: strategy.next(drivers.clock.monotonic(), error),
+            next_delay=lambda: strategy.next(drivers.clock.monotonic()),
         )
         self._journal = JournalWork(
             submission,
-            plan,
+            config,
             drivers,
             loop.post,
-            trouble=lambda error: self._reporting.error_was(ErrorReport.of(error)),
+            trouble=self._is_retried,
+            storage=manager.storage,
             wanted=manager.wanted,
         )
+        self._storage = StorageWatch(self._journal.storage, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
         self._reporting = Reporting(self._job, drivers.process.pid, drivers.clock)
+        self._delays = DelayMonitor()
+        #: What the end of the job waits for.
+        self._closing_for = ""
         self._leaving = False
         self._departing: set[SlotId] = set()
         #: The attempt whose slots were released and may not all be gone.
@@ -211,7 +223,9 @@ class JobMaster:
     def _carry_out(self, instruction: e.Instruction) -> None:
         match instruction:
             case e.Recover():
-                self._journal.recover(claimed=self._claimed, done=self._is_recovered)
+                self._journal.recover(
+                    self._planned(), claimed=self._claimed, done=self._is_recovered
+                )
             case e.AskForSlots(attempt=attempt):
                 self._ask_for_slots(attempt)
             case e.DeploySlots():
@@ -226,12 +240,27 @@ class JobMaster:
             case e.BackOff():
                 event = e.BackedOff(restart=instruction.restart)
                 self._loop.call_later(instruction.delay_s, lambda: self.decide(event))
-            case e.Close(outcome=outcome):
-                self._close(outcome)
+            case e.Close():
+                self._close(instruction)
             case e.Leave():
                 self._leave()
 
     # --- attempts -------------------------------------------------------------------------------
+
+    def _planned(self) -> JobPlan | TidegateError:
+        """The plan, or why there is none; the next attempt tries again.
+
+        It imports the user's code, in the main thread as everywhere, and may take minutes.
+        """
+        if self._failure is not None:
+            return self._failure
+        if self._plan is None:
+            planned = try_plan(self._submission, self._config, self._drivers)
+            if isinstance(planned, TidegateError):
+                return planned
+            self._plan = planned
+            self._machine.planned(self._plan.subtasks)
+        return self._plan
 
     def _claimed(self, attempt: Attempt) -> None:
         self._waiting_since_s = self._drivers.clock.monotonic()
@@ -239,7 +268,7 @@ class JobMaster:
             self._job,
             attempt,
             CheckpointCoordinator(
-                attempt, self._plan.subtasks, CoordinatorSettings.of(self._config.checkpoint)
+                attempt, self._machine.subtasks, CoordinatorSettings.of(self._config.checkpoint)
             ),
             Backlog(self._config.checkpoint.backlog_window / 1000),
             AttemptShell(
@@ -251,6 +280,7 @@ class JobMaster:
             ),
         )
         self.decide(e.Claimed(attempt=attempt))
+        self._report()  # from now on the JobManager knows that there is a journal
 
     def _is_recovered(self, outcome: RecoveredJob | TidegateError) -> None:
         if isinstance(outcome, TidegateError):
@@ -258,7 +288,14 @@ class JobMaster:
             self.decide(e.RecoveryFailed(error=outcome))
             return
         self._recovered = outcome
-        self.decide(e.Recovered(attempt=outcome.attempt, final=outcome.finished))
+        self._reporting.hidden(outcome.restoration.hidden_offsets)
+        if outcome.read_again:
+            _log.warning("offsets are read again", extra={"offsets": outcome.read_again})
+            self._reporting.read_again(outcome.read_again)
+        event = e.Recovered(
+            attempt=outcome.attempt, final=outcome.finished, stopped=outcome.stopped
+        )
+        self.decide(event)
 
     def _ask_for_slots(self, attempt: Attempt) -> None:
         self._asked_s = self._drivers.clock.monotonic()
@@ -366,6 +403,11 @@ class JobMaster:
         self._journal.abandon()
         self._release(attempt)
 
+    def _is_retried(self, error: TidegateError) -> None:
+        """Work in the journal thread met an error and is repeated."""
+        self._reporting.error_was(ErrorReport.of(error))
+        self._delays.failed(self._drivers.clock.monotonic(), str(error))
+
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
         self._reporting.error_was(ErrorReport.of(error))
         self.decide(e.AttemptFailed(attempt=attempt, error=error))
@@ -397,7 +439,8 @@ class JobMaster:
             committed=if_live(partial(self._committed, live, complete)),
             failed=if_live(lambda error: self._fail(attempt, error)),
         )
-        self._journal.publish(complete, outcome)
+        stopped = complete.final and self._machine.stops_early
+        self._journal.publish(complete, outcome, stopped=stopped)
 
     def _committed(
         self,
@@ -423,24 +466,63 @@ class JobMaster:
 
         self._loop.call_later(SWEEP_INTERVAL_S, sweep)
 
-    # --- watching and reporting
-    # ---------------------------------------------------------------------
+    # --- watching and reporting -----------------------------------------------------------------
 
     def keep_watch(self) -> None:
         """Twice a second: ask for missing slots, give up silent ones, report what is new."""
         self._ask_again()
+        self._storage.look()
         live = self._live
         if live is not None:
+            live.storage_seen(self._storage.gone)
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
                 self._slot_silent(live.attempt, registered, reason)
-        report = self._reporting.report(self._machine, self._live)
+        report = self._report_now()
         if self._reporting.is_due(report, self._config.cluster.quiet_interval):
             self._send(report)
         self._loop.call_later(REPORT_INTERVAL_S, self.keep_watch)
 
+    def _observe_delay(self) -> None:
+        now_s = self._drivers.clock.monotonic()
+        self._delays.observe(now_s, self._waits_for())
+        delay = self._delays.to_log(now_s)
+        if delay is not None:
+            _log.warning(
+                "the job waits",
+                extra={
+                    "state": self._machine.state.value,
+                    "seconds": round(now_s - delay.since_s),
+                    "waiting_for": delay.text,
+                },
+            )
+
+    def _waits_for(self) -> str:
+        """What the job waits for at the moment; empty if it does not wait."""
+        live = self._live
+        match self._machine.state:
+            case JobState.CLOSING:
+                return self._closing_for
+            case JobState.RECOVERING:
+                return (
+                    "The recovery commits the last checkpoint and fences transactions of older "
+                    "attempts"
+                )
+            case JobState.WAITING_FOR_SLOTS:
+                return f"{self._machine.slots_missing} slots are missing"
+            case JobState.DEPLOYING:
+                return "The slots restore their state and open their functions"
+            case JobState.RUNNING | JobState.STOPPING if live is not None:
+                return live.waits_for()
+        return ""
+
+    def _report_now(self) -> JobReport:
+        self._observe_delay()
+        delay = self._delays.delay(self._drivers.clock.monotonic())
+        return self._reporting.report(self._machine, self._live, delay, self._storage.trouble)
+
     def _report(self) -> None:
-        self._send(self._reporting.report(self._machine, self._live))
+        self._send(self._report_now())
 
     def _send(self, report: JobReport) -> None:
         if not self._leaving:
@@ -449,28 +531,28 @@ class JobMaster:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _close(self, outcome: JobState) -> None:
+    def _close(self, how: e.Close) -> None:
         """Let the slots leave first: what fences their ids must be the last to touch them."""
         if self._live is not None:
             self._departing = {slot.registered.slot for slot in self._live.slots.values()}
             self._live.close_tasks()
         until_s = self._drivers.clock.monotonic() + GOODBYE_S
-        self._loop.call_later(0.0, lambda: self._close_when_left(outcome, until_s))
+        self._closing_for = "The slots close their functions"
+        self._loop.call_later(0.0, lambda: self._close_when_left(how, until_s))
 
-    def _close_when_left(self, outcome: JobState, until_s: float) -> None:
+    def _close_when_left(self, how: e.Close, until_s: float) -> None:
         if self._departing and self._drivers.clock.monotonic() < until_s:
-            self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_left(outcome, until_s))
+            self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_left(how, until_s))
             return
         self._release_slots()
+        self._closing_for = "The processes of the slots end"
         until_s = self._drivers.clock.monotonic() + RELEASE_S
-        self._close_when_released(outcome, until_s)
+        self._close_when_released(how, until_s)
 
-    def _close_when_released(self, outcome: JobState, until_s: float) -> None:
+    def _close_when_released(self, how: e.Close, until_s: float) -> None:
         """What a slot that still lives opened after the fencing, nobody would ever end."""
         if self._releasing is not None and self._drivers.clock.monotonic() < until_s:
-            self._loop.call_later(
-                GOODBYE_POLL_S, lambda: self._close_when_released(outcome, until_s)
-            )
+            self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_released(how, until_s))
             return
         if self._releasing is not None:
             _log.warning(
@@ -478,12 +560,13 @@ class JobMaster:
             )
 
         def done(error: TidegateError | None) -> None:
-            if error is not None and outcome is not JobState.FAILED:
+            if error is not None and how.outcome is not JobState.FAILED:
                 self._reporting.error_was(ErrorReport.of(error))
             event = e.Closed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 
-        self._journal.close(outcome.value, done)
+        self._closing_for = "The last checkpoint is committed and the job's transactions are fenced"
+        self._journal.close(how.outcome.value, how.stopped, done)
 
     def _leave(self) -> None:
         """Tell how it ended, let slots say goodbye, and end the process."""

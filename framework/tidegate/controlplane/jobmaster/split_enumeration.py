@@ -15,22 +15,37 @@ from typing import cast
 
 from tidegate.api.kafka import KafkaSource
 from tidegate.api.topics import consumer_group, topic_of
-from tidegate.checkpoint.restore import PartitionFacts
+from tidegate.checkpoint.lost_tail import Place
+from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
 from tidegate.config import Config
 from tidegate.elements import Origin
 from tidegate.errors import RefusedError
 from tidegate.graph.logical import Graph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
+from tidegate.ports.kafka import GroupCommit
+
+
+def source_topics(graph: Graph, config: Config) -> frozenset[str]:
+    """The topics of all sources."""
+    return frozenset(topic_of(config, node) for node in graph if node.kind == "source")
 
 
 def enumerate_partitions(
-    graph: Graph, config: Config, job: JobName, admin: KafkaAdmin, *, bounded: bool
+    graph: Graph,
+    config: Config,
+    job: JobName,
+    admin: KafkaAdmin,
+    topic_ids: Mapping[str, str],
+    *,
+    bounded: bool,
 ) -> tuple[PartitionFacts, ...]:
     """Every partition of every source as Kafka has it now; `checkpoint.restore` makes splits of
     them.
 
-    Raises RefusedError for a topic that is not there, KafkaError for brokers that do not answer.
+    `topic_ids` were asked for before: an offset of a topic that is created again meanwhile goes
+    with the id of the old one, and the first publication finds the difference. Raises RefusedError
+    for a topic that is not there, KafkaError for brokers that do not answer.
     """
     found: list[PartitionFacts] = []
     for node in graph:
@@ -46,10 +61,11 @@ def enumerate_partitions(
         origins = [Origin(topic, partition) for partition in range(count)]
         earliest = admin.earliest(origins)
         source = cast("KafkaSource[object]", node.declaration)
-        given = source.start == "group" or isinstance(source.start, Mapping)
-        ends = admin.latest(origins) if bounded or given else {}
         group = consumer_group(job, node.id)
-        starts = _first_positions(source, group, origins, earliest, admin)
+        starts, kinds = _first_positions(source, group, origins, earliest, admin)
+        # Asked for last: a log grows, so no start is behind the end.
+        ends = starts if source.start == "latest" else admin.latest(origins)
+        highs = admin.high_watermarks(origins) if bounded else ends
         found += [
             PartitionFacts(
                 source=Uid(node.id),
@@ -58,11 +74,24 @@ def enumerate_partitions(
                 start=starts[origin],
                 earliest=earliest[origin],
                 end=max(ends[origin], starts[origin]) if bounded else None,
-                latest=ends[origin] if given else None,
+                latest=ends[origin],
+                hidden=max(0, highs[origin] - ends[origin]),
+                start_kind=kinds[origin],
+                topic_id=topic_ids.get(topic, ""),
             )
             for origin in origins
         ]
     return tuple(found)
+
+
+def group_commits(graph: Graph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
+    """What the consumer groups of all sources hold."""
+    return {
+        (Uid(node.id), origin.topic, origin.partition): commit
+        for node in graph
+        if node.kind == "source"
+        for origin, commit in admin.group_commits(consumer_group(job, node.id)).items()
+    }
 
 
 def _first_positions(
@@ -71,19 +100,17 @@ def _first_positions(
     origins: list[Origin],
     earliest: Mapping[Origin, int],
     admin: KafkaAdmin,
-) -> Mapping[Origin, int]:
-    """Where a source without a checkpoint begins, as its `start` says."""
+) -> tuple[Mapping[Origin, int], Mapping[Origin, StartKind]]:
+    """Where a source without a checkpoint begins, as its `start` says, and what that start is."""
     start = source.start
     if start == "latest":
-        return admin.latest(origins)
+        return admin.latest(origins), dict.fromkeys(origins, "latest")
     if start == "group":
         committed = admin.committed(group, origins)
-        return {
-            origin: earliest[origin] if (offset := committed.get(origin)) is None else offset
-            for origin in origins
-        }
+        given = {origin: at for origin, at in committed.items() if at is not None}
+        return {**earliest, **given}, _kinds(origins, given, "group")
     if isinstance(start, int):
-        return admin.at_time(origins, start)
+        return admin.at_time(origins, start), dict.fromkeys(origins, "timestamp")
     if isinstance(start, Mapping):
         unknown = sorted(start.keys() - {origin.partition for origin in origins})
         if unknown:
@@ -91,5 +118,13 @@ def _first_positions(
                 f"{source.place}: start= of topic {source.topic!r} names partition {unknown[0]}, "
                 f"and the topic has partitions 0 to {len(origins) - 1}. Correct the mapping."
             )
-        return {origin: start.get(origin.partition, earliest[origin]) for origin in origins}
-    return earliest
+        given = {each: start[each.partition] for each in origins if each.partition in start}
+        return {**earliest, **given}, _kinds(origins, given, "offset")
+    return earliest, dict.fromkeys(origins, "earliest")
+
+
+def _kinds(
+    origins: list[Origin], given: Mapping[Origin, int], kind: StartKind
+) -> dict[Origin, StartKind]:
+    """`kind` where a start was given, "earliest" for the other partitions."""
+    return {origin: kind if origin in given else "earliest" for origin in origins}

@@ -30,6 +30,7 @@ from tidegate.ports.processes import (
 )
 from tidegate.ports.rpc import RpcClient, RpcServer
 from tidegate.protocol.messages import Message, RegisterTaskManager, TaskManagerAccepted
+from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 ENDED = 3
 """Exit status of a TaskManager that ended itself: refused, cut off, or without its zygote."""
@@ -84,7 +85,13 @@ def run_taskmanager(
             lambda message: loop.ask(lambda question: question, message), port
         )
         joins = RegisterTaskManager(
-            id=id_, epoch=epoch, address=server.address, slots=slots, pid=drivers.process.pid
+            id=id_,
+            epoch=epoch,
+            address=server.address,
+            slots=slots,
+            pid=drivers.process.pid,
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
         )
         patience_s = 0.0 if epoch is not None else math.inf
         reply = _register(jobmanager, joins, drivers.clock, patience_s)

@@ -26,12 +26,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from tidegate.dataplane.refusals import Refusals, reason_of, without
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.errors import (
     ExchangeError,
     RecordTooLargeError,
     TidegateError,
     UserCodeError,
+    check,
 )
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.exchange import MAX_FRAME_BYTES
@@ -103,24 +105,32 @@ class FrameCodec:
         self.edge = edge
         self._step = step
         self._column = column
+        self.refusals: Refusals | None = None
+        """The policy for records that cannot be sent, where one lets the job go on."""
 
     def encode(self, batch: RecordBatch) -> list[Segment]:
         """Encode a batch, in several segments where one would not fit in a frame.
 
         Raises RecordTooLargeError for a record that fits in none, UserCodeError for a value that is
-        not of the edge's type; both name the record's origin.
+        not of the edge's type; both name the record's origin. With `refusals` both are left to it.
         """
         try:
             values = self._column.encode(batch.values)
         except TidegateError:
             raise
         except Exception as error:
+            if self.refusals is not None and self.refusals.takes(error):
+                return self._without_refused(batch, self.refusals)
             raise self._wrong_value(batch, error) from error
         header = (batch.origin[0], batch.origin[1], list(batch.offsets), batch.keys)
         head = _header_encoder.encode(header)
         size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
         if size <= MAX_FRAME_BYTES:
             return [Segment(_SEGMENT_HEAD.pack(len(head), len(values)) + head, values, len(batch))]
+        if len(batch) == 1 and self.refusals is not None:
+            reason = f"the record takes {size} bytes between slots, the limit is {MAX_FRAME_BYTES}"
+            self.refusals.refuse(batch, 0, reason)
+            return []
         if len(batch) == 1:
             raise RecordTooLargeError(
                 f"the result of step {self._step!r} for the record at {_place(batch, 0)} takes "
@@ -133,6 +143,20 @@ class FrameCodec:
             *self.encode(slice_batch(batch, 0, half)),
             *self.encode(slice_batch(batch, half, len(batch))),
         ]
+
+    def _without_refused(self, batch: RecordBatch, refusals: Refusals) -> list[Segment]:
+        """The batch without the values that are not of the edge's type."""
+        refused = set()
+        for index, value in enumerate(batch.values):
+            try:
+                self._column.encode([value])
+            except Exception as error:
+                if not refusals.takes(error):
+                    raise
+                refused.add(index)
+                refusals.refuse(batch, index, reason_of(error))
+        check(refused, f"a batch on the edge {self.edge} cannot be encoded, and each value can")
+        return self.encode(without(batch, refused)) if len(refused) < len(batch) else []
 
     def decode(self, payload: bytes) -> list[RecordBatch]:
         """The batches of a data frame, in order; ExchangeError if it is torn."""

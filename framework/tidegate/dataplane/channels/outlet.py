@@ -27,6 +27,7 @@ from tidegate.dataplane.channels.frames import (
     slice_batch,
 )
 from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import UserCodeError, check
 from tidegate.graph.key_groups import key_group, subtask_of
@@ -66,6 +67,10 @@ class OutputChannel(Protocol):
         """Send what is gathered, where credit allows."""
         ...
 
+    def refuse_with(self, refusals: Refusals) -> None:
+        """Leave records that cannot be sent to this policy."""
+        ...
+
 
 class LocalChannel:
     """To a subtask of the same slot: straight into its queue."""
@@ -86,6 +91,9 @@ class LocalChannel:
 
     def flush(self) -> None:
         """Nothing is gathered here."""
+
+    def refuse_with(self, refusals: Refusals) -> None:
+        """Every record can be handed over here."""
 
 
 class RemoteChannel:
@@ -160,6 +168,9 @@ class RemoteChannel:
             self._cut()
         else:
             self._flush_due = True  # until credit comes the frame goes on growing
+
+    def refuse_with(self, refusals: Refusals) -> None:
+        self._codec.refusals = refusals
 
     def grant(self, frames: int) -> None:
         """Credits that came back; InternalError if they were never spent."""
@@ -239,6 +250,11 @@ class Outlet:
         """Send what is gathered; called when the mailbox has nothing better to do."""
         for channel in self.channels:
             channel.flush()
+
+    def refuse_with(self, refusals: Refusals) -> None:
+        """Leave records that cannot be sent to this policy."""
+        for channel in self.channels:
+            channel.refuse_with(refusals)
 
 
 class ForwardOutlet(Outlet):

@@ -4,6 +4,10 @@ Steps that were chained call each other directly, a batch at a time; a run of st
 fused loop; the leaves are sinks and outlets (edges to other subtasks). Built once per attempt, from
 the leaves up. `dataplane/task.py` drives it; it knows neither channels' insides nor alignment.
 
+What a step gives is checked against its declared type (`checking.py`).
+Each step owns the records that it gets: where one object would reach two steps, `fan_out.py` makes
+copies.
+
 Between two calls nothing is kept back inside the chain (outlets and sinks buffer, operators do
 not), so a barrier that is taken between two batches cuts exactly there.
 """
@@ -11,15 +15,27 @@ not), so a barrier that is taken between two batches cuts exactly there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
-from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike
+from tidegate.api.copying import copy_value, copy_values
+from tidegate.api.declared import OnError
+from tidegate.api.kafka import KafkaSink
+from tidegate.api.results import only_reads
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.keying import Keying
+from tidegate.dataplane.operators.checking import Checks
+from tidegate.dataplane.operators.failures import result_error
+from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
+from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import STATELESS, Emit, FusedSteps
+from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
-from tidegate.errors import InternalError
-from tidegate.graph.logical import DEAD_LETTERS, MAIN, Graph, Node
+from tidegate.errors import InternalError, UserCodeError
+from tidegate.graph.logical import DEAD_LETTERS, MAIN, UNKNOWN, Edge, Graph, Node, policy_of
 from tidegate.graph.plan import PlanEdge, Vertex
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -32,6 +48,9 @@ class Outlet(Protocol):
     def emit_control(self, element: Barrier | EndOfInput) -> None: ...
     def writable(self) -> bool: ...
     def flush(self) -> None: ...
+    def refuse_with(self, refusals: Refusals) -> None:
+        """Leave records that cannot be sent to this policy."""
+        ...
 
 
 class Sink(Protocol):
@@ -58,24 +77,41 @@ class Leaves:
     """What a chain needs from outside: outlets by plan edge, makers of sinks and of keyed state."""
 
     outlets: Sequence[tuple[PlanEdge, Outlet]]
-    make_sink: Callable[[Node], Sink]
+    make_sink: Callable[[Node, Refusals], Sink]
     make_state: Callable[[Node], KeyedStateLike]
+    counters: Counters = field(default_factory=Counters)
+    letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
+    """Bytes of the largest record that a sink of dead letters may write."""
 
 
 class Chain:
     """The operators of one subtask."""
 
-    def __init__(self, pipeline: str, graph: Graph, vertex: Vertex, leaves: Leaves) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        graph: Graph,
+        vertex: Vertex,
+        leaves: Leaves,
+        *,
+        every_field: bool = False,
+    ) -> None:
+        """`every_field` has results checked down to the last field, and not their classes only."""
+        self._checks = Checks(pipeline, every_field)
         self._pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
         self.sinks: dict[str, Sink] = {}
         self.keyed: dict[str, KeyedOperator] = {}
         self.fused: list[FusedSteps] = []
         self._processes: list[ProcessOperator] = []
+        self._letters: dict[tuple[str, str], Emit] = {}
         self.outlets = [outlet for _, outlet in leaves.outlets]
         head = graph.nodes[vertex.nodes[0]]
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
-            {port: self._outputs(head, port) for port in (MAIN, DEAD_LETTERS)}
+            {
+                MAIN: self._outputs(head, MAIN, maker=None),
+                DEAD_LETTERS: self._letters_of(head, DEAD_LETTERS),
+            }
             if head.kind == "source"
             else {}
         )
@@ -107,11 +143,15 @@ class Chain:
             keyed.open()
 
     def close(self) -> None:
-        """Close user functions, after the last record or when the attempt ends."""
-        for process in self._processes:
-            process.close()
-        for keyed in self.keyed.values():
-            keyed.close()
+        """Close user functions, after the last record or when the attempt ends.
+
+        One that raises does not keep the others, nor the state, from being closed.
+        """
+        with ExitStack() as closing:  # which calls in reverse order, and raises at the end
+            for keyed in reversed(self.keyed.values()):
+                closing.callback(keyed.close)
+            for process in reversed(self._processes):
+                closing.callback(process.close)
 
     def _operator(self, node: Node) -> Emit:
         """What takes the input of `node`."""
@@ -119,20 +159,28 @@ class Chain:
             run = [node]
             while (following := self._only_stateless_consumer(run[-1])) is not None:
                 run.append(following)
-            fused = FusedSteps(self._pipeline, run, self._outputs(run[-1], MAIN))
+            maker = next((step for step in reversed(run) if step.kind != "filter"), None)
+            emit = self._outputs(run[-1], MAIN, maker=maker)
+            refusals = [self._refusals(step) for step in run]
+            fused = FusedSteps(self._pipeline, run, emit, refusals)
             self.fused.append(fused)
             return fused.process
         if node.kind == "sink":
-            sink = self.sinks[node.id] = self._leaves.make_sink(node)
+            sink = self.sinks[node.id] = self._leaves.make_sink(node, self._refusals(node))
             return sink.write
         if node.kind == "process":
-            process = ProcessOperator(self._pipeline, node, self._ports(node))
+            process = ProcessOperator(self._pipeline, node, self._ports(node), self._refusals(node))
             self._processes.append(process)
             return process.process
         if node.kind == "keyed_process":
             state = self._leaves.make_state(node)
             keyed = self.keyed[node.id] = KeyedOperator(
-                self._pipeline, node, state, self._ports(node)
+                self._pipeline,
+                node,
+                state,
+                self._ports(node),
+                self._refusals(node),
+                self._key_refusals(node, node.inputs[0]) if self._is_chained(node) else None,
             )
             return keyed.process
         message = f"step {node.id!r} is a {node.kind}, which has no input"
@@ -144,41 +192,160 @@ class Chain:
         """
         chained = self._chained(node, MAIN)
         alone = len(chained) == 1 and not self._edges(node, MAIN)
-        return chained[0] if alone and chained[0].kind in STATELESS else None
+        return chained[0][0] if alone and chained[0][0].kind in STATELESS else None
 
-    def _outputs(self, node: Node, port: str) -> Emit:
-        emits = [self._operator(consumer) for consumer in self._chained(node, port)]
-        emits += [outlet.emit for outlet in self._edges(node, port)]
-        return _fan_out(emits)
+    def _outputs(self, node: Node, port: str, *, maker: Node | None) -> Emit:
+        """What takes the records of a port. `maker` is the step whose code made them; None if they
+        only come from the source, whose format made them for one owner.
+        """
+        chained = [
+            (self._operator(reader), reader, edge) for reader, edge in self._chained(node, port)
+        ]
+        outlets = [
+            (self._sending(reader, edge, outlet), reader, edge)
+            for outlet, reader, edge in self._edges(node, port)
+        ]
+        readers = [*chained, *outlets]
+        given = node.record_type if port == MAIN or not readers else readers[0][2].record_type
+        targets = [
+            Target(
+                self._checked_for(reader, edge, given, maker or node, emit),
+                reads_only=number < len(chained) and _reads_only(reader, edge),
+            )
+            for number, (emit, reader, edge) in enumerate(readers)
+        ]
+        # A key edge takes records by reference or encoded, as the parallelism has it. The function
+        # before it may hold what it gives, or give it twice; across slots those are copies already.
+        shared = maker is not None and any(edge.exchange == "key" for _, _, edge in readers)
+        if node.kind == "keyed_process":
+            shared = shared and port not in copied_ports(type(cast("Any", node.function)))
+        # A type that only the one reader declares is as good: the reader's check refuses others.
+        of = readers[0][2].record_type if given is UNKNOWN and len(readers) == 1 else given
+        emit = fan_out(targets, of, shared=shared, copies=self._copies(maker or node))
+        if maker is None:
+            return emit
+        return self._checks.of_step(maker, given, self._refusals(maker), emit)
+
+    def _checked_for(
+        self, reader: Node, edge: Edge, given: object, maker: Node, emit: Emit
+    ) -> Emit:
+        """`emit`, with a check if its reader declares another type than the step gives."""
+        if reader.kind == "sink":
+            wanted = cast("KafkaSink[Any]", reader.declaration).record_type()
+        else:
+            wanted = edge.record_type if edge.exchange == "key" else UNKNOWN
+        if wanted == given or wanted is UNKNOWN:
+            return emit
+        by_key = edge.exchange == "key"
+        refusals = self._key_refusals(reader, edge) if by_key else self._refusals(reader)
+        return self._checks.for_reader(maker, reader, wanted, refusals, emit)
+
+    def _copies(self, node: Node) -> CopyBatch:
+        def copies(batch: RecordBatch) -> RecordBatch:
+            try:
+                values = copy_values(batch.values)
+            except Exception as error:
+                raise self._no_copy(node, batch, error) from error
+            if values is batch.values:
+                return batch
+            return RecordBatch(values, batch.offsets, batch.origin, batch.keys)
+
+        return copies
+
+    def _no_copy(self, node: Node, batch: RecordBatch, error: Exception) -> UserCodeError:
+        index = 0
+        for index, value in enumerate(batch.values):  # noqa: B007  # read after the loop
+            try:
+                copy_value(value)
+            except Exception as single:  # noqa: BLE001  # it is this value's
+                error = single
+                break
+        what = (
+            f"gave a {type(batch.values[index]).__name__} that cannot be copied "
+            f"({type(error).__name__}: {error}), and several steps read it"
+        )
+        remedy = "Give each of them a type that cannot change (frozen), or map it to plain values."
+        return result_error(self._pipeline, node, batch, index, what, remedy)
+
+    def _sending(self, target: Node, edge: Edge, outlet: Outlet) -> Emit:
+        """What sends a batch along an edge."""
+        refusals = self._key_refusals(target, edge) if edge.exchange == "key" else None
+        if refusals is None:
+            return outlet.emit
+        outlet.refuse_with(refusals)
+        keying = Keying(self._pipeline, target, edge, refusals)
+        return lambda batch: outlet.emit(keying.keys(batch)[0])
+
+    def _refusals(self, node: Node) -> Refusals:
+        """The policy of a step or a sink."""
+        where = f"{node.id} ({node.place})"
+        return self._policy(where, policy_of(node), node, DEAD_LETTERS)
+
+    def _key_refusals(self, target: Node, edge: Edge) -> Refusals | None:
+        """The policy of an edge by key; None where a record that cannot be sent ends the attempt.
+
+        Without one of its own it is that of the step which made the record: a filter makes none.
+        """
+        maker = self._graph.nodes[edge.node]
+        if edge.on_error is not None:
+            policy = edge.on_error
+        else:
+            while maker.kind == "filter" and policy_of(maker) == "fail" and _one_input(maker):
+                maker = self._graph.nodes[maker.inputs[0].node]
+            policy = policy_of(maker)
+        if policy == "fail":
+            return None
+        where = f"key_by before {target.id} ({target.place})"
+        return self._policy(where, policy, maker, edge.letters)
+
+    def _policy(self, where: str, policy: str, node: Node, port: str) -> Refusals:
+        emit, bytes_max = None, DEFAULT_MAX_BYTES
+        if policy == "dead_letter":
+            emit = self._letters_of(node, port)
+            sinks = [sink for sink, edge in self._graph.consumers(node.id) if edge.port == port]
+            bytes_max = min(map(self._leaves.letter_bytes_max, sinks))
+        return Refusals(where, cast("OnError", policy), self._leaves.counters, emit, bytes_max)
+
+    def _letters_of(self, node: Node, port: str) -> Emit:
+        """Where the dead letters of a port go; several places may write to one."""
+        if (node.id, port) not in self._letters:
+            self._letters[node.id, port] = self._outputs(node, port, maker=None)
+        return self._letters[node.id, port]
 
     def _ports(self, node: Node) -> dict[str, Emit]:
         """The main port, and each side output that somebody reads."""
-        ports = {edge.port for _, edge in self._graph.consumers(node.id)}
-        return {port: self._outputs(node, port) for port in sorted({MAIN, *ports})}
+        consumers = self._graph.consumers(node.id)
+        ports = {edge.port for _, edge in consumers if not self._graph.leads_to_letters(edge)}
+        return {port: self._outputs(node, port, maker=node) for port in sorted({MAIN, *ports})}
 
-    def _chained(self, node: Node, port: str) -> list[Node]:
+    def _chained(self, node: Node, port: str) -> list[tuple[Node, Edge]]:
         return [
-            consumer
+            (consumer, edge)
             for consumer, edge in self._graph.consumers(node.id)
-            if edge.port == port
-            and consumer.id in self._vertex.nodes
-            and consumer.id != self._vertex.nodes[0]
+            if edge.port == port and self._is_chained(consumer)
         ]
 
-    def _edges(self, node: Node, port: str) -> list[Outlet]:
+    def _is_chained(self, node: Node) -> bool:
+        """Whether a step gets its records from another step of this vertex, by a call."""
+        return node.id in self._vertex.nodes and node.id != self._vertex.nodes[0]
+
+    def _edges(self, node: Node, port: str) -> list[tuple[Outlet, Node, Edge]]:
+        """Outlets, each with the step that it leads to and the input there."""
+        targets = self._graph.nodes
         return [
-            outlet
+            (outlet, targets[edge.target_node], targets[edge.target_node].inputs[edge.input])
             for edge, outlet in self._leaves.outlets
             if edge.source_node == node.id and edge.port == port
         ]
 
 
-def _fan_out(emits: Sequence[Emit]) -> Emit:
-    if len(emits) == 1:
-        return emits[0]
+def _reads_only(consumer: Node, edge: Edge) -> bool:
+    """Whether a step encodes its records at once, and no user code sees them but to read."""
+    if consumer.kind != "sink":
+        return False
+    key_by = cast("Callable[..., object] | None", consumer.function)
+    return key_by is None or only_reads(key_by, edge.record_type)
 
-    def emit(batch: Any) -> None:
-        for each in emits:
-            each(batch)
 
-    return emit
+def _one_input(node: Node) -> bool:
+    return len(node.inputs) == 1 and node.inputs[0].exchange == "forward"

@@ -9,24 +9,33 @@ Invariant: a function sees the cells of exactly the record's key; whether it ass
 
 Results are encoded when their batch is done, so a result that is a state's value, or holds one,
 would show what later records of the batch did to it. Where both types can change in place, results
-are copied as they are given; where one cannot, there is nothing to share.
+are copied as they are given (`copied_ports`); where one cannot, there is nothing to share.
 """
 
 from __future__ import annotations
 
-import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
-from tidegate.api.types import type_info
-from tidegate.dataplane.operators.failures import user_code_error
-from tidegate.dataplane.operators.process import SideOutputs, guard_text_results
+from tidegate.api.values import article, class_check, declared_name
+from tidegate.dataplane.keying import Keying
+from tidegate.dataplane.operators.failures import (
+    call_lifecycle_method,
+    result_error,
+    user_code_error,
+)
+from tidegate.dataplane.operators.images import Images
+from tidegate.dataplane.operators.process import SideOutputs, drop_results
+from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.elements import RecordBatch
-from tidegate.errors import PipelineError, UserCodeError, check
-from tidegate.graph.logical import MAIN, UNKNOWN, Node
+from tidegate.errors import UserCodeError, check
+from tidegate.graph.logical import MAIN, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 Rows = Iterator[tuple[Any, Any, Any, int]]
@@ -66,7 +75,7 @@ class _KeyedContext(Context[Any]):
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         if tag.name in self.copied:
-            value = copy.deepcopy(value)
+            value = copy_value(value)
         self.side.add(tag, value, self.offset)
 
 
@@ -74,40 +83,60 @@ class KeyedOperator:
     """One `KeyedProcess` function of one subtask, with its state."""
 
     def __init__(
-        self, pipeline: str, node: Node, state: KeyedStateLike, emits: Mapping[str, Emit]
+        self,
+        pipeline: str,
+        node: Node,
+        state: KeyedStateLike,
+        emits: Mapping[str, Emit],
+        refusals: Refusals | None = None,
+        key_refusals: Refusals | None = None,
     ) -> None:
+        """`key_refusals` is the policy of the key_by, where no outlet stands between."""
         self._pipeline, self._node, self.state = pipeline, node, state
+        self._refusals = Refusals(node.id) if refusals is None else refusals
+        self._keying: Keying | None = None
+        if key_refusals is not None:
+            self._keying = Keying(pipeline, node, node.inputs[0], key_refusals)
         self._function = cast("KeyedProcess[Any, Any, Any]", node.function)
         kind = type(self._function)
         self._names = tuple(kind.declared_states)
+        self._mutable = tuple(map(_changes_in_place, kind.declared_states.values()))
         self._emit = emits[MAIN]
-        changes = any(map(_changes_in_place, kind.declared_states.values()))
-        outputs = kind.declared_outputs
-        copied = frozenset(name for name, tag in outputs.items() if changes and _mutable(tag.of))
-        self._context = _KeyedContext(SideOutputs(outputs, emits), copied)
-        self._process = guard_text_results(kind.result_type(), self._function.process)
-        if changes and _mutable(kind.result_type()):
-            self._process = _copying(self._process)
+        copied = copied_ports(kind)
+        self._context = _KeyedContext(SideOutputs(kind.declared_outputs, emits), copied)
+        self._process = self._function.process
+        self._guard = results_guard(kind.result_type())
+        if MAIN in copied:
+            self._process = _copying(self._process, self._guard)
         key = node.inputs[0].key
         check(
             key is not None and all(edge.key is key for edge in node.inputs),
             f"all inputs of keyed step {node.id!r} have the key function of its key_by",
         )
         self._key_of = cast("Callable[[Any], Any]", key)
+        self._key_check = class_check(node.inputs[0].key_type)
 
     def open(self) -> None:
         """Let the function make its clients."""
-        self._function.open()
+        call_lifecycle_method(self._pipeline, self._node, "open", self._function.open)
 
     def close(self) -> None:
         """Let the function close them; release the state."""
-        self._function.close()
-        self.state.close()
+        try:
+            call_lifecycle_method(self._pipeline, self._node, "close", self._function.close)
+        finally:
+            self.state.close()
 
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record with its key's state in place; emit what it returns."""
-        keys = self._keys(batch)
+        if self._keying is None:
+            keys = self._keys(batch)
+        else:
+            batch, keys = self._keying.keys(batch)
         rows = self.state.rows(keys)
+        if self._refusals.tolerant:
+            self._process_tolerantly(batch, keys, rows)
+            return
         values: list[Any] = []
         offsets: list[int] = []
         remaining = iter(batch.values)
@@ -121,35 +150,85 @@ class KeyedOperator:
             self._emit(RecordBatch(values, offsets, batch.origin))
         self._context.side.emit(batch.origin)
 
+    def _process_tolerantly(
+        self, batch: RecordBatch, keys: Sequence[Any], rows: Sequence[Any]
+    ) -> None:
+        """The same, with positions in the place of offsets (`FusedSteps` says why), and with an
+        image of the key's cells taken before each call, for the call that raises.
+        """
+        values: list[Any] = []
+        positions: list[int] = []
+        remaining = iter(batch.values)
+        images = Images(rows, self._mutable)
+        records = zip(remaining, keys, images, range(len(batch)), strict=False)
+        loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
+        side = self._context.side
+        while True:
+            try:
+                loop(records, values, positions)
+                break
+            except Exception as error:
+                if not self._refusals.takes(error):
+                    raise user_code_error(
+                        self._pipeline, self._node, batch, remaining, error
+                    ) from error
+                self._check_cells()
+                images.undo()
+                position = len(batch) - operator.length_hint(remaining) - 1
+                drop_results(position, values, positions)
+                side.drop(position)
+                self._refusals.refuse(batch, position, reason_of(error))
+        if batch.values:
+            self._check_cells()
+        if values:
+            offsets = list(map(batch.offsets.__getitem__, positions))
+            self._emit(RecordBatch(values, offsets, batch.origin))
+        side.emit(batch.origin, batch.offsets)
+
     def _keys(self, batch: RecordBatch) -> list[Any]:
         # Behind a shuffle for the second time: `KeyOutlet.emit` says why.
         remaining = iter(batch.values)
         try:
-            return list(map(self._key_of, remaining))
+            keys = list(map(self._key_of, remaining))
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
+        wrong = None if self._key_check is None else self._key_check.first_wrong(keys)
+        if wrong is None:
+            return keys
+        declared = declared_name(self._node.inputs[0].key_type)
+        what = f"has {article(type(keys[wrong]).__name__)} as key, not {declared}"
+        remedy = f"Let key_by give {declared}, or declare the type of the keys."
+        raise result_error(self._pipeline, self._node, batch, wrong, what, remedy)
 
     def _loop_one_state(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
-        process, context = self._process, self._context
+        process, context, guard = self._process, self._context, self._guard
+        usual: type | None = None
         hang, name = self._function.__dict__, self._names[0]
         for value, key, cell, offset in rows:
             hang[name] = cell
             context.key = key
             context.offset = offset
-            for result in process(value, context):
+            results = process(value, context)
+            if results.__class__ is not usual:
+                usual = guard(results)
+            for result in results:
                 add_value(result)
                 add_offset(offset)
 
     def _loop_many_states(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
-        process, context = self._process, self._context
+        process, context, guard = self._process, self._context, self._guard
+        usual: type | None = None
         hang, names = self._function.__dict__, self._names
         for value, key, cells, offset in rows:
             hang.update(zip(names, cells, strict=True))
             context.key = key
             context.offset = offset
-            for result in process(value, context):
+            results = process(value, context)
+            if results.__class__ is not usual:
+                usual = guard(results)
+            for result in results:
                 add_value(result)
                 add_offset(offset)
 
@@ -163,22 +242,24 @@ class KeyedOperator:
                 raise UserCodeError(message)
 
 
+def copied_ports(kind: type[KeyedProcess[Any, Any, Any]]) -> frozenset[str]:
+    """The ports of a keyed function whose values are copied as the function gives them."""
+    if not any(map(_changes_in_place, kind.declared_states.values())):
+        return frozenset()
+    types = {MAIN: kind.result_type()} | {n: tag.of for n, tag in kind.declared_outputs.items()}
+    return frozenset(port for port, of in types.items() if not immutable(of))
+
+
 def _changes_in_place(state: State) -> bool:
     return any(not info.immutable for info in state.types)
 
 
-def _mutable(of: object) -> bool:
-    """Whether a value of a type may change in place; of one that cannot be described, it may."""
-    if of is UNKNOWN:
-        return True
-    try:
-        return not type_info(of).immutable
-    except PipelineError:
-        return True
-
-
-def _copying(process: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
+def _copying(
+    process: Callable[..., Iterable[Any]], guard: Callable[[object], type]
+) -> Callable[..., Iterable[Any]]:
     def copied(*arguments: Any) -> Iterable[Any]:
-        return map(copy.deepcopy, process(*arguments))
+        results = process(*arguments)
+        guard(results)
+        return map(copy_value, results)
 
     return copied

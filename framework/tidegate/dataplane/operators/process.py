@@ -6,12 +6,15 @@ position of a failing record comes from the input iterator's length hint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tidegate.api.functions import Process, RecordContext, SideOutput
-from tidegate.dataplane.operators.failures import user_code_error
+from tidegate.dataplane.operators.failures import call_lifecycle_method, user_code_error
+from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import UserCodeError
 from tidegate.graph.logical import MAIN, Node
@@ -40,12 +43,22 @@ class SideOutputs:
         values.append(value)
         offsets.append(offset)
 
-    def emit(self, origin: Origin) -> None:
-        """Send what was collected on; values of an output that nobody reads are dropped."""
+    def drop(self, offset: int) -> None:
+        """Forget what the last record, which is refused, has sent."""
+        for values, offsets in self._collected.values():
+            drop_results(offset, values, offsets)
+
+    def emit(self, origin: Origin, offsets_of: Sequence[int] | None = None) -> None:
+        """Send what was collected on; values of an output that nobody reads are dropped.
+
+        With `offsets_of`, positions in a batch were collected for offsets.
+        """
         if self._collected:
             collected, self._collected = self._collected, {}
             for name, (values, offsets) in collected.items():
-                if name in self._emits:
+                if name in self._emits and values:
+                    if offsets_of is not None:
+                        offsets[:] = map(offsets_of.__getitem__, offsets)
                     self._emits[name](RecordBatch(values, offsets, origin))
 
 
@@ -62,59 +75,91 @@ class _Context(RecordContext):
 class ProcessOperator:
     """One `Process` function of one subtask."""
 
-    def __init__(self, pipeline: str, node: Node, emits: Mapping[str, Emit]) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        node: Node,
+        emits: Mapping[str, Emit],
+        refusals: Refusals | None = None,
+    ) -> None:
         self._pipeline, self._node = pipeline, node
+        self._refusals = Refusals(node.id) if refusals is None else refusals
         self._function = cast("Process[Any, Any]", node.function)
         self._emit = emits[MAIN]
         self._context = _Context(SideOutputs(type(self._function).declared_outputs, emits))
-        self._process = guard_text_results(
-            type(self._function).result_type(), self._function.process
-        )
+        self._process = self._function.process
+        self._guard = results_guard(type(self._function).result_type())
 
     def open(self) -> None:
         """Let the function make its clients."""
-        self._function.open()
+        call_lifecycle_method(self._pipeline, self._node, "open", self._function.open)
 
     def close(self) -> None:
         """Let the function close them."""
-        self._function.close()
+        call_lifecycle_method(self._pipeline, self._node, "close", self._function.close)
 
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record; emit results, then side outputs."""
+        if self._refusals.tolerant:
+            self._process_tolerantly(batch)
+            return
         values: list[Any] = []
         offsets: list[int] = []
-        add_value, add_offset = values.append, offsets.append
-        process, context = self._process, self._context
         remaining = iter(batch.values)
         try:
-            for value, offset in zip(remaining, batch.offsets, strict=False):
-                context.offset = offset
-                for result in process(value, context):
-                    add_value(result)
-                    add_offset(offset)
+            self._loop(remaining, batch.offsets, values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         if values:
             self._emit(RecordBatch(values, offsets, batch.origin))
-        context.side.emit(batch.origin)
+        self._context.side.emit(batch.origin)
+
+    def _process_tolerantly(self, batch: RecordBatch) -> None:
+        """The same, with positions in the place of offsets (`FusedSteps` says why)."""
+        values: list[Any] = []
+        positions: list[int] = []
+        remaining, numbers = iter(batch.values), iter(range(len(batch)))
+        side = self._context.side
+        while True:
+            try:
+                self._loop(remaining, numbers, values, positions)
+                break
+            except Exception as error:
+                if not self._refusals.takes(error):
+                    raise user_code_error(
+                        self._pipeline, self._node, batch, remaining, error
+                    ) from error
+                position = len(batch) - operator.length_hint(remaining) - 1
+                drop_results(position, values, positions)
+                side.drop(position)
+                self._refusals.refuse(batch, position, reason_of(error))
+        if values:
+            offsets = list(map(batch.offsets.__getitem__, positions))
+            self._emit(RecordBatch(values, offsets, batch.origin))
+        side.emit(batch.origin, batch.offsets)
+
+    def _loop(
+        self,
+        remaining: Iterator[Any],
+        offsets: Iterable[int],
+        out_values: list[Any],
+        out_offsets: list[int],
+    ) -> None:
+        add_value, add_offset = out_values.append, out_offsets.append
+        process, context, guard = self._process, self._context, self._guard
+        usual: type | None = None
+        for value, offset in zip(remaining, offsets, strict=False):
+            context.offset = offset
+            results = process(value, context)
+            if results.__class__ is not usual:
+                usual = guard(results)
+            for result in results:
+                add_value(result)
+                add_offset(offset)
 
 
-def guard_text_results(
-    result_type: object, process: Callable[..., Iterable[Any]]
-) -> Callable[..., Iterable[Any]]:
-    """`process`, refusing a bare str or bytes as its results.
-
-    For a function whose results are text, `return "abc"` is a legal iterable of three results; it
-    is never what was meant. Chosen once, so that no other function pays for it.
-    """
-    if result_type not in (str, bytes):
-        return process
-
-    def guarded(*arguments: Any) -> Iterable[Any]:
-        results = process(*arguments)
-        if isinstance(results, str | bytes):
-            message = "the function returned bare text; return (text,) or yield it"
-            raise UserCodeError(message)
-        return results
-
-    return guarded
+def drop_results(position: int, values: list[Any], positions: list[int]) -> None:
+    """Take back the results that a record at the end of the lists has yielded."""
+    while positions and positions[-1] == position:
+        positions.pop()
+        values.pop()

@@ -3,9 +3,11 @@ batch.
 
 The loop is ordinary Python that can be printed (`FusedSteps.source`; a slot logs it at level
 debug): one statement per step, with the step's name, function and place beside it, one `for` per
-flat_map, and the columns that stay parallel to the values (offsets, and source keys where a sink
-wants them). Nothing is counted, timed or caught per record. When a step raises, the line of
-the generated loop says which one, and the input iterator's length hint says at which record.
+flat_map with a guard in front of it (`returned.py`), and the columns that stay parallel to the
+values (offsets, and source keys where a sink wants them). Nothing is counted, timed or caught per
+record. When a step raises, the line of the generated loop says which one, and the input iterator's
+length hint says at which record. Where the step's policy (`on_error`) lets the job go on, the loop
+is entered again behind that record.
 
 Called by `chain.py`; it does not know channels, barriers or tasks.
 """
@@ -13,10 +15,13 @@ Called by `chain.py`; it does not know channels, barriers or tasks.
 from __future__ import annotations
 
 import linecache
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tidegate.dataplane.operators.failures import user_code_error
+from tidegate.dataplane.operators.returned import results_guard
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.elements import RecordBatch
 from tidegate.errors import InternalError
 from tidegate.graph.logical import Node, function_name
@@ -29,19 +34,32 @@ STATELESS: Final = frozenset({"map", "filter", "flat_map"})
 class FusedSteps:
     """One or more stateless steps in a row, as one operator."""
 
-    def __init__(self, pipeline: str, nodes: Sequence[Node], emit: Emit) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        nodes: Sequence[Node],
+        emit: Emit,
+        refusals: Sequence[Refusals] = (),
+    ) -> None:
+        """`refusals` are the policies of the nodes, in their order; without them all fail."""
         self._pipeline, self._nodes, self._emit = pipeline, tuple(nodes), emit
+        self._refusals = tuple(refusals) or tuple(Refusals(node.id) for node in nodes)
+        self._tolerant = any(refusal.tolerant for refusal in self._refusals)
         self.source, self._line_of_first = _loop_source(self._nodes)
         self._file = f"<fused {' '.join(node.id for node in self._nodes)}>"
         # The traceback of a failing step then shows the generated line.
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self._file] = (len(self.source), None, lines, self._file)
         scope: dict[str, Any] = {f"f{i}": node.function for i, node in enumerate(self._nodes)}
+        scope |= {f"g{i}": results_guard(node.record_type) for i, node in enumerate(self._nodes)}
         exec(compile(self.source, self._file, "exec"), scope)  # noqa: S102 - our own text
         self._run: Callable[..., None] = scope["run"]
 
     def process(self, batch: RecordBatch) -> None:
         """Run the steps over a batch and emit what is left of it, if anything is."""
+        if self._tolerant:
+            self._process_tolerantly(batch)
+            return
         values: list[Any] = []
         offsets: list[int] = []
         keys: list[bytes | None] | None = None if batch.keys is None else []
@@ -49,16 +67,46 @@ class FusedSteps:
         try:
             self._run(remaining, batch.offsets, batch.keys, values, offsets, keys)
         except Exception as error:
-            node = self._failing_step(error)
+            node = self._nodes[self._failing_step(error)]
             raise user_code_error(self._pipeline, node, batch, remaining, error) from error
         if values:
             self._emit(RecordBatch(values, offsets, batch.origin, keys))
 
-    def _failing_step(self, error: Exception) -> Node:
+    def _process_tolerantly(self, batch: RecordBatch) -> None:
+        """The same, where a step has a policy. In the place of its offset each record has its
+        position, by which the results that a failing record has yielded already are found: several
+        records of a batch may come from one offset.
+        """
+        values: list[Any] = []
+        positions: list[int] = []
+        keys: list[bytes | None] | None = None if batch.keys is None else []
+        remaining, numbers = iter(batch.values), iter(range(len(batch)))
+        own_keys = None if batch.keys is None else iter(batch.keys)
+        while True:
+            try:
+                self._run(remaining, numbers, own_keys, values, positions, keys)
+                break
+            except Exception as error:
+                failing = self._failing_step(error)
+                if not self._refusals[failing].takes(error):
+                    node = self._nodes[failing]
+                    raise user_code_error(self._pipeline, node, batch, remaining, error) from error
+                position = len(batch) - operator.length_hint(remaining) - 1
+                while positions and positions[-1] == position:
+                    positions.pop()
+                    values.pop()
+                    if keys is not None:
+                        keys.pop()
+                self._refusals[failing].refuse(batch, position, reason_of(error))
+        if values:
+            offsets = list(map(batch.offsets.__getitem__, positions))
+            self._emit(RecordBatch(values, offsets, batch.origin, keys))
+
+    def _failing_step(self, error: Exception) -> int:
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self._file:
-                return self._nodes[self._line_of_first[trace.tb_lineno]]
+                return self._line_of_first[trace.tb_lineno]
             trace = trace.tb_next
         message = f"{self._file} raised outside its loop"
         raise InternalError(message) from error
@@ -85,13 +133,21 @@ def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
                 text = f"{indent}v{index} = f{index}({value})"
                 value = f"v{index}"
             else:
-                text = f"{indent}for v{index} in f{index}({value}):"
-                value, depth = f"v{index}", depth + 1
+                text = f"{indent}r{index} = f{index}({value})"
             lines.append(text + comments[index])
             step_of_line[len(lines)] = index
+            if node.kind == "flat_map":
+                guard = f"if r{index}.__class__ is not u{index}: u{index} = g{index}(r{index})"
+                value, depth = f"v{index}", depth + 1
+                for line in (guard, f"for {value} in r{index}:"):
+                    lines.append(indent + line)
+                    step_of_line[len(lines)] = index
         lines.extend("    " * depth + line.format(value=value) for line in tail)
 
     lines.append("    add_value, add_offset = out_values.append, out_offsets.append")
+    usual = [f"u{index}" for index, node in enumerate(nodes) if node.kind == "flat_map"]
+    if usual:
+        lines.append(f"    {' = '.join(usual)} = None")
     lines.append("    if keys is None:")
     loop("for v, o in zip(remaining, offsets):", ["add_value({value})", "add_offset(o)"])
     lines.append("    else:")

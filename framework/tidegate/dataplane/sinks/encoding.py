@@ -13,12 +13,19 @@ from typing import Any, Final
 
 from tidegate.api.formats import Format, Raw
 from tidegate.api.kafka import KafkaSink, OutgoingRecord
+from tidegate.api.values import ClassCheck, article, class_check, declared_name
+from tidegate.dataplane.channels.frames import slice_batch
+from tidegate.dataplane.refusals import Refusals, reason_of, without
+from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes
 from tidegate.elements import RecordBatch
-from tidegate.errors import TidegateError, UserCodeError
+from tidegate.errors import PipelineError, TidegateError, UserCodeError
 from tidegate.ids import Uid
 
 RECORD_OVERHEAD_BYTES: Final = 100
 """What a buffered record costs beside its bytes: two objects and their places in lists."""
+
+SMALL_BYTES: Final = 100
+"""More than the format adds to key and value of a record without headers."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -44,18 +51,68 @@ class Encoded:
 
 
 class BatchEncoder:
-    """Encodes for one sink. UserCodeError names the sink and the source record of a failure."""
+    """Encodes for one sink. UserCodeError names the sink and the source record of a failure.
 
-    def __init__(self, sink: KafkaSink[Any], uid: Uid) -> None:
-        self._sink, self._uid = sink, uid
+    Keys, and the values of records in full, are checked here; other values where they leave their
+    step (`operators/checking.py`).
+    """
+
+    def __init__(
+        self,
+        sink: KafkaSink[Any],
+        uid: Uid,
+        refusals: Refusals | None = None,
+        bytes_max: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        """`bytes_max` is the limit of a record, looked at where `refusals` has a policy for it."""
+        self._sink, self._uid, self._bytes_max = sink, uid, bytes_max
+        self._refusals = Refusals(uid) if refusals is None else refusals
         self._encode_value = _encoder(sink.value)
         self._encode_key = None if sink.key is None else _encoder(sink.key)
+        self._value_check = class_check(_or_absent(sink, sink.value))
+        self._key_check = None if sink.key is None else class_check(_or_absent(sink, sink.key))
 
     def encode(self, batch: RecordBatch) -> Encoded:
-        """Keys and values as bytes.
+        """Keys and values as bytes, without the records that the sink's policy refuses.
 
         Without `key_by` the records' own keys are kept where the batch carries them.
         """
+        if not self._refusals.tolerant:
+            return self._encoded(batch)
+        try:
+            encoded = self._encoded(batch)
+        except (UserCodeError, PipelineError):
+            return self._encoded(self.encodable(batch))
+        return self._encoded(self.encodable(batch)) if self._may_be_too_large(encoded) else encoded
+
+    def encodable(self, batch: RecordBatch) -> RecordBatch:
+        """The batch without the records that cannot be written, which are refused."""
+        refused = set()
+        for index in range(len(batch)):
+            one = slice_batch(batch, index, index + 1)
+            try:
+                encoded = self._encoded(one)
+            except (UserCodeError, PipelineError) as error:
+                cause = error.__cause__
+                reason = reason_of(cause if isinstance(cause, Exception) else error)
+            else:
+                size = _record_bytes(encoded)
+                if size <= self._bytes_max:
+                    continue
+                reason = f"the record takes {size} bytes in its topic, the limit is "
+                reason += str(self._bytes_max)
+            refused.add(index)
+            self._refusals.refuse(batch, index, reason)
+        return without(batch, refused)
+
+    def _may_be_too_large(self, encoded: Encoded) -> bool:
+        if encoded.extras is not None:
+            return True
+        keys = max(map(len, filter(None, encoded.keys or ())), default=0)
+        values = max(map(len, filter(None, encoded.values)), default=0)
+        return keys + values + SMALL_BYTES > self._bytes_max
+
+    def _encoded(self, batch: RecordBatch) -> Encoded:
         if self._sink.whole:
             return self._whole(batch)
         raw = isinstance(self._sink.value, Raw) and set(map(type, batch.values)) == {bytes}
@@ -66,25 +123,39 @@ class BatchEncoder:
             return Encoded(values, batch.keys)
         keys = self._map(batch, "take the key (key_by) of", self._sink.key_by, batch.values)
         if self._encode_key is not None:
+            self._check(batch, "key", self._key_check, keys)
             return Encoded(values, self._map(batch, "encode the key of", self._encode_key, keys))
         return Encoded(values, self._map(batch, "encode the key of", _text_or_bytes(keys), keys))
 
     def _whole(self, batch: RecordBatch) -> Encoded:
-        encode_value = self._encode_value
         encode_key = self._encode_key or _plain_key
-
-        def columns(record: OutgoingRecord[Any, Any]) -> tuple[bytes | None, bytes | None]:
-            return (
-                None if record.value is None else encode_value(record.value),
-                None if record.key is None else encode_key(record.key),
-            )
-
-        pairs = self._map(batch, "encode", columns, batch.values)
-        values, keys = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        if any(record.headers or record.timestamp_ms is not None for record in batch.values):
-            extras = [(record.headers, record.timestamp_ms) for record in batch.values]
+        records: list[OutgoingRecord[Any, Any]] = batch.values
+        given = [record.value for record in records]
+        self._check(batch, "value", self._value_check, given)
+        values = self._map(batch, "encode", _or_none(self._encode_value), given)
+        given = [record.key for record in records]
+        self._check(batch, "key", self._key_check, given)
+        keys = self._map(batch, "encode the key of", _or_none(encode_key), given)
+        if any(record.headers or record.timestamp_ms is not None for record in records):
+            extras = [(record.headers, record.timestamp_ms) for record in records]
             return Encoded(values, keys, extras)
         return Encoded(values, keys)
+
+    def _check(
+        self, batch: RecordBatch, what: str, check: ClassCheck | None, values: list[Any]
+    ) -> None:
+        index = None if check is None else check.first_wrong(values)
+        if check is None or index is None:
+            return
+        topic, partition = batch.origin
+        raise UserCodeError(
+            f"Sink {self._uid!r} ({self._sink.place}) got a {what} that is "
+            f"{article(type(values[index]).__name__)}, and its format takes "
+            f"{declared_name(check.of)}. It came from {topic}-{partition} at offset "
+            f"{batch.offsets[index]}. Correct the step or the key_by that made it, or declare its "
+            "type in the format; the job restarts from its last checkpoint as the restart strategy "
+            "says."
+        )
 
     def _map(
         self, batch: RecordBatch, what: str, function: Callable[[Any], Any], over: Iterable[Any]
@@ -105,6 +176,23 @@ class BatchEncoder:
                 "checkpoint as the restart strategy says."
             ) from error
         return done
+
+
+def _record_bytes(encoded: Encoded) -> int:
+    """Of the one record that was encoded."""
+    key = None if encoded.keys is None else encoded.keys[0]
+    headers = () if encoded.extras is None else encoded.extras[0][0]
+    return record_bytes(key, encoded.values[0], headers)
+
+
+def _or_absent(sink: KafkaSink[Any], of: Format[Any]) -> object:
+    """The type of keys or values; in records in full they may be None."""
+    declared: Any = of.of
+    return declared | None if sink.whole else declared
+
+
+def _or_none(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes | None]:
+    return lambda value: None if value is None else encode(value)
 
 
 def _encoder(of: Format[Any]) -> Callable[[Any], bytes]:

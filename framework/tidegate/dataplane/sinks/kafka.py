@@ -29,10 +29,12 @@ from typing import Any, Final
 from tidegate.api.kafka import KafkaSink
 from tidegate.checkpoint.transactional_ids import format_transactional_id
 from tidegate.config import ConnectorSettings
+from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.sinks.encoding import BatchEncoder, Encoded
 from tidegate.dataplane.sinks.lanes import Lane, PlainLane, Sending, TransactionLane
 from tidegate.dataplane.sinks.slots import SlotTable
+from tidegate.dataplane.sizes import size_settings
 from tidegate.elements import RecordBatch
 from tidegate.ids import CheckpointId, TransactionalId, Uid
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -75,11 +77,14 @@ class KafkaSinkWriter:
     transaction committer, and the rest is fenced.
     """
 
-    def __init__(self, sink: KafkaSink[Any], uid: Uid, runtime: Runtime) -> None:
+    def __init__(
+        self, sink: KafkaSink[Any], uid: Uid, runtime: Runtime, refusals: Refusals | None = None
+    ) -> None:
         configured = runtime.config.sinks.get(uid, ConnectorSettings())
         self._topic = configured.topic or sink.topic
         self._runtime = runtime
-        self._encoder = BatchEncoder(sink, uid)
+        bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.kafka)
+        self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
         self._slots = SlotTable(runtime.transaction_slots)
         self._ids = {
             format_transactional_id(
@@ -92,7 +97,9 @@ class KafkaSinkWriter:
             ): slot
             for slot in range(runtime.transaction_slots)
         }
-        settings = runtime.connector_kafka(sink.kafka, configured.properties)
+        limit = runtime.max_message_bytes.get(self._topic)
+        given = runtime.connector_kafka(sink.kafka, configured.properties)
+        settings = size_settings(given, limit)
         self._lane: Lane
         if sink.guarantee == "exactly_once":
             names = {slot: name for name, slot in self._ids.items()}
@@ -136,6 +143,8 @@ class KafkaSinkWriter:
         if not batch.values:
             return
         encoded = self._encoder.encode(batch)
+        if not encoded.values:
+            return  # all were refused
         self._runtime.counters.records_out += len(encoded)
         interval = self._intervals[-1]
         if interval.sending is not None and not interval.waiting:

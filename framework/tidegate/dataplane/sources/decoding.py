@@ -25,7 +25,8 @@ from tidegate.api.kafka import (
     KafkaSource,
     OutgoingRecord,
 )
-from tidegate.dataplane.runtime import Counters
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import BadRecordError
 from tidegate.ids import Uid
@@ -46,10 +47,17 @@ class BatchDecoder:
     """Decodes the messages of one source; `dead_letters` collects until it is taken."""
 
     def __init__(
-        self, source: KafkaSource[Any], uid: Uid, counters: Counters, *, keep_keys: bool
+        self,
+        source: KafkaSource[Any],
+        uid: Uid,
+        counters: Counters,
+        *,
+        keep_keys: bool,
+        letter_bytes_max: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self._source, self._uid, self._counters = source, uid, counters
         self._keep_keys = keep_keys
+        self._letter_bytes_max = letter_bytes_max
         self._decode_value: Decode = source.value.decoder()
         self._decode_key: Decode | None = None if source.key is None else source.key.decoder()
         self.dead_letters: list[RecordBatch] = []
@@ -154,7 +162,7 @@ class BatchDecoder:
             (ORIGIN_TIMESTAMP, str(_timestamp_ms(message))),
             (ERROR, reason),
         )
-        letter = OutgoingRecord(
+        letter: OutgoingRecord[Any, Any] = OutgoingRecord(
             key=message.key(),
             value=message.value(),
             headers=(
@@ -162,6 +170,7 @@ class BatchDecoder:
                 *((name, text.encode()) for name, text in provenance),
             ),
         )
+        letter = fitting(letter, self._letter_bytes_max)
         self.dead_letters.append(
             RecordBatch(values=[letter], offsets=[message.offset()], origin=origin)
         )

@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tidegate.api.kafka import KafkaSource
+from tidegate.api.kafka import KafkaSource, letters_name
 from tidegate.api.topics import consumer_group
+from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.runtime import Runtime
 from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import InternalError, check
-from tidegate.ids import Uid
+from tidegate.ids import CheckpointId, Uid
 from tidegate.ports.kafka import Message, PartitionReader, Run
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -59,10 +60,19 @@ class KafkaSourceReader:
     ) -> None:
         self._source, self._uid, self._runtime = source, uid, runtime
         self._poll_records = min(BATCH_RECORDS * receivers, BATCH_RECORDS_MAX)
-        self._decoder = BatchDecoder(source, uid, runtime.counters, keep_keys=keep_keys)
+        self._decoder = BatchDecoder(
+            source,
+            uid,
+            runtime.counters,
+            keep_keys=keep_keys,
+            letter_bytes_max=runtime.record_bytes_max(
+                letters_name(uid), source.dead_letters or "", {}
+            ),
+        )
         self._reader: PartitionReader | None = None
         self._splits: dict[Origin, SourceSplit] = {}
         self._next: dict[Origin, int] = {}
+        self._epochs: dict[Origin, int] = {}
         self._unfinished: set[Origin] = set()
 
     def open(self, splits: Sequence[SourceSplit]) -> None:
@@ -71,6 +81,7 @@ class KafkaSourceReader:
         self._splits = {split.origin: split for split in splits}
         check(len(self._splits) == len(splits), "a partition is assigned to a subtask twice")
         self._next = {split.origin: split.offset for split in splits}
+        self._epochs = {split.origin: split.leader_epoch for split in splits}
         self._unfinished = {
             split.origin
             for split in splits
@@ -117,7 +128,7 @@ class KafkaSourceReader:
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Each split with the next offset to read."""
-        self._pass_what_is_no_record()
+        self._ask_for_positions()
         return tuple(
             SourceSplit(
                 source=self._uid,
@@ -125,15 +136,20 @@ class KafkaSourceReader:
                 partition=split.partition,
                 offset=self._next[origin],
                 end_offset=split.end_offset,
+                topic_id=split.topic_id,
+                leader_epoch=self._epochs[origin],
             )
             for origin, split in self._splits.items()
         )
 
-    def commit(self, splits: Sequence[SourceSplit]) -> None:
-        """Tell the consumer group how far a completed checkpoint is; never waits, may fail
-        quietly.
+    def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None:
+        """Tell the consumer group how far a completed checkpoint is, and which one it is; never
+        waits, may fail quietly.
         """
-        self._open_reader().commit({split.origin: split.offset for split in splits})
+        self._open_reader().commit(
+            {split.origin: split.offset for split in splits},
+            commit_metadata(self._runtime.journal, checkpoint),
+        )
 
     def lag(self) -> int | None:
         """Records up to the newest known ends (control records included); None while they are
@@ -149,17 +165,26 @@ class KafkaSourceReader:
             max(0, self._end(origin, ends[origin]) - self._next[origin]) for origin in unfinished
         )
 
+    def connection_error(self) -> str:
+        """Why the source cannot read, as a sentence that names it; empty if it can."""
+        error = "" if self._reader is None else self._reader.connection_error()
+        return f"Source {self._uid!r} cannot read: {error}" if error else ""
+
     def close(self) -> None:
         """Close the consumer, if it was opened."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
-    def _pass_what_is_no_record(self) -> None:
-        """A split with an end hears of the positions behind markers as runs."""
+    def _ask_for_positions(self) -> None:
+        """Leader epochs, and positions behind what is no record. A split with an end hears of the
+        latter as runs.
+        """
         for origin, position in self._open_reader().positions().items():
+            if position.leader_epoch >= 0:
+                self._epochs[origin] = position.leader_epoch
             if self._splits[origin].end_offset is None:
-                self._next[origin] = max(self._next[origin], position)
+                self._next[origin] = max(self._next[origin], position.offset)
 
     def _within_split(self, run: Run) -> Sequence[Message]:
         """The run's messages before the split's end; takes note of the position."""

@@ -32,11 +32,14 @@ from itertools import chain, compress, islice, repeat
 from operator import itemgetter
 from typing import Any, Final
 
+from tidegate.api.evolution import same_key_type
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import State
+from tidegate.api.stored import key_text
 from tidegate.dataplane.state.cells import Pairs
-from tidegate.dataplane.state.columns import Column, column_of, key_schema, same_key_type
+from tidegate.dataplane.state.columns import Column, column_of
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
+from tidegate.dataplane.state.restored_names import delete_rows, restored_names
 from tidegate.dataplane.state.unsaved import Row, Unsaved
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -49,9 +52,7 @@ from tidegate.errors import (
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Uid
 from tidegate.ports.kv import Frozen, KeyValueStore
-
-KEY_TYPE: Final = ""
-"""The name under which `schemas` hold the schema of the step's keys; no attribute has this name."""
+from tidegate.protocol.snapshots import KEY_TYPE
 
 OVERFLOW: Final = 2
 """How many times `cache_entries` the cache may grow to between two flushes: an extra flush in the
@@ -73,10 +74,12 @@ class _Cache(dict[Any, Row]):
 
 
 class KeyedState:
-    """Rows by key for the declared `states`. `schemas` are those that the content of `store` was
-    written under, from the restored snapshots.
+    """Rows by key for the declared `states`. `schemas` and `stored_names` are those that the
+    content of `store` was written under, from the restored snapshots. Rows of states that the
+    function names in `dropped_states` are deleted.
 
-    Raises PipelineError, naming uid, state and field, if the content cannot be read as declared.
+    Raises PipelineError, naming uid, state and field, if the content cannot be read as declared,
+    and StorageError.
     """
 
     def __init__(
@@ -89,19 +92,26 @@ class KeyedState:
         store: KeyValueStore,
         cache_entries: int,
         schemas: Mapping[str, Sequence[str]] | None = None,
+        stored_names: Mapping[str, str] | None = None,
+        dropped_states: Collection[str] = (),
     ) -> None:
         stored = {} if schemas is None else dict(schemas)
-        self.schemas: dict[str, list[str]] = {name: list(all_) for name, all_ in stored.items()}
-        """By state name, as the next snapshot states them; states that are gone keep theirs."""
-        self.schemas[KEY_TYPE] = _checked_key_type(uid, key_type, stored.get(KEY_TYPE, ()))
+        names = restored_names(uid, states, dropped_states, stored, stored_names or {})
+        self.schemas: dict[str, list[str]] = {
+            KEY_TYPE: _checked_key_type(uid, key_type, stored.get(KEY_TYPE, ()))
+        }
+        """By state name, as the next snapshot states them."""
+        self.stored_names = {name: part for name, part in names.stored.items() if part != name}
+        """By state name, as the next snapshot states them."""
         self._columns: list[Column] = []
-        parts = [name_part(name) for name in states]
+        parts = [name_part(part) for part in names.stored.values()]
         self._heads: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
         }
         """What store keys begin with: by key group, then by column."""
         for name, state in states.items():
-            column = column_of(uid, state, stored.get(name, ()), store)
+            former = names.in_checkpoint.get(name)
+            column = column_of(uid, state, () if former is None else stored[former], store)
             self.schemas[name] = column.schemas
             self._columns.append(column)
         self._loads = tuple(column.loads for column in self._columns)
@@ -123,6 +133,7 @@ class KeyedState:
         """Whether the store has nothing that is not in the cache: it began empty (every snapshot
         states the schema of its keys at least), and no row was dropped. New keys need not be looked
         for then."""
+        delete_rows(store, key_groups, names.deleted)
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
         """The row of each of a batch's keys; what is not cached is read from the store together.
@@ -322,7 +333,7 @@ class KeyedState:
 
 
 def _checked_key_type(uid: Uid, key_type: object, stored: Sequence[str]) -> list[str]:
-    now = key_schema(key_type)
+    now = key_text(key_type)
     if stored and not same_key_type(stored[0], now):
         raise PipelineError(
             f"step {uid!r} had keys of type {stored[0]} in the checkpoint and has keys of type "

@@ -12,6 +12,7 @@ holds; a cleared entry does not come back.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -152,6 +153,21 @@ class StoredMap(MapCell[Any, Any]):
         self._access.held -= len(self._entries)
         self._entries, self._changed, self._read = {}, set(), {}
         self._whole = True
+
+    def image(self, *, mutable: bool) -> object:
+        # What is held for a flush, and not the map: that may be larger than memory.
+        entries = dict(self._entries)
+        if mutable:
+            entries = {
+                key: value if value is _GONE else copy.deepcopy(value)
+                for key, value in entries.items()
+            }
+        return entries, set(self._changed), dict(self._read), self._whole
+
+    def restore(self, image: Any) -> None:
+        held = len(self._entries)
+        self._entries, self._changed, self._read, self._whole = image
+        self._access.held += len(self._entries) - held
 
     def save(self, puts: Pairs, deletes: list[bytes]) -> None:
         """Add what must be written to a batch, and forget everything: the store has it then."""

@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from types import GenericAlias
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from tidegate.api.evolution import check_evolution
+from tidegate.api.evolution import state_conflict
 from tidegate.api.keys import key_encoder
-from tidegate.api.state import Cell, ListState, MapState, State, ValueState
-from tidegate.api.types import type_info
+from tidegate.api.state import (
+    Cell,
+    ListState,
+    MapState,
+    State,
+    ValueState,
+    with_normalised_keys,
+)
+from tidegate.api.stored import same_for_earlier_version, schema_text, state_schema
+from tidegate.api.types import AvroSchema
 from tidegate.api.wire import state_codec
 from tidegate.dataplane.state.cells import (
     CLEARED,
@@ -32,9 +39,6 @@ from tidegate.dataplane.state.cells import (
 from tidegate.errors import PipelineError
 from tidegate.ids import Uid
 from tidegate.ports.kv import KeyValueStore
-
-KIND: Final = "tidegate.state"
-"""The attribute of a stored schema that tells a list or map state from a value of that shape."""
 
 
 class Column(Protocol):
@@ -81,28 +85,29 @@ def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStor
 class _Stored:
     """How values of one state are written and read."""
 
-    def __init__(self, where: str, state: State, of: object, stored: Sequence[str]) -> None:
-        written = [json.loads(schema) for schema in stored]
-        now = _with_kind(state, type_info(of).avro)
-        for schema in written:
-            kind = schema.get(KIND, "value") if isinstance(schema, dict) else "value"
-            if kind != state.kind:
+    def __init__(self, where: str, state: State, stored: Sequence[str]) -> None:
+        now = state_schema(state)
+        self.schemas = [_without_earlier_form(schema, now) for schema in stored]
+        for schema in self.schemas:
+            why_not = state_conflict(schema, schema_text(now))
+            if why_not is not None:
                 raise PipelineError(
-                    f"{where} was a {kind} state in the checkpoint and is declared as a "
-                    f"{state.kind} state now; give it another name, or restore its declaration"
+                    f"{where} cannot be read from the checkpoint: {why_not}. Restore its "
+                    "declaration, or give the state another name"
                 )
-            if state.kind == "map" and not _same_bytes(_map_key(schema), _map_key(now)):
-                raise PipelineError(
-                    f"{where} had map keys of another type in the checkpoint; the type of a key "
-                    "can never change: restore it, or give the state another name"
-                )
-            check_evolution(schema, now, where)
-        self.schemas = list(stored)
+        written = [json.loads(schema) for schema in self.schemas]
         if now not in written:
-            self.schemas.append(json.dumps(now, separators=(",", ":")))
+            self.schemas.append(schema_text(now))
             written.append(now)
         number = written.index(now)
-        self.codec = state_codec(of, number, dict(enumerate(written)))
+        self.codec = state_codec(state.stored_type, number, dict(enumerate(written)))
+
+
+def _without_earlier_form(stored: str, now: AvroSchema) -> str:
+    """What an earlier version wrote for this type becomes what this version writes for it, under
+    the same number: its values are laid out alike, so they are read as those of today.
+    """
+    return schema_text(now) if same_for_earlier_version(json.loads(stored), now) else stored
 
 
 class _ValueColumn:
@@ -115,7 +120,7 @@ class _ValueColumn:
 
     def __init__(self, where: str, state: ValueState[Any], stored: Sequence[str]) -> None:
         self.name = state.name
-        form = _Stored(where, state, state.types[0].python, stored)
+        form = _Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
         self._mutable = not state.types[0].immutable
@@ -175,7 +180,7 @@ class _ListColumn:
 
     def __init__(self, where: str, state: ListState[Any], stored: Sequence[str]) -> None:
         self.name = state.name
-        form = _Stored(where, state, GenericAlias(list, (state.types[0].python,)), stored)
+        form = _Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
         self._cell = StoredList if state.types[0].immutable else StoredMutableList
@@ -208,62 +213,19 @@ class _MapColumn:
     ) -> None:
         key, value = state.types
         self.name = state.name
-        form = _Stored(where, state, GenericAlias(tuple, (key.python, value.python)), stored)
+        form = _Stored(where, state, stored)
         self.schemas = form.schemas
         self.encode, self.decode = form.codec.encode, form.codec.decode
         self.key_bytes: Callable[[Any], bytes] = key_encoder(key.python)
+        self._cells = with_normalised_keys(StoredMap, key.python)
         self.mutable = not value.immutable
         self.store = store
         self.held = 0
 
     def cell(self, store_key: bytes, data: bytes | None) -> Cell:
         del data  # nothing is loaded with the key
-        return StoredMap(self, store_key)
+        return self._cells(self, store_key)
 
     def save(self, cells: Iterable[StoredMap], puts: Pairs, deletes: list[bytes]) -> None:
         for cell in cells:
             cell.save(puts, deletes)
-
-
-def key_schema(key_type: object) -> str:
-    """The schema of a step's keys, as checkpoints keep it."""
-    return json.dumps(type_info(key_type).avro, separators=(",", ":"))
-
-
-def same_key_type(stored: str, now: str) -> bool:
-    """Whether keys of both types have the same canonical bytes: all but names of classes is
-    equal.
-    """
-    return _same_bytes(json.loads(stored), json.loads(now))
-
-
-def _with_kind(state: State, avro: Any) -> Any:
-    """A schema as checkpoints keep it, with the kind of state where it is not a plain value."""
-    plain = json.loads(json.dumps(avro))
-    return plain if state.kind == "value" else {**plain, KIND: state.kind}
-
-
-def _map_key(schema: Any) -> Any:
-    return schema["fields"][0]["type"]
-
-
-def _same_bytes(old: Any, new: Any) -> bool:
-    """Whether keys written under schema `old` have the same canonical bytes under `new`.
-
-    Names of classes and defaults of fields are not in the bytes, and an enum's member stands there
-    by its name, so that members may be added.
-    """
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return bool(old == new)
-    if old["type"] == new["type"] == "enum":
-        return set(old["symbols"]) <= set(new["symbols"])
-    if old["type"] == new["type"] == "record":
-        return [field["name"] for field in old["fields"]] == [
-            field["name"] for field in new["fields"]
-        ] and all(
-            _same_bytes(mine["type"], theirs["type"])
-            for mine, theirs in zip(old["fields"], new["fields"], strict=True)
-        )
-    if old["type"] == new["type"] == "array":
-        return _same_bytes(old["items"], new["items"])
-    return old == new

@@ -14,13 +14,13 @@ Not here: when the folders are removed (`slot/local_folder.py`).
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from tidegate.errors import StorageError
+from tidegate.private_files import copy_private
 from tidegate.protocol.snapshots import StateFile
 
 LINKED_BYTES_MIN: Final = 64 << 10
@@ -61,7 +61,7 @@ class LocalFiles:
                 if path.stat().st_size != file.size:
                     continue
                 if file.size < LINKED_BYTES_MIN:
-                    shutil.copyfile(path, target)
+                    copy_private(path, target)
                 else:
                     target.hardlink_to(path)
                 if sha256_of(target) == file.sha256:

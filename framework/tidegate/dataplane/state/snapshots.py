@@ -24,12 +24,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.dataplane.state.local_files import LocalFiles, sha256_of
 from tidegate.errors import CorruptCheckpointError, StorageError, check
 from tidegate.ids import Attempt, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kv import Frozen, KeyValueStore
+from tidegate.private_files import make_private_folder
 from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
 
 OpenStore = Callable[[str, Path], KeyValueStore]
@@ -71,6 +73,7 @@ class Restored:
 
     store: KeyValueStore
     schemas: Schemas = field(default_factory=dict)
+    stored_names: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
 
 
@@ -94,7 +97,9 @@ class SnapshotUploader:
         self._uid, self._backend, self._key_groups = uid, backend, key_groups
         self._shared = dict(shared)
 
-    def upload(self, frozen: Frozen, schemas: Schemas) -> KeyedSnapshot:
+    def upload(
+        self, frozen: Frozen, schemas: Schemas, stored_names: Mapping[str, str]
+    ) -> KeyedSnapshot:
         """Store the files of a frozen store.
 
         Raises StorageError; what was uploaded until then need not be uploaded again.
@@ -110,6 +115,7 @@ class SnapshotUploader:
             last_key_group=self._key_groups[-1],
             files=stored,
             schemas={name: list(versions) for name, versions in schemas.items()},
+            stored_names=dict(stored_names),
         )
 
     def _store(self, source: Path) -> StateFile:
@@ -147,6 +153,7 @@ def restore(
     local: LocalFiles,
     directory: Path,
     open_store: OpenStore,
+    counters: Counters | None = None,
 ) -> Restored:
     """Open a store in `directory` that holds exactly the state of `key_groups`; an empty one where
     there are no snapshots.
@@ -158,17 +165,17 @@ def restore(
         return Restored(store=open_store(backend, directory / "store"))
     mine = [one for one in snapshots if len(_shared_groups(one, key_groups)) > 0]
     _check_owners(uid, mine, key_groups)
-    schemas = mine[0].schemas
-    if any(one.schemas != schemas for one in mine):
+    schemas, names = mine[0].schemas, mine[0].stored_names
+    if any(one.schemas != schemas or one.stored_names != names for one in mine):
         raise CorruptCheckpointError(
             f"the subtasks of {uid!r} state different schemas in one checkpoint; restore an "
             "earlier one"
         )
-    download = _Download(job=job, blobs=blobs, local=local)
+    download = _Download(job=job, blobs=blobs, local=local, counters=counters or Counters())
     if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
         laid_out = download.lay_out(mine[0], directory / "store")
         store = open_store(backend, directory / "store")
-        return Restored(store=store, schemas=schemas, shared=laid_out)
+        return Restored(store=store, schemas=schemas, stored_names=names, shared=laid_out)
     store = open_store(backend, directory / "store")
     for number, one in enumerate(mine):
         scratch = directory / f"restore-{number}"
@@ -177,7 +184,7 @@ def restore(
         _copy(old, store, _shared_groups(one, key_groups))
         old.close()
         shutil.rmtree(scratch, ignore_errors=True)
-    return Restored(store=store, schemas=schemas)
+    return Restored(store=store, schemas=schemas, stored_names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +194,13 @@ class _Download:
     job: JobName
     blobs: BlobStore
     local: LocalFiles
+    counters: Counters
+    """Told of each call, so that one that hangs is found."""
 
     def lay_out(self, snapshot: KeyedSnapshot, target: Path) -> dict[str, SharedFile]:
         """Lay out a snapshot's files in the new folder `target`, each as the manifest states it."""
         try:
-            target.mkdir(parents=True)
+            make_private_folder(target, exist_ok=False)
         except OSError as error:
             raise StorageError(f"cannot restore state into {target}: {error}") from error
         return {
@@ -208,7 +217,7 @@ class _Download:
             "bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
             "`tidegate checkpoints JOB` lists them): the records after it are then written again"
         )
-        if not self.blobs.get_file(path, target):
+        if not self._get(path, target):
             raise CorruptCheckpointError(f"{what} is missing; {remedy}")
         identity = _identity(target)
         if identity.size != file.size:
@@ -217,6 +226,17 @@ class _Download:
         if sha256_of(target) != file.sha256:
             raise CorruptCheckpointError(f"{what} fails its checksum; {remedy}")
         return SharedFile(file, target, identity)
+
+    def _get(self, path: str, target: Path) -> bool:
+        counters = self.counters
+        counters.restoring, counters.restoring_to = path, target
+        try:
+            found = self.blobs.get_file(path, target)
+        finally:
+            done = counters.restored()
+            counters.restoring_to, counters.restoring = None, ""
+        counters.restored_bytes = done
+        return found
 
 
 def _check_owners(uid: Uid, snapshots: Sequence[KeyedSnapshot], key_groups: range) -> None:

@@ -13,7 +13,7 @@ hears of the end of the one before: none waits in an I/O thread, which sinks and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tidegate.api.state import State
@@ -44,6 +44,7 @@ def open_step_state(
     states: Mapping[str, State],
     key_type: object,
     snapshots: Sequence[KeyedSnapshot],
+    dropped_states: Collection[str] = (),
 ) -> StepState:
     """Restore the state of a step in `runtime`'s subtask from its snapshots (of any subtasks of the
     checkpoint; none for a fresh start) and open it. Reads the checkpoint storage, apart from what
@@ -63,6 +64,7 @@ def open_step_state(
         job=runtime.job,
         blobs=runtime.blobs,
         local=runtime.earlier,
+        counters=runtime.counters,
         directory=directory,
         open_store=runtime.drivers.kv_store,
     )
@@ -75,6 +77,8 @@ def open_step_state(
         restored.store,
         cache_entries=settings.cache_entries,
         schemas=restored.schemas,
+        stored_names=restored.stored_names,
+        dropped_states=dropped_states,
     )
     uploader = SnapshotUploader(
         blobs=runtime.blobs,
@@ -180,7 +184,8 @@ class StepState:
             return
         frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
         try:
-            snapshot = self._uploader.upload(frozen, self._state.schemas)
+            state = self._state
+            snapshot = self._uploader.upload(frozen, state.schemas, state.stored_names)
         except StorageError as error:
             reason = str(error)  # declined: how many failures are tolerable is configured
             self._post(lambda: self._uploaded(lambda: saving.failed(reason)))

@@ -5,30 +5,20 @@ Called by `sockets`. Opens sockets and nothing else; every socket made here does
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.drivers.local_sockets import UNIX, make_socket_dir, new_socket_path
 from tidegate.drivers.network import bracketed
 from tidegate.errors import ExchangeError
-
-UNIX_PATH_BYTES_MAX: Final = 100
-"""The kernel's field holds 108 bytes on Linux and 104 on macOS, with a zero at the end."""
 
 BACKLOG: Final = 1024
 """Peers that may knock before this slot looks: all of a job's slots start at once."""
 
-UNIX: Final = "unix:"
-
-SOCKET: Final = "x"
 FOLDER_PREFIX: Final = "tidegate-slot-"
-STALE_S: Final = 600.0
-"""So old must a folder be to be looked at by others: a younger one may be about to listen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +81,10 @@ def prepare(connection: socket.socket) -> None:
 
 
 def _listen_unix() -> Listener:
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-    if len(os.fsencode(folder / SOCKET)) > UNIX_PATH_BYTES_MAX:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
-    _remove_stale(folder.parent)
-    path = folder / SOCKET
+    folder = make_socket_dir(FOLDER_PREFIX)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        path = new_socket_path(folder)
         listening.bind(str(path))
         listening.listen(BACKLOG)
         listening.setblocking(False)
@@ -107,33 +93,6 @@ def _listen_unix() -> Listener:
         shutil.rmtree(folder)
         raise
     return Listener(socket=listening, address=f"{UNIX}{path}", folder=folder)
-
-
-def _remove_stale(parent: Path) -> None:
-    """Remove folders of slots that were killed before all their peers were linked.
-
-    Nobody else knows of them. One is stale if it is old and nobody listens on its socket.
-    """
-    before_s = time.time() - STALE_S
-    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
-        try:
-            facts = folder.lstat()
-            if facts.st_uid == os.getuid() and facts.st_mtime < before_s and _unheard(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-        except FileNotFoundError:
-            continue  # another slot was faster
-
-
-def _unheard(folder: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(folder / SOCKET))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except OSError:
-            return False
-        return False
 
 
 def _listen_tcp(host: str, reached_as: str) -> Listener:

@@ -9,8 +9,9 @@ a wrong set-up sees first.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -37,6 +38,7 @@ from tidegate.errors import (
     TidegateError,
     check,
 )
+from tidegate.ports.kafka import GroupCommit
 
 ANSWER_TIMEOUT_S: Final = 9.0
 """For one question: an unreachable broker is reported within ten seconds, and a busy one with 100
@@ -46,6 +48,9 @@ METADATA_TRY_S: Final = 1.0
 ELECTION_PAUSE_S: Final = 0.05
 """Between questions while a partition has no leader: milliseconds for a new topic."""
 MAX_TIMEOUT_NAME: Final = "transaction.max.timeout.ms"
+MAX_BYTES_NAME: Final = "max.message.bytes"
+
+_log = logging.getLogger(__name__)
 
 _UNREACHABLE: Final = frozenset(
     {
@@ -131,6 +136,14 @@ class KafkaClusterAdmin:
         """End offsets for `read_committed` readers (the last stable offset)."""
         return self._offsets(origins, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
+    def high_watermarks(self, origins: list[Origin]) -> dict[Origin, int]:
+        """End offsets with what open transactions hide from `read_committed` readers."""
+        return self._offsets(
+            origins,
+            OffsetSpec.latest(),  # type: ignore[no-untyped-call]
+            IsolationLevel.READ_UNCOMMITTED,
+        )
+
     def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
         """First offset at or after a time; the end offset where there is none."""
         found = self._offsets(origins, OffsetSpec.for_timestamp(timestamp_ms))
@@ -139,17 +152,27 @@ class KafkaClusterAdmin:
 
     def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]:
         """A consumer group's offsets; None where it has none."""
+        found: dict[Origin, int | None] = dict.fromkeys(origins)
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*each) for each in origins])
-        what = f"read the offsets of consumer group {group}"
+        commits = self._group_commits(asked)
+        return {**found, **{origin: commit.offset for origin, commit in commits.items()}}
+
+    def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+        """All that a consumer group holds."""
+        return self._group_commits(ConsumerGroupTopicPartitions(group))
+
+    def _group_commits(self, asked: ConsumerGroupTopicPartitions) -> dict[Origin, GroupCommit]:
+        what = f"read the offsets of consumer group {asked.group_id}"
         future = self._client.list_consumer_group_offsets(
             [asked], request_timeout=ANSWER_TIMEOUT_S
-        )[group]
-        answer = self._result(what, future)
-        found: dict[Origin, int | None] = dict.fromkeys(origins)
-        for each in answer.topic_partitions:
+        )[asked.group_id]
+        found = {}
+        for each in self._result(what, future).topic_partitions:
             if each.error is not None:
                 raise self._translated(what, each.error)
-            found[Origin(each.topic, each.partition)] = each.offset if each.offset >= 0 else None
+            if each.offset >= 0:
+                commit = GroupCommit(each.offset, each.metadata or "")
+                found[Origin(each.topic, each.partition)] = commit
         return found
 
     def transaction_max_timeout_ms(self) -> int | None:
@@ -169,6 +192,24 @@ class KafkaClusterAdmin:
                 return None
         check(limits, "metadata names at least one broker")
         return min(limits)
+
+    def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
+        """`max.message.bytes` of each topic that we may read it of.
+
+        Reading it needs DESCRIBE_CONFIGS on the topic, a right that no job needs otherwise.
+        """
+        if not topics:
+            return {}
+        what = f"read {MAX_BYTES_NAME} of the topics {', '.join(sorted(topics))}"
+        asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+        futures = self._client.describe_configs(asked, request_timeout=ANSWER_TIMEOUT_S)
+        found = {}
+        for resource, future in futures.items():
+            try:
+                found[resource.name] = int(self._result(what, future)[MAX_BYTES_NAME].value)
+            except RefusedError as error:  # no right, or no such topic: other checks name that
+                _log.debug("the limit is not known", extra={"why": str(error)})
+        return found
 
     def close(self) -> None:
         """Nothing is open that dropping the client does not close."""
@@ -197,12 +238,17 @@ class KafkaClusterAdmin:
                 if hopeless or time.monotonic() >= end_s:
                     raise self._translated("describe the cluster", cause) from None
 
-    def _offsets(self, origins: Iterable[Origin], spec: OffsetSpec) -> dict[Origin, int]:
+    def _offsets(
+        self,
+        origins: Iterable[Origin],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[Origin, int]:
         """Asks again while leaders are being elected: a topic may have been made a moment ago."""
         asked = list(origins)
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
-            found, moved = self._offsets_once(asked, spec)
+            found, moved = self._offsets_once(asked, spec, isolation)
             if moved is None:
                 return found
             if time.monotonic() > deadline:
@@ -210,14 +256,14 @@ class KafkaClusterAdmin:
             time.sleep(ELECTION_PAUSE_S)
 
     def _offsets_once(
-        self, origins: list[Origin], spec: OffsetSpec
+        self, origins: list[Origin], spec: OffsetSpec, isolation: IsolationLevel
     ) -> tuple[dict[Origin, int], Any]:
         """Offsets, and the error of a partition whose leader is being elected."""
         if not origins:
             return {}, None
         futures = self._client.list_offsets(
             {TopicPartition(*origin): spec for origin in origins},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=isolation,
             request_timeout=ANSWER_TIMEOUT_S,
         )
         found, moved = {}, None

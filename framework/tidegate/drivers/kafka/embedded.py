@@ -42,6 +42,7 @@ from tidegate.drivers.kafka.jars import VERSIONS, Report
 from tidegate.drivers.kafka.java import Java, find_java, java_environment, keep_archive
 from tidegate.drivers.kafka.ready import wait_ready
 from tidegate.errors import KafkaError, UserError, check
+from tidegate.private_files import make_private_folder
 
 START_TIMEOUT_S = 90.0  # 1.0 to 4 s on a quiet machine; a busy one has been seen to need 20
 STOP_TIMEOUT_S = 30.0  # 0.4 s; 2 s when it writes its archive; 5 s for three nodes
@@ -120,7 +121,7 @@ class EmbeddedKafka:
             raise UserError(message)
         directory = directory.absolute()
         java = find_java(version, report or (lambda _: None))
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory)  # it holds the records of the topics
         with _locked(directory):
             known = _read_cluster(directory)
             _refuse_unfit(directory, known, version, nodes)
@@ -221,6 +222,27 @@ class EmbeddedKafka:
                 self._wait_ready(timeout_s)
             except _PortTakenError:
                 raise self._not_started(chosen[0], "a port is taken") from None
+
+    def upgrade(self, node: int, version: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Stop a node in order and start it on its data with another version of Kafka.
+
+        One step of a rolling upgrade; nodes that are restarted later start with that version, too.
+
+        Raises:
+            UserError: no such version.
+            KafkaError: the node did not start; the message ends with the last lines of its log.
+        """
+        java = find_java(version, lambda _: None)
+        process = self._processes[node]
+        if process is not None:
+            process.signal(signal.SIGTERM)
+            process.wait(STOP_TIMEOUT_S)
+        self._java = java
+        self._cluster = msgspec.structs.replace(
+            self._cluster, version=version, archive=java.kafka_archive
+        )
+        _write_cluster(self.directory, self._cluster)
+        self.restart(node, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,7 @@ from typing import Any
 
 from tidegate.errors import ExternalError, UserError, check
 
-VERSIONS = ("4.3.0", "3.9.1")
+VERSIONS = ("4.3.0", "4.3.1", "3.9.1")
 """The versions of Kafka with a lock in this package; the first is the default."""
 
 LOG_BINDING = "org.slf4j:slf4j-simple:1.7.36"
@@ -82,7 +82,8 @@ def read_lock(version: str) -> list[Jar]:
     """
     path = lock_path(version)
     if not path.exists():
-        choice = " or ".join(VERSIONS)
+        *others, last = VERSIONS
+        choice = f"{', '.join(others)} or {last}"
         message = f"Kafka {version} is not a version that tidegate can start: choose {choice}."
         raise UserError(message)
     return parse_lock(path.read_text(encoding="utf-8"))

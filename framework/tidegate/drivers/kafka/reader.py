@@ -29,7 +29,7 @@ from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librd
 from tidegate.elements import Origin
 from tidegate.errors import KafkaError, KafkaNotAuthorisedError, RefusedError, TidegateError
 from tidegate.ports.kafka import Message as PortMessage
-from tidegate.ports.kafka import Run
+from tidegate.ports.kafka import Position, Run
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ DEFAULTS: Final[dict[str, str]] = {
 IDLE_CHECK_S: Final = 30.0
 """Silence after which the reader asks whether its partitions still exist."""
 
+CONNECTION_CHECK_S: Final = 3.0
+"""Silence after an error of the client, and the pause between two questions whether it is over: the
+client does not say when it is connected again."""
+UNKNOWN_EPOCH: Final = -1
+
 _ABSENT: Final = frozenset(
     {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION}
 )
@@ -74,6 +79,9 @@ class KafkaPartitionReader:
         self._denied: Code | None = None
         self._gone: KafkaError | None = None
         self._heard_at = time.monotonic()
+        self._client_error = self._connection_error = ""
+        self._checking = False
+        self._checked_at = self._heard_at
         config = librdkafka(
             {**DEFAULTS, **settings},
             {
@@ -122,6 +130,7 @@ class KafkaPartitionReader:
                 self._when_idle()
                 return []
             self._heard_at, self._denied = time.monotonic(), None
+            self._client_error = self._connection_error = ""
             messages = [first, *self._consume(max_records - 1, 0)] if max_records > 1 else [first]
         except KafkaException as error:
             raise self._error(Origin("", -1), error.args[0]) from None
@@ -133,8 +142,8 @@ class KafkaPartitionReader:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
         self._consumer.pause([TopicPartition(topic, part) for topic, part in origins])
 
-    def positions(self) -> dict[Origin, int]:
-        """The next offset of each partition: behind what `poll` has returned, and behind markers
+    def positions(self) -> dict[Origin, Position]:
+        """The position in each partition: behind what `poll` has returned, and behind markers
         and aborted records that followed it, of which nothing is delivered. A partition of which
         nothing was read is left out.
 
@@ -145,7 +154,7 @@ class KafkaPartitionReader:
             [TopicPartition(*origin) for origin in self._positions]
         )
         return {
-            Origin(each.topic, each.partition): each.offset
+            Origin(each.topic, each.partition): Position(each.offset, _epoch(each))
             for each in partitions
             if each.offset >= 0
         }
@@ -162,18 +171,26 @@ class KafkaPartitionReader:
                 found[origin] = offsets[1]
         return found
 
-    def commit(self, positions: Mapping[Origin, int]) -> None:
-        """Commit offsets to the consumer group, without waiting: for lag monitoring only.
+    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
+        """Commit offsets to the consumer group, without waiting, with `metadata` beside each.
 
         Refusals are counted (`commit_failures`) and logged once.
         """
-        offsets = [TopicPartition(topic, part, at) for (topic, part), at in positions.items()]
+        offsets = [
+            TopicPartition(topic, part, at, metadata) for (topic, part), at in positions.items()
+        ]
         if not offsets:
             return
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             self._on_commit(error.args[0], offsets)
+
+    def connection_error(self) -> str:
+        """Why nothing can be read, in the client's words; empty once records come, or the leaders
+        of all partitions have answered.
+        """
+        return self._connection_error
 
     def close(self) -> None:
         """Leave; records that were fetched and not polled are dropped."""
@@ -189,9 +206,36 @@ class KafkaPartitionReader:
         if self._gone is not None:
             raise self._gone
         now = time.monotonic()
+        if self._client_error and self._positions and now - self._heard_at > CONNECTION_CHECK_S:
+            self._check_connection(now)
         if self._positions and now - self._heard_at > IDLE_CHECK_S:
             self._heard_at = now
             threading.Thread(target=self._look, args=(set(self._positions),), daemon=True).start()
+
+    def _check_connection(self, now: float) -> None:
+        self._connection_error = self._client_error
+        if self._checking or now - self._checked_at < CONNECTION_CHECK_S:
+            return
+        self._checking, self._checked_at = True, now
+        origins = list(self._positions)
+        threading.Thread(target=self._ask_leaders, args=(origins,), daemon=True).start()
+
+    def _ask_leaders(self, origins: list[Origin]) -> None:
+        """In a thread of its own: if every leader answers, the error of the client is over."""
+        error = self._client_error
+        try:
+            admin = KafkaClusterAdmin(self._settings)
+            try:
+                admin.latest(origins)
+            finally:
+                admin.close()
+        except TidegateError as refused:
+            CLIENT_LOG.info("the source's partitions cannot be reached: %s", refused)
+        else:
+            if self._client_error == error:
+                self._client_error = self._connection_error = ""
+        finally:
+            self._checking = False
 
     def _look(self, origins: set[Origin]) -> None:
         """In a thread of its own: the question waits for an answer."""
@@ -274,9 +318,12 @@ class KafkaPartitionReader:
         return KafkaError(f"Reading {where} at {self._servers} failed: {event.str()}")
 
     def _on_error(self, event: Code) -> None:
-        # Lost connections come here too; the client mends those, and a restart would not be faster.
+        # Lost connections come here too. The client connects again, and a restart would not be
+        # faster; but while nothing can be read, the status must say why.
         if event.code() in _DENIED:
             self._denied = event
+        else:
+            self._client_error = str(event.str())
 
     def _on_commit(self, error: Any, _offsets: list[TopicPartition]) -> None:
         if error is None:
@@ -292,3 +339,9 @@ class KafkaPartitionReader:
 
 def _origin(message: Message) -> tuple[str | None, int | None]:
     return message.topic(), message.partition()
+
+
+def _epoch(position: TopicPartition) -> int:
+    """Of the last record before it. The client says None, whatever its types say, for unknown."""
+    epoch = cast("int | None", position.leader_epoch)
+    return UNKNOWN_EPOCH if epoch is None else epoch

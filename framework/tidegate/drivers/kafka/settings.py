@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tidegate.config import foreign_code
 from tidegate.errors import ConfigError
 
 CLIENT_LOG: Final = logging.getLogger("tidegate.kafka.client")
@@ -63,6 +64,13 @@ def bootstrap_servers(settings: Mapping[str, str]) -> str:
 def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[str, Any]:
     """The user's settings, then ours: what exactness rests on cannot be overridden."""
     bootstrap_servers(settings)
+    for name in settings:
+        how = foreign_code(name)
+        if how is not None:
+            raise ConfigError(
+                f"The Kafka setting {name.strip()} is not allowed: {how}. Remove it from the "
+                "pipeline or the configuration."
+            )
     return {**settings, **ours}
 
 

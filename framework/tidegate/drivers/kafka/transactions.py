@@ -12,7 +12,7 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import kafka.errors as theirs
@@ -27,6 +27,8 @@ from tidegate.drivers.kafka.control import (
     ControlConnection,
     raise_for,
 )
+from tidegate.drivers.kafka.topic_facts import epoch_ends, topic_ids
+from tidegate.elements import Origin
 from tidegate.errors import KafkaUnavailableError, TidegateError, check
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
@@ -140,6 +142,14 @@ class KafkaTransactionLog:
 
         found = self._control.retried("list transactions", once, None)
         return {name: state for name, state in found.items() if name.startswith(prefix)}
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids of those topics that exist, in Kafka's notation."""
+        return topic_ids(self._control, topics)
+
+    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+        """Where the records of a leader epoch and of all before it end in each partition."""
+        return epoch_ends(self._control, epochs)
 
     def close(self) -> None:
         """Close the connections; calls that are under way fail."""

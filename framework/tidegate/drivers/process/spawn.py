@@ -30,6 +30,7 @@ from tidegate.ports.processes import (
     ZygoteEvent,
     ZygoteReady,
 )
+from tidegate.private_files import make_private_folder, private_opener
 
 _MODULE = "tidegate.bootstrap"
 _CHILD_ENVIRONMENT = {
@@ -87,8 +88,8 @@ class OsProcesses:
     ) -> subprocess.Popen[bytes]:
         path = self._logs / log
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "ab", opener=_private) as output:
+            make_private_folder(path.parent)
+            with open(path, "ab", opener=private_opener) as output:
                 process = subprocess.Popen(
                     # -P: the working folder is for the user's modules, ours come first in our own
                     # processes; it is put on the path of those that run the user's code.
@@ -189,11 +190,6 @@ class OsZygote:
                     self._listener(SlotEnded(index=index, pid=pid, status=status))
         self._child.watch(lambda status: self._listener(ZygoteEnded(status=status)))
         self._commands.close()
-
-
-def _private(path: str, flags: int) -> int:
-    """Logs may quote records: for their owner only."""
-    return os.open(path, flags, 0o600)
 
 
 def _write_arguments(process: subprocess.Popen[bytes], arguments: Mapping[str, object]) -> None:

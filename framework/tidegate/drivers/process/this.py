@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING, NoReturn
 
 from tidegate.drivers.process.garbage import settle_gc
@@ -15,6 +16,10 @@ class OsProcess:
     @property
     def pid(self) -> int:
         return os.getpid()
+
+    @property
+    def host(self) -> str:
+        return socket.gethostname()
 
     def leave(self, status: ExitStatus) -> NoReturn:
         os._exit(status)

@@ -28,6 +28,7 @@ from typing import NoReturn
 from tidegate.drivers.process import frames
 from tidegate.drivers.process.lifeline import hold_lifeline
 from tidegate.errors import check
+from tidegate.private_files import FILE_MODE, make_private_folder
 from tidegate.protocol.messages import StartSlot
 
 SlotMain = Callable[[StartSlot], int]
@@ -145,8 +146,8 @@ def _threads() -> int:
 
 
 def _redirect_output(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    make_private_folder(path.parent)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

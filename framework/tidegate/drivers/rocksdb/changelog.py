@@ -33,6 +33,7 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import CorruptCheckpointError
+from tidegate.private_files import FOLDER_MODE, write_private
 
 LOG_BYTES_MAX: Final = 16 << 20
 """Keys and values of all segments together: a fifth of a second of an opening."""
@@ -96,7 +97,7 @@ class Changelog:
 
     def fill(self, make: Callable[[Path], None]) -> None:
         """Have the folder made with the files of the full checkpoint."""
-        self._folder.parent.mkdir(exist_ok=True)
+        self._folder.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
         make(self._folder)
         for path in list(self._folder.iterdir()):
             if path.suffix != TABLE:
@@ -119,7 +120,7 @@ class Changelog:
 
     def _append(self, path: Path, writes: list[Write]) -> None:
         self._whole = False
-        path.write_bytes(msgspec.msgpack.encode(_Segment(FORMAT, writes)))
+        write_private(path, msgspec.msgpack.encode(_Segment(FORMAT, writes)))
         self._files.append(path)
         self._whole = True
 

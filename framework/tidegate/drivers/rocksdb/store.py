@@ -53,6 +53,7 @@ from rocksdict import (
 from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
 from tidegate.drivers.rocksdb.frozen import FrozenFiles
 from tidegate.errors import CorruptCheckpointError, StorageError
+from tidegate.private_files import make_private_folder
 
 HELD_BYTES_MAX: Final = 32 << 20
 """Of what is held, by the mean of what was written: some 130,000 small pairs. Beyond it all goes
@@ -124,7 +125,7 @@ class RocksDBStore:
         """The newest checkpoint, until its files are there."""
         self._closed = False
         with self._translated("open"):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private_folder(directory)
             self._logs = lay_out(directory)
             self._db = Rdict(str(directory), _options())
             for deletes, puts in take_segments(directory):

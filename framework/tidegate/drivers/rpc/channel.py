@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
 
 # Before grpc is imported: its fork handlers would only complain, because no process of ours forks
@@ -28,6 +29,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
+from tidegate.drivers.local_sockets import UNIX, new_socket_path
 from tidegate.drivers.network import THIS_HOST, Network, bracketed
 from tidegate.drivers.rpc import calls
 from tidegate.errors import RpcError
@@ -90,7 +92,7 @@ class GrpcRpc:
         return GrpcServer(handler, self._network, port)
 
     def connect(self, address: str) -> GrpcClient:
-        """A client of `host:port`; connects at the first call."""
+        """A client of `host:port` or `unix:PATH`; connects at the first call."""
         return GrpcClient(address)
 
 
@@ -104,6 +106,23 @@ class GrpcServer:
             self._threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
         )
         self._server.add_generic_rpc_handlers((_OneMethod(self._call),))
+        if network.socket_dir is None:
+            self._address = self._listen_on_tcp(network, wanted)
+        else:
+            self._address = self._listen_on_unix(Path(network.socket_dir))
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        """`host:port` or `unix:PATH`, as others reach it."""
+        return self._address
+
+    def close(self) -> None:
+        """Take no more calls; those under way get a moment to finish."""
+        self._server.stop(_STOP_GRACE_S).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _listen_on_tcp(self, network: Network, wanted: int) -> str:
         bound = f"{bracketed(network.listens_on)}:{wanted}"
         try:
             port = self._server.add_insecure_port(bound)
@@ -114,18 +133,18 @@ class GrpcServer:
                 "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
                 "say where a process of a standing cluster listens."
             ) from error
-        self._address = network.shown(port)
-        self._server.start()
+        return network.shown(port)
 
-    @property
-    def address(self) -> str:
-        """`host:port`, as others reach it."""
-        return self._address
-
-    def close(self) -> None:
-        """Take no more calls; those under way get a moment to finish."""
-        self._server.stop(_STOP_GRACE_S).wait()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _listen_on_unix(self, folder: Path) -> str:
+        try:
+            address = f"{UNIX}{new_socket_path(folder)}"
+            self._server.add_insecure_port(address)
+        except (OSError, RuntimeError) as error:
+            raise RpcError(
+                f"Cannot listen on a Unix socket in {folder}: {error}. The folder must belong to "
+                "this user, with mode 0700, on a disk with free space. TMPDIR names another place."
+            ) from error
+        return address
 
     def _call(self, data: bytes, _context: object) -> bytes:
         return calls.answer(self._handler, data)

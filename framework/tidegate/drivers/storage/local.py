@@ -6,7 +6,7 @@ not on disk is no name; folders that are made are synced into their parents. So 
 object whole or not at all, whoever is killed when. Safe for several threads and several processes.
 
 It needs a file system with hard links whose `link` is atomic (all local ones of Linux and macOS);
-the probe refuses others. Not for NFS, where the answer of `link` can be wrong.
+the probe refuses others, and NFS, SMB and FUSE (`file_systems.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from tidegate.drivers.storage.file_systems import refuse_unsafe
+from tidegate.drivers.storage.identity import IDENTITY, another, gone, read_or_create
 from tidegate.drivers.storage.probing import prove_create_if_absent
 from tidegate.errors import StorageError, check
 from tidegate.ports.blobs import Created
+from tidegate.private_files import FOLDER_MODE, close_to_others, private_opener
 
 _TEMPORARY: Final = ".temporary"
 """The folder, beside the objects, of files that have no name yet. Never listed."""
@@ -57,14 +60,22 @@ _PART = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class LocalStore:
-    """A BlobStore in the folder `root`, which is made when the first object is written."""
+    """A BlobStore in the folder `root`, which is made when the first object is written.
+
+    Once it is bound to an identity, `root` is never made again: a folder that has vanished was
+    unmounted or removed, and what would be written to a new one would not be found later. Each call
+    looks at the identity file: before it changes anything, and after it has read or written,
+    because a storage can vanish in between.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
+        self._identity = ""
 
     def create(self, path: str, data: bytes) -> Created:
         """See BlobStore. StorageError where it is certain that nothing was written."""
         target = self._target(path)
+        self.confirm()
         with self._temporary(path, lambda file: _write(file, data)) as temporary:
             try:
                 self._into_folder(target, lambda: os.link(temporary, target))
@@ -82,6 +93,10 @@ class LocalStore:
                 _sync_folder(target.parent)
             except OSError:
                 return Created.UNKNOWN
+            try:
+                self.confirm()
+            except StorageError:
+                return Created.UNKNOWN  # perhaps it was written to what lies below the mount point
             return outcome
 
     def put(self, path: str, data: bytes) -> None:
@@ -96,11 +111,13 @@ class LocalStore:
         """See BlobStore."""
         target = self._target(path)
         try:
-            return target.read_bytes()
+            found = target.read_bytes()
         except FileNotFoundError:
-            return None
+            found = None
         except OSError as error:
             raise _translated(error, "read", target) from error
+        self.confirm()
+        return found
 
     def get_file(self, path: str, target: Path) -> bool:
         """See BlobStore."""
@@ -110,6 +127,7 @@ class LocalStore:
                 _copy_open(file.fileno(), target)
         except FileNotFoundError as error:
             if error.filename == str(source):
+                self.confirm()
                 return False
             raise _translated(error, "write", target) from error
         except OSError as error:
@@ -120,6 +138,7 @@ class LocalStore:
                 )
                 raise StorageError(message) from error
             raise _translated(error, f"copy to {target} from", source) from error
+        self.confirm()
         return True
 
     def list(self, prefix: str) -> list[str]:
@@ -134,11 +153,13 @@ class LocalStore:
             # One Path for each folder, none for each file: a journal is listed twice a checkpoint.
             head = "" if at_root else f"{within.as_posix()}/"
             found += [head + file for file in files]
+        self.confirm()
         return sorted(found)
 
     def delete(self, path: str) -> None:
         """See BlobStore. Folders that become empty go too."""
         target = self._target(path)
+        self.confirm()
         try:
             target.unlink(missing_ok=True)
         except NotADirectoryError:
@@ -149,10 +170,37 @@ class LocalStore:
             if folder == self._root or not _removed_if_empty(folder):
                 return
 
-    def probe(self) -> None:
+    def probe(self, *, allow_network_filesystem: bool = False) -> None:
         """See BlobStore."""
+        if not allow_network_filesystem:
+            refuse_unsafe(self._root)
+        self._close_to_others()
         prove_create_if_absent(self, str(self._root), secrets.token_hex(8))
         self._remove_abandoned()
+
+    def identify(self) -> str:
+        """See BlobStore."""
+        if not self._identity:
+            self._identity = read_or_create(self, str(self._root))
+        return self._identity
+
+    def bind(self, identity: str) -> None:
+        """See BlobStore."""
+        self._identity = identity
+
+    def confirm(self) -> None:
+        """See BlobStore."""
+        if not self._identity:
+            return
+        file = self._root / IDENTITY
+        try:
+            found = file.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise gone(str(self._root)) from None
+        except OSError as error:
+            raise _translated(error, "read", file) from error
+        if found != self._identity:
+            raise another(str(self._root), found, self._identity)
 
     def __repr__(self) -> str:
         return f"<LocalStore {self._root}>"
@@ -165,12 +213,14 @@ class LocalStore:
 
     def _put(self, path: str, fill: Callable[[Path], None]) -> None:
         target = self._target(path)
+        self.confirm()
         with self._temporary(path, fill) as temporary:
             try:
                 self._into_folder(target, lambda: temporary.replace(target))
                 _sync_folder(target.parent)
             except OSError as error:
                 raise _translated(error, "write", target) from error
+        self.confirm()
 
     @contextlib.contextmanager
     def _temporary(self, path: str, fill: Callable[[Path], None]) -> Iterator[Path]:
@@ -193,10 +243,31 @@ class LocalStore:
             try:
                 action()
             except FileNotFoundError:
-                _make_folder(target.parent)
+                self.confirm()
+                self._make_folder(target.parent)
             else:
                 return
         action()
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder with its parents, each synced into its parent."""
+        if folder.is_dir():
+            return
+        if folder == self._root and self._identity:
+            raise gone(str(self._root))
+        self._make_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=FOLDER_MODE)
+        _sync_folder(folder.parent)
+
+    def _close_to_others(self) -> None:
+        """Folders of jobs that an older version made can be read by others. The root stays as it
+        is: its owner may share it with the users of other jobs.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for folder in self._root.iterdir():
+                if folder.is_dir() and not folder.is_symlink():
+                    close_to_others(folder)
 
     def _remove_abandoned(self) -> None:
         before = time.time() - _ABANDONED_AFTER_S
@@ -207,32 +278,25 @@ class LocalStore:
 
 
 def _write(file: Path, data: bytes) -> None:
-    with file.open("xb") as out:
+    with open(file, "xb", opener=private_opener) as out:
         out.write(data)
         out.flush()
         _sync(out.fileno())
 
 
 def _copy(source: Path, file: Path) -> None:
-    with source.open("rb") as data, file.open("xb") as out:
+    with source.open("rb") as data, open(file, "xb", opener=private_opener) as out:
         shutil.copyfileobj(data, out, length=1 << 20)
         out.flush()
         _sync(out.fileno())
 
 
 def _copy_open(source: int, target: Path) -> None:
-    with os.fdopen(os.dup(source), "rb") as data, target.open("xb") as out:
+    with (
+        os.fdopen(os.dup(source), "rb") as data,
+        open(target, "xb", opener=private_opener) as out,
+    ):
         shutil.copyfileobj(data, out, length=1 << 20)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder with its parents, each synced into its parent."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

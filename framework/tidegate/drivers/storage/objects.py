@@ -26,9 +26,11 @@ from obstore.exceptions import (
 from obstore.store import ObjectStore as Store
 from obstore.store import from_url
 
+from tidegate.drivers.storage.identity import IDENTITY, another, gone, read_or_create
 from tidegate.drivers.storage.probing import prove_create_if_absent
 from tidegate.errors import ConfigError, StorageError
 from tidegate.ports.blobs import Created
+from tidegate.private_files import private_opener
 
 _CHUNK: Final = 4 << 20
 """Bytes per write of a download: large enough that Python's share in it is small."""
@@ -40,6 +42,7 @@ class ObjectStore:
     def __init__(self, store: Store, where: str) -> None:
         self._store = store
         self._where = where
+        self._identity = ""
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -87,9 +90,8 @@ class ObjectStore:
                 found = obstore.get(self._store, path)
             except FileNotFoundError:
                 return False
-            with target.open("xb") as out:
-                for chunk in found.stream(min_chunk_size=_CHUNK):
-                    out.write(chunk)
+            with open(target, "xb", opener=private_opener) as out:
+                out.writelines(found.stream(min_chunk_size=_CHUNK))
             return True
 
     def list(self, prefix: str) -> list[str]:
@@ -106,9 +108,31 @@ class ObjectStore:
             except FileNotFoundError:
                 return
 
-    def probe(self) -> None:
+    def probe(self, *, allow_network_filesystem: bool = False) -> None:
         """See BlobStore."""
+        del allow_network_filesystem  # an object store has none
         prove_create_if_absent(self, self._where, secrets.token_hex(8))
+
+    def identify(self) -> str:
+        """See BlobStore."""
+        self._identity = read_or_create(self, self._where)
+        return self._identity
+
+    def bind(self, identity: str) -> None:
+        """See BlobStore. A bucket cannot vanish behind its name without errors: each call would
+        cost a second request, so that only `confirm` looks.
+        """
+        self._identity = identity
+
+    def confirm(self) -> None:
+        """See BlobStore."""
+        if not self._identity:
+            return
+        found = self.get(IDENTITY)
+        if found is None:
+            raise gone(self._where)
+        if found.decode() != self._identity:
+            raise another(self._where, found.decode(), self._identity)
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self._where}>"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tidegate.drivers.storage.probing import prove_create_if_absent
-from tidegate.errors import StorageError
+from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.blobs import BlobStore, Created
 from tidegate.testing.sim.scheduler import SimProcess
 from tidegate.testing.sim.threads import SimEntropy
@@ -27,6 +27,8 @@ class MemoryBlobs:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.identity = "simulated"
+        """Another value is another storage behind the same path; a faults' hook."""
         self.watch: Callable[[SimProcess, str, bytes], None] | None = None
 
 
@@ -44,7 +46,12 @@ class StorageVerdict:
     """After so long the sender knows nothing; the request takes effect at its time all the same."""
     request_lost: bool = False
     """It never arrives; `given_up_s` says when the sender stops to wait."""
+    hangs: bool = False
+    """The call never returns, and its request never arrives."""
 
+
+FOREVER_S: Final = 1e9
+"""Longer than any simulation."""
 
 AT_ONCE: Final = StorageVerdict()
 
@@ -60,6 +67,7 @@ class SimBlobStore:
 
     def __init__(self, blobs: MemoryBlobs, process: SimProcess, faults: StorageFaults) -> None:
         self._blobs, self._process, self._faults = blobs, process, faults
+        self._identity = ""
 
     def create(self, path: str, data: bytes) -> Created:
         """See BlobStore."""
@@ -72,7 +80,12 @@ class SimBlobStore:
                 self._blobs.watch(self._process, path, data)
             return Created.CREATED
 
+        self.confirm()
         answer = self._ask("create", path, act)
+        try:
+            self.confirm()
+        except StorageGoneError:
+            return Created.UNKNOWN
         return Created.UNKNOWN if answer is None else answer
 
     def put(self, path: str, data: bytes) -> None:
@@ -109,9 +122,21 @@ class SimBlobStore:
     def delete(self, path: str) -> None:
         self._certainly("delete", path, lambda: self._delete(path))
 
-    def probe(self) -> None:
+    def probe(self, *, allow_network_filesystem: bool = False) -> None:
+        del allow_network_filesystem
         nonce = SimEntropy(self._process).token_hex(8)
         prove_create_if_absent(self, "of the simulation", nonce)
+
+    def identify(self) -> str:
+        self._identity = self._blobs.identity
+        return self._identity
+
+    def bind(self, identity: str) -> None:
+        self._identity = identity
+
+    def confirm(self) -> None:
+        if self._identity not in {"", self._blobs.identity}:
+            raise StorageGoneError("the storage is gone, or another one is there")
 
     def _put(self, path: str, data: bytes) -> None:
         self._blobs.objects[path] = data
@@ -121,7 +146,9 @@ class SimBlobStore:
 
     def _certainly(self, kind: str, path: str, act: Callable[[], T]) -> T:
         """As `_ask`, where an unknown outcome is an error."""
+        self.confirm()
         answer = self._ask(kind, path, lambda: (act(),))
+        self.confirm()
         if answer is None:
             raise StorageError(f"the storage does not answer: {kind} {path}")
         return answer[0]
@@ -134,6 +161,8 @@ class SimBlobStore:
         if verdict.fails:
             _wait(self._process, verdict.request_s + verdict.answer_s)
             raise StorageError(f"the storage refuses: {kind} {path}")
+        if verdict.hangs:
+            scheduler.wait(FOREVER_S)
         answer: list[T] = []
         if verdict.request_lost:
             pass

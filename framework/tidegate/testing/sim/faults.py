@@ -270,7 +270,13 @@ def _refusal(call: Call, chance: random.Random) -> Code | None:
     if call.api in _COORDINATOR:
         busy = call.api in {Api.INIT_PRODUCER_ID, Api.ADD_PARTITIONS, Api.END_TXN}
         return chance.choice(_MOVED + _BUSY if busy else _MOVED)
-    if call.api in {Api.PRODUCE, Api.FETCH, Api.WRITE_MARKERS, Api.LIST_OFFSETS}:
+    if call.api in {
+        Api.PRODUCE,
+        Api.FETCH,
+        Api.WRITE_MARKERS,
+        Api.LIST_OFFSETS,
+        Api.OFFSET_FOR_LEADER_EPOCH,
+    }:
         return Code.NOT_LEADER_OR_FOLLOWER
     return None
 

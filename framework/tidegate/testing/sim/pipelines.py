@@ -42,8 +42,23 @@ class Result(msgspec.Struct, frozen=True):
     total: int = 0
 
 
+class MutableEvent(msgspec.Struct):
+    """An event whose records user code may change, with the fields of a result."""
+
+    name: str
+    key: str
+    amount: int
+    group: str = ""
+    count: int = 0
+    total: int = 0
+
+
 def work() -> None:
     """What user code does besides, for each record: nothing, but where a run has it take time."""
+
+
+def connect() -> None:
+    """What user code does when it opens: nothing, but where a run has it fail."""
 
 
 class Total(KeyedProcess[str, Event, Result]):
@@ -51,6 +66,9 @@ class Total(KeyedProcess[str, Event, Result]):
 
     count = ValueState(int, default=0)
     total = ValueState(int, default=0)
+
+    def open(self) -> None:
+        connect()
 
     def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
         work()
@@ -66,6 +84,9 @@ class RegionTotal(KeyedProcess[str, Result, Result]):
 
     totals = MapState(str, int)
 
+    def open(self) -> None:
+        connect()
+
     def process(self, result: Result, ctx: Context[str]) -> Iterable[Result]:
         work()
         count = self.totals.get("count", 0) + 1
@@ -79,6 +100,9 @@ class Sorted(KeyedProcess[str, Event, Result]):
 
     events = ListState(int)
     odd = SideOutput(Result)
+
+    def open(self) -> None:
+        connect()
 
     def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
         work()
@@ -189,6 +213,25 @@ class Shuffled(Pipeline, name="shuffled"):
         by_key.key_by(region).process(RegionTotal(), uid="region-total").to(self.regions)
 
 
+def renamed(event: MutableEvent) -> MutableEvent:
+    """Changes the record that it is given, as Python users do."""
+    work()
+    event.name += "/1"
+    return event
+
+
+class Branched(Pipeline, name="branched"):
+    """Two branches of one source, the first of which changes its records."""
+
+    events = KafkaSource(IN_A, value=Json(MutableEvent))
+    changed = KafkaSink(OUT_A, value=Json(MutableEvent), key_by=lambda event: event.key)
+    plain = KafkaSink(OUT_B, value=Json(MutableEvent), key_by=lambda event: event.key)
+
+    def define(self) -> None:
+        self.events.map(renamed).to(self.changed)
+        self.events.to(self.plain)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A pipeline and what it must write."""
@@ -227,6 +270,14 @@ def _two(event: Event) -> tuple[str, ...]:
 def _if(condition: Callable[[Event], bool]) -> Callable[[Event], tuple[str, ...]]:
     return lambda event: (event.name,) if condition(event) else ()
 
+
+BRANCHED: Final = Shape(
+    Branched,
+    (IN_A,),
+    {OUT_A: lambda event: (f"{event.name}/1",), OUT_B: _one},
+    frozenset(),
+)
+"""Takes the place of `TwoSinks` in some runs; its topics are the same."""
 
 SHAPES: Final[tuple[Shape, ...]] = (
     Shape(Stateless, (IN_A,), {OUT_A: _if(lambda event: event.amount % 5 != 0)}, frozenset()),

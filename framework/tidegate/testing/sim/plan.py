@@ -19,7 +19,7 @@ from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import CheckpointSettings
 from tidegate.testing.sim.faults import Weights
 from tidegate.testing.sim.load import Load
-from tidegate.testing.sim.pipelines import SHAPES, Event, Shape, Sided
+from tidegate.testing.sim.pipelines import BRANCHED, SHAPES, Event, Shape, Sided, TwoSinks
 from tidegate.testing.sim.weather import Weather
 
 KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
@@ -34,6 +34,11 @@ RETENTION: Final = 0.4
 """Share of the runs whose inputs go, of those that never go back to an older checkpoint."""
 STANDING: Final = 0.3
 """Share of the runs on a standing cluster."""
+BRANCHES: Final = 0.5
+"""Share of the runs of two sinks whose branches share records that one of them changes."""
+FAILING_OPENS: Final = 0.2
+"""Share of the runs whose user code cannot connect for a while when it opens."""
+FAILING_OPEN_S: Final = (1.0, 8.0)
 IMPATIENT_OUTAGE_MS: Final = 5_000
 """The same in runs with a blackout."""
 
@@ -80,6 +85,9 @@ class Plan:
     """Whether inputs are written in transactions, and go when all checkpoints are past them."""
     standing: bool
     """Whether each life is on a standing cluster, or on one of its own."""
+    failing_open: tuple[float, float] | None
+    """From when to when user code raises as it opens; attempts then crash one after the other, and
+    none of them publishes anything."""
 
     @property
     def blackout_s(self) -> float:
@@ -109,19 +117,24 @@ class Plan:
         settings["checkpoint"]["retained"] = retained
         shape = _promising_less(chance, shape)
         goes_back = bool(weights.blackout) or any(life.back is not None for life in lives)
+        inputs = _numbered(trickle + events.bursts(load, until_s))
+        retention = chance.random() < RETENTION and not goes_back
+        standing = chance.random() < STANDING
+        shape = _branching(chance, shape)
         return cls(
             shape=shape,
             weights=weights,
             weather=weather,
             lives=lives,
-            inputs=_numbered(trickle + events.bursts(load, until_s)),
+            inputs=inputs,
             partitions=partitions,
             settings=_impatient(load.settled(settings))
             if weights.blackout
             else load.settled(settings),
             load=load,
-            retention=chance.random() < RETENTION and not goes_back,
-            standing=chance.random() < STANDING,
+            retention=retention,
+            standing=standing,
+            failing_open=_failing_open(chance, weights),
         )
 
 
@@ -151,6 +164,20 @@ def _promising_less(chance: random.Random, shape: Shape) -> Shape:
         sinks if shape.pipeline is Sided else chance.sample(sinks, chance.randint(1, len(sinks)))
     )
     return replace(shape, plain=frozenset(plain)) if chance.random() < PLAIN else shape
+
+
+def _branching(chance: random.Random, shape: Shape) -> Shape:
+    """The other pipeline with two sinks, in some runs."""
+    branches = shape.pipeline is TwoSinks and chance.random() < BRANCHES
+    return replace(BRANCHED, plain=shape.plain) if branches else shape
+
+
+def _failing_open(chance: random.Random, weights: Weights) -> tuple[float, float] | None:
+    """A time within that of faults, in some runs."""
+    if chance.random() >= FAILING_OPENS:
+        return None
+    begin_s = chance.uniform(0.0, weights.wild_s)
+    return begin_s, min(begin_s + chance.uniform(*FAILING_OPEN_S), weights.wild_s)
 
 
 def _by_hand(

@@ -30,6 +30,7 @@ from tidegate.elements import Origin
 from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
+from tidegate.protocol.versions import TIDEGATE
 from tidegate.testing.sim.blows import Striker
 from tidegate.testing.sim.cluster import SimCluster
 from tidegate.testing.sim.counting import Violation
@@ -41,7 +42,13 @@ from tidegate.testing.sim.retention import Retention
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.standing import StandingCluster
 from tidegate.testing.sim.story import Story, Told
-from tidegate.testing.sim.surroundings import CODE_DIGEST, declared, loaded, surroundings
+from tidegate.testing.sim.surroundings import (
+    CODE_DIGEST,
+    declared,
+    loaded,
+    opening,
+    surroundings,
+)
 from tidegate.testing.sim.weather import Fates
 
 QUIET_S: Final = 400.0
@@ -89,7 +96,12 @@ def run_seed(
     scheduler = Scheduler(seed, story=story)
     with surroundings(scheduler) as folder:
         run = Run(seed, scheduler, folder)
-        with loaded(scheduler, run.plan.load), declared(run.plan.shape):
+        plan = run.plan
+        with (
+            loaded(scheduler, plan.load),
+            opening(scheduler, plan.failing_open),
+            declared(plan.shape),
+        ):
             try:
                 run.to_the_end()
             finally:
@@ -225,6 +237,7 @@ class Run:
             f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
             f"{'retention; ' if plan.retention else ''}"
             f"{'a standing cluster; ' if plan.standing else ''}"
+            f"{'user code cannot open; ' if plan.failing_open else ''}"
             f"{plan.settings}"
         )
 
@@ -328,7 +341,7 @@ class Run:
             fingerprint=graph.fingerprint(),
             code_digest=CODE_DIGEST,
             python_version=platform.python_version(),
-            tidegate_version="simulated",
+            tidegate_version=TIDEGATE,
             bounded=life.ends == "bounded",
             restore=restore,
             accept_loss=self._watch.accepting,

@@ -88,15 +88,19 @@ class StandingCluster:
                 return
 
     def _watch(self) -> NoReturn:
-        client, misses = self._rpc.connect(self._address), 0
+        misses = 0
         while True:
             self._clock.sleep(WATCH_S)
+            # A new connection each time: an old one may lead to another JobManager than the one
+            # that new clients and TaskManagers find behind the address.
+            client = self._rpc.connect(self._address)
             try:
                 client.call(ListJobs(), timeout_s=WATCH_S)
             except RpcError:
                 misses += 1
             else:
                 misses = 0
+            client.close()
             if misses >= MISSES_MAX:
                 misses = 0
                 self._start_jobmanager()

@@ -66,6 +66,18 @@ def declared(shape: Shape) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def opening(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterator[None]:
+    """User code cannot connect from one time to another."""
+
+    def connect() -> None:
+        if failing is not None and failing[0] <= scheduler.now < failing[1]:
+            raise ConnectionError("the service is down")
+
+    with patch("tidegate.testing.sim.pipelines.connect", connect):
+        yield
+
+
+@contextlib.contextmanager
 def loaded(scheduler: Scheduler, load: Load) -> Iterator[None]:
     """The limits of a load, and what a record costs."""
     chance = scheduler.random_for("work")

@@ -284,6 +284,10 @@ class SimSelf:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def host(self) -> str:
+        return "simulated-host"
+
     def leave(self, status: int) -> NoReturn:
         self._process.exit(status)
         raise Unwound

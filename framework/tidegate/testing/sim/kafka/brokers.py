@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from tidegate.elements import Origin
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.ports.kafka import GroupCommit, TransactionFacts, TransactionState
 from tidegate.testing.sim.kafka.coordinator import TransactionCoordinator
 from tidegate.testing.sim.kafka.faults import BrokerError, Code
 from tidegate.testing.sim.kafka.log import PartitionLog, Record, StoredRecord
@@ -40,6 +40,8 @@ class Fetched(NamedTuple):
     position: int
     last_stable: int
     end: int
+    leader_epoch: int
+    """Of the entry before `position`."""
 
 
 class Rights:
@@ -78,8 +80,10 @@ class Brokers:
         self.cluster_id = cluster_id
         self.rights = Rights()
         self.topics: dict[str, list[PartitionLog]] = {}
+        self._topic_ids: dict[str, str] = {}
+        self._topics_made = 0
         self.marked: Callable[[PartitionLog], None] | None = None
-        self._offsets: dict[str, dict[Origin, int]] = {}
+        self._offsets: dict[str, dict[Origin, GroupCommit]] = {}
 
     def partition(self, origin: Origin) -> PartitionLog:
         """The log of a partition that exists."""
@@ -87,6 +91,12 @@ class Brokers:
         if not 0 <= origin.partition < len(found):
             raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
         return found[origin.partition]
+
+    def create_topic(self, name: str, partitions: Sequence[PartitionLog]) -> None:
+        """A topic, with an id that no other has, also none of this name."""
+        self._topics_made += 1
+        self.topics[name] = list(partitions)
+        self._topic_ids[name] = f"fake-topic-id-{self._topics_made:08d}"
 
     def mark(self, origin: Origin, producer_id: int, epoch: int, commit: bool) -> None:
         """WriteTxnMarkers of the coordinator. A partition that was deleted meanwhile needs none."""
@@ -127,7 +137,8 @@ class Brokers:
         self.rights.check(user, "READ", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         log = self.partition(origin)
         records, reached = log.read(position, records_max)
-        return Fetched(records, reached, log.last_stable, log.end)
+        epoch = log.epoch_at(reached - 1)
+        return Fetched(records, reached, log.last_stable, log.end, epoch)
 
     def partitions(self, user: str, topic: str) -> int:
         """How many partitions a topic has."""
@@ -147,18 +158,36 @@ class Brokers:
         found = log.at_time(at)
         return -1 if found is None else found
 
-    def commit_offsets(self, user: str, group: str, positions: Mapping[Origin, int]) -> None:
+    def high_watermark(self, user: str, origin: Origin) -> int:
+        """ListOffsets for `read_uncommitted`: the high watermark."""
+        self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        return self.partition(origin).end
+
+    def topic_ids(self, user: str, topics: Iterable[str]) -> dict[str, str]:
+        """Metadata: the ids of those topics that exist."""
+        found = [topic for topic in topics if topic in self.topics]
+        for topic in found:
+            self.rights.check(user, "DESCRIBE", topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        return {topic: self._topic_ids[topic] for topic in found}
+
+    def epoch_end(self, user: str, origin: Origin, epoch: int) -> int | None:
+        """OffsetForLeaderEpoch; None for a partition that does not exist."""
+        self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        if origin.partition >= len(self.topics.get(origin.topic, ())):
+            return None
+        return self.partition(origin).epoch_end(epoch)
+
+    def commit_offsets(
+        self, user: str, group: str, positions: Mapping[Origin, GroupCommit]
+    ) -> None:
         """OffsetCommit of a group without members."""
         self.rights.check(user, "READ", group, Code.GROUP_AUTHORIZATION_FAILED)
         self._offsets.setdefault(group, {}).update(positions)
 
-    def committed(
-        self, user: str, group: str, origins: Iterable[Origin]
-    ) -> dict[Origin, int | None]:
-        """OffsetFetch."""
+    def committed(self, user: str, group: str) -> dict[Origin, GroupCommit]:
+        """OffsetFetch of all that the group holds."""
         self.rights.check(user, "DESCRIBE", group, Code.GROUP_AUTHORIZATION_FAILED)
-        known = self._offsets.get(group, {})
-        return {origin: known.get(origin) for origin in origins}
+        return dict(self._offsets.get(group, {}))
 
     # --- transactions ---------------------------------------------------------------------------
 

@@ -139,16 +139,17 @@ class FakeKafka:
         self, name: str, partitions: int, *, message_bytes_max: int = MESSAGE_BYTES_MAX
     ) -> None:
         """A topic with empty partitions."""
-        self._brokers.topics[name] = [
+        logs = [
             PartitionLog(Origin(name, number), message_bytes_max) for number in range(partitions)
         ]
+        self._brokers.create_topic(name, logs)
 
     def delete_topic(self, name: str) -> None:
-        """With all that is in it."""
+        """With all that is in it. One of this name that is created later has another id."""
         del self._brokers.topics[name]
 
     def log(self, origin: Origin) -> PartitionLog:
-        """A partition, to look into or to trim (`start`)."""
+        """A partition, to look into to trim (`start`), or to elect a leader of."""
         return self._brokers.topics[origin.topic][origin.partition]
 
     def logs(self) -> list[PartitionLog]:

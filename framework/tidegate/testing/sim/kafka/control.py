@@ -6,7 +6,7 @@ list until a deadline, EndTxn never. Errors are of the same classes and name the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
@@ -20,7 +20,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.kafka import EndOutcome, GroupCommit, TransactionFacts, TransactionState
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.faults import RETRIABLE, Api, BrokerError, Call, Code
@@ -123,8 +123,36 @@ class FakeTransactionLog:
 
         return self._retried("list transactions", once)
 
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids of those topics that exist."""
+        call = Call(Api.METADATA, self._connection.name)
+
+        def once() -> dict[str, str]:
+            return self._connection.ask(
+                call, lambda: self._brokers.topic_ids(self._user, sorted(topics))
+            )
+
+        return self._retried("describe the topics of the job", once)
+
+    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+        """Where the records of a leader epoch and of all before it end in each partition."""
+        found: dict[Origin, int] = {}
+        for origin, epoch in sorted(epochs.items()):
+            end = self._retried(
+                "tell where leader epochs end", partial(self._epoch_end, origin, epoch)
+            )
+            if end is not None:
+                found[origin] = end
+        return found
+
     def close(self) -> None:
         """Nothing is open."""
+
+    def _epoch_end(self, origin: Origin, epoch: int) -> int | None:
+        call = Call(Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, origin=origin)
+        return self._connection.ask(
+            call, lambda: self._brokers.epoch_end(self._user, origin, epoch)
+        )
 
     def _call(self, api: Api, transactional_id: TransactionalId) -> Call:
         return Call(api, self._connection.name, transactional_id)
@@ -168,6 +196,10 @@ class FakeAdmin:
         """Last stable offsets."""
         return self._offsets(origins, lambda each: self._brokers.offset(self._user, each, None))
 
+    def high_watermarks(self, origins: list[Origin]) -> dict[Origin, int]:
+        """Ends of the logs, with what open transactions hide."""
+        return self._offsets(origins, lambda each: self._brokers.high_watermark(self._user, each))
+
     def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
         """First offset at or after a time; the end offset where there is none."""
         found = self._offsets(
@@ -177,12 +209,29 @@ class FakeAdmin:
 
     def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]:
         """A consumer group's offsets; None where it has none."""
+        held = self.group_commits(group)
+        return {origin: held[origin].offset if origin in held else None for origin in origins}
+
+    def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+        """All that a consumer group holds."""
         call = Call(Api.OFFSET_FETCH, self._connection.name, name=group)
         return self._retried(
             f"read the offsets of consumer group {group}",
             call,
-            lambda: self._brokers.committed(self._user, group, origins),
+            lambda: self._brokers.committed(self._user, group),
         )
+
+    def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
+        """`max.message.bytes` of each topic that is there."""
+        return {
+            topic: limit
+            for topic in topics
+            if (limit := self._asked(f"describe topic {topic}", topic, partial(self._limit, topic)))
+        }
+
+    def _limit(self, topic: str) -> int:
+        logs = self._brokers.topics.get(topic)
+        return logs[0].message_bytes_max if logs else 0
 
     def transaction_max_timeout_ms(self) -> int | None:
         """The brokers' maximum."""

@@ -30,6 +30,7 @@ class Api(enum.Enum):
     LIST_TRANSACTIONS = "ListTransactions"
     METADATA = "Metadata"
     LIST_OFFSETS = "ListOffsets"
+    OFFSET_FOR_LEADER_EPOCH = "OffsetForLeaderEpoch"
     OFFSET_COMMIT = "OffsetCommit"
     OFFSET_FETCH = "OffsetFetch"
     WRITE_MARKERS = "WriteTxnMarkers"

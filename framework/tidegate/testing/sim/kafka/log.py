@@ -106,10 +106,49 @@ class PartitionLog:
         self.origin = origin
         self.start = 0
         """First offset that retention has left."""
-        self._message_bytes_max = message_bytes_max
+        self.message_bytes_max = message_bytes_max
         self._entries: list[StoredRecord | Marker] = []
         self._open: dict[int, Span] = {}
         self._writers: dict[int, _Writer] = {}
+        #: Leader epochs, each with the end of the log when its leader was elected.
+        self._epochs: list[tuple[int, int]] = [(0, 0)]
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch of the present leader."""
+        return self._epochs[-1][0]
+
+    def elect(self, end: int | None = None) -> None:
+        """A new leader is elected. An unclean election: one whose log ends at `end`."""
+        if end is not None and end < self.end:
+            self._truncate(end)
+        self._epochs.append((self._epochs[-1][0] + 1, self.end))
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch in which the entry at an offset was written; -1 for none."""
+        if not 0 <= offset < self.end:
+            return -1
+        return max(epoch for epoch, start in self._epochs if start <= offset)
+
+    def epoch_end(self, epoch: int) -> int:
+        """Where the entries of an epoch and of all before it end; -1 for a later epoch than the
+        leader's.
+        """
+        if epoch > self.leader_epoch:
+            return -1
+        return min((start for each, start in self._epochs if each > epoch), default=self.end)
+
+    def _truncate(self, end: int) -> None:
+        """Forget the entries from `end` on, and what producers wrote there."""
+        del self._entries[end:]
+        self._epochs = [(epoch, start) for epoch, start in self._epochs if start <= end]
+        self._open = {each: span for each, span in self._open.items() if span.first < end}
+        for producer_id, writer in self._writers.items():
+            writer.sequence = sum(
+                isinstance(entry, StoredRecord)
+                and entry.span.producer == (producer_id, writer.epoch)
+                for entry in self._entries
+            )
 
     @property
     def end(self) -> int:
@@ -139,7 +178,7 @@ class PartitionLog:
         As a leader does it, the coordinator is asked for the first batch of a transaction only.
         Raises BrokerError.
         """
-        if any(size_of(record) > self._message_bytes_max for record in records):
+        if any(size_of(record) > self.message_bytes_max for record in records):
             raise BrokerError(Code.MESSAGE_TOO_LARGE)
         writer = self._writers.get(producer_id)
         if writer is not None and epoch < writer.epoch:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tidegate.elements import Origin
 from tidegate.errors import InternalError, KafkaError, KafkaNotAuthorisedError, TidegateError
-from tidegate.ports.kafka import Run
+from tidegate.ports.kafka import GroupCommit, Position, Run
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.faults import PROCEED, Api, BrokerError, Call, Code
@@ -32,11 +32,12 @@ IDLE_CHECK_S: Final = 30.0
 class _Assigned:
     """A partition that is read: where, and what was told of it."""
 
-    __slots__ = ("asked", "end_told", "fetch_s", "high", "paused", "position", "start")
+    __slots__ = ("asked", "end_told", "epoch", "fetch_s", "high", "paused", "position", "start")
 
     def __init__(self, position: int) -> None:
         self.start = self.position = position
         self.end_told = -1
+        self.epoch = -1
         self.high: int | None = None
         self.paused = False
         self.asked = False
@@ -86,13 +87,13 @@ class FakeReader:
             self._connection.sleep_until(min(end_s, now_s + POLL_SLICE_S))
             self._waits = False
 
-    def positions(self) -> dict[Origin, int]:
-        """The next offsets, behind what was passed over; without partitions that nothing was read
+    def positions(self) -> dict[Origin, Position]:
+        """The positions, behind what was passed over; without partitions that nothing was read
         of.
         """
         self._check_alone()
         return {
-            origin: each.position
+            origin: Position(each.position, each.epoch)
             for origin, each in self._assigned.items()
             if each.position > each.start
         }
@@ -115,18 +116,22 @@ class FakeReader:
             origin: each.high for origin, each in self._assigned.items() if each.high is not None
         }
 
-    def commit(self, positions: Mapping[Origin, int]) -> None:
+    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
         """Commit offsets to the consumer group, without waiting; failures are counted."""
         self._check_alone()
         if not positions:
             return
-        kept = dict(positions)
+        kept = {origin: GroupCommit(at, metadata) for origin, at in positions.items()}
 
         def act() -> None:
             self._brokers.commit_offsets(self._user, self._group, kept)
 
         call = Call(Api.OFFSET_COMMIT, self._connection.name, name=self._group)
         self._connection.send(call, act, self._committed)
+
+    def connection_error(self) -> str:
+        """Nothing: what a simulated client cannot reach it asks again."""
+        return ""
 
     def close(self) -> None:
         """Leave."""
@@ -171,7 +176,7 @@ class FakeReader:
                 return []  # librdkafka goes on asking, and says nothing
             raise self._error(origin, each, error.code) from None
         each.high, each.asked = fetched.end, False
-        each.position = fetched.position
+        each.position, each.epoch = fetched.position, fetched.leader_epoch
         runs = []
         if fetched.records:
             runs.append(Run(origin, fetched.records, fetched.records[-1].offset() + 1))

@@ -1,0 +1,344 @@
+"""The files of a pipeline as one archive: what a submit stores, and what every attempt runs.
+
+`pack` reads the files of the pipeline's package, or of the folder of a single-module pipeline, into
+a zip archive. The archive is named by its SHA-256. `install` fetches an archive from the checkpoint
+storage, verifies it, and writes its files into a local folder, from which a process imports the
+pipeline. So a file that is edited after the submit changes no attempt of that submission.
+
+What is packed: the top-level package of the pipeline, and every other module or package of the
+working folder that the pipeline has imported; for a pipeline in a single module, the whole folder
+of that module. Files of every kind belong to it, so that code may open data by a path relative to
+`__file__`. Schema files that formats name belong to it too. Installed packages outside of the
+working folder are not packed.
+
+The same files give the same archive: names are sorted, and times and modes are fixed. Nothing here
+knows of jobs, storages or processes besides `ports.blobs`, so that other runtimes use it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from tidegate.api.pipeline import Pipeline
+from tidegate.errors import CorruptCheckpointError, PipelineError, StorageError
+from tidegate.ports.blobs import BlobStore
+from tidegate.private_files import make_private_folder
+
+FILES_MAX: Final = 10_000
+"""Files and folders that are looked at. A pipeline with more lies beside something else."""
+
+INSTALLED_KEPT: Final = 3
+"""Archives of a job that stay unpacked on a host: the newest ones."""
+
+CACHE: Final = "cache"
+"""The reason for which Python's caches are left out."""
+
+_FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)
+"""The first time that a zip archive can hold."""
+_FIXED_MODE: Final = (stat.S_IFREG | 0o600) << 16
+_CACHES: Final = frozenset({"__pycache__", "node_modules"})
+_SITE_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file or folder that is not in the archive."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeArchive:
+    """The files of a pipeline, packed."""
+
+    data: bytes
+    digest: str
+    """SHA-256 of `data`, in hex."""
+    size: int
+    """Bytes of all files, unpacked."""
+    files: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+# --- packing ------------------------------------------------------------------------------------
+
+
+def pack(
+    pipeline: type[Pipeline],
+    folder: Path,
+    *,
+    size_max: int,
+    data_files: Iterable[str] = (),
+    ours: Iterable[Path] = (),
+) -> CodeArchive:
+    """The files of the pipeline; `folder` is the working folder.
+
+    `data_files` are paths below it that belong to the pipeline wherever they are. `ours` are files
+    and folders that tidegate writes itself: they are left out. PipelineError if the modules are
+    larger than `size_max`, or if there are too many files.
+    """
+    found = _Found(ours=frozenset(Path(os.path.realpath(path)) for path in ours))
+    for prefix, root in _roots(pipeline, folder):
+        if root.is_file():
+            found.add(prefix, root)
+        else:
+            found.walk(prefix, root, within=Path(os.path.realpath(root)))
+    for name in map(os.path.normpath, data_files):
+        if (folder / name).is_file() and not name.startswith(("/", "..")):
+            found.add(name, folder / name)
+    files, left_out = _fitting(found.files, size_max)
+    data = io.BytesIO()
+    packed, size = [], 0
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, path in sorted(files.items()):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue  # it was deleted meanwhile
+            except OSError as error:
+                left_out.append(LeftOut(name, f"cannot be read: {error.strerror}"))
+                continue
+            info = zipfile.ZipInfo(name, _FIXED_TIME)
+            info.external_attr, info.create_system = _FIXED_MODE, 3
+            archive.writestr(info, content, zipfile.ZIP_DEFLATED, 6)
+            packed.append(name)
+            size += len(content)
+    return CodeArchive(
+        data=data.getvalue(),
+        digest=digest_of(data.getvalue()),
+        size=size,
+        files=tuple(packed),
+        left_out=tuple(sorted((*found.left_out, *left_out), key=lambda each: each.path)),
+    )
+
+
+def digest_of(data: bytes) -> str:
+    """The name of an archive."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _roots(pipeline: type[Pipeline], folder: Path) -> Iterator[tuple[str, Path]]:
+    """What to pack: the path in the archive, and the file or folder."""
+    top = pipeline.__module__.partition(".")[0]
+    package: Sequence[str] = getattr(sys.modules[top], "__path__", ())
+    if package:
+        yield from ((top, Path(root)) for root in package)
+    else:
+        file = Path(str(sys.modules[top].__file__))
+        if _SITE_PACKAGES.isdisjoint(file.parts):
+            yield "", file.parent
+            return
+        yield file.name, file
+    for name, module in sorted(sys.modules.items()):
+        if "." in name or name == top:
+            continue
+        for path in (*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""):
+            if path and Path(path).parent == folder:  # a helper beside the package
+                yield Path(path).name, Path(path)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The files that belong to an archive, by their path in it, and what does not belong to it."""
+
+    ours: frozenset[Path]
+    files: dict[str, Path] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    _seen: int = 0
+
+    def walk(
+        self, prefix: str, folder: Path, *, within: Path, above: tuple[Path, ...] = ()
+    ) -> None:
+        """Add what is below a folder. Symbolic links that lead out of `within` are left out."""
+        real = Path(os.path.realpath(folder))
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            self.left_out.append(LeftOut(prefix, f"cannot be read: {error.strerror}"))
+            return
+        for entry in entries:
+            self._count(folder)
+            name = f"{prefix}/{entry.name}" if prefix else entry.name
+            path = Path(entry.path)
+            reason = self._why_not(path, within)
+            if reason is not None:
+                self.left_out.append(LeftOut(name, reason))
+            elif not entry.is_dir():
+                self.add(name, path)
+            elif Path(os.path.realpath(path)) in (*above, real):
+                self.left_out.append(LeftOut(name, "a symbolic link to a folder above it"))
+            else:
+                self.walk(name, path, within=within, above=(*above, real))
+
+    def add(self, name: str, path: Path) -> None:
+        """Add a file."""
+        if path.is_file():  # no socket, no pipe, no link that leads nowhere
+            self.files.setdefault(name, path)
+        else:
+            self.left_out.append(LeftOut(name, "no regular file"))
+
+    def _count(self, folder: Path) -> None:
+        self._seen += 1
+        if self._seen > FILES_MAX:
+            raise PipelineError(
+                f"The code of a pipeline is stored at submit, and there are more than {FILES_MAX} "
+                f"files at {folder} and beside it. Put the pipeline into a package or a folder of "
+                "its own."
+            )
+
+    def _why_not(self, path: Path, within: Path) -> str | None:
+        """Why a file or folder is left out, or None."""
+        if path.name.startswith("."):
+            return "hidden"
+        if path.name == "tidegate.toml":
+            return "settings, which may hold passwords"
+        if path.name in _CACHES or path.suffix in {".pyc", ".pyo"}:
+            return CACHE
+        if path.name in _SITE_PACKAGES or (path / "pyvenv.cfg").is_file():
+            return "virtual environment"
+        try:
+            path.name.encode()
+        except UnicodeEncodeError:
+            return "its name is not UTF-8"
+        real = Path(os.path.realpath(path))
+        if real in self.ours:
+            return "written by tidegate"
+        if path.is_symlink() and not real.is_relative_to(within):
+            return "symbolic link out of the folder"
+        return None
+
+
+def _fitting(found: dict[str, Path], size_max: int) -> tuple[dict[str, Path], list[LeftOut]]:
+    """Leave out the largest data files until the rest fits."""
+    sizes = {name: path.stat().st_size for name, path in found.items() if path.exists()}
+    total = sum(sizes.values())
+    files, left_out = dict(found), []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if total <= size_max:
+            break
+        if name.endswith(".py"):
+            continue
+        del files[name]
+        total -= sizes[name]
+        reason = f"{sizes[name]} bytes: too large for job.max_code_size"
+        left_out.append(LeftOut(name, reason))
+    if total > size_max:
+        raise PipelineError(
+            f"The modules of the pipeline have {total} bytes together, more than job.max_code_size "
+            f"allows ({size_max}). Put the pipeline into a package of its own, or raise the "
+            "setting."
+        )
+    return files, left_out
+
+
+# --- unpacking ----------------------------------------------------------------------------------
+
+
+def cache_of(working_folder: str, state_directory: str, job: str) -> Path:
+    """Where a host keeps the unpacked archives of a job: beside its local state."""
+    return Path(working_folder, state_directory, job, "code")
+
+
+def install(blobs: BlobStore, path: str, digest: str, size: int, root: Path) -> Path:
+    """The folder with the files of the archive at `path` in the checkpoint storage.
+
+    The folder is `root/digest`, for this user only. Several processes may install at once: each
+    writes a file whole, and all write the same. A file that is there already is compared, and
+    written again if it differs. `size` limits what is unpacked.
+
+    CorruptCheckpointError if the archive is missing or is not the one that was stored, StorageError
+    if the storage does not answer or the folder cannot be written.
+    """
+    data = blobs.get(path)
+    if data is None or digest_of(data) != digest:
+        problem = "is missing" if data is None else "is damaged: its SHA-256 differs"
+        raise CorruptCheckpointError(
+            f"The code of the job, {path} in the checkpoint storage, {problem}. Submit the job "
+            "again: it continues from its last checkpoint."
+        )
+    folder = root / digest
+    try:
+        make_private_folder(folder)
+        for name, content in contents(data, path, size):
+            _write(folder / name, content)
+        os.utime(folder)
+        _remove_old(root)
+    except OSError as error:
+        raise StorageError(
+            f"The code of the job cannot be written to {error.filename or folder}: "
+            f"{error.strerror}. Make room there, or set state.directory to another folder."
+        ) from error
+    return folder
+
+
+def contents(data: bytes, path: str, size_max: int) -> Iterator[tuple[str, bytes]]:
+    """The files of an archive. All names are checked before the first file is returned, so that
+    nothing is written outside of the folder; CorruptCheckpointError names `path`.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            _check(infos, path, size_max)
+            for info in infos:
+                yield info.filename, archive.read(info)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise CorruptCheckpointError(f"The archive {path} cannot be read: {error}.") from error
+
+
+def _check(infos: Sequence[zipfile.ZipInfo], path: str, size_max: int) -> None:
+    names = set()
+    for info in infos:
+        name = info.filename
+        parts = PurePosixPath(name).parts
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        plain = "/".join(parts) == name and parts and not {".", ".."}.intersection(parts)
+        if not plain or name.startswith("/") or "\\" in name or "\0" in info.orig_filename:
+            raise CorruptCheckpointError(f"The archive {path} has a file with the name {name!r}.")
+        if kind not in {0, stat.S_IFREG} or name in names:
+            raise CorruptCheckpointError(
+                f"The archive {path} has {name!r} twice, or not as a regular file."
+            )
+        names.add(name)
+    if sum(info.file_size for info in infos) > size_max:
+        raise CorruptCheckpointError(
+            f"The files of the archive {path} have more than {size_max} bytes together, which is "
+            "what was submitted."
+        )
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        if not file.is_symlink() and file.read_bytes() == content:
+            return
+    except FileNotFoundError:
+        make_private_folder(file.parent)
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".")  # 0600
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(content)
+        Path(name).replace(file)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _remove_old(root: Path) -> None:
+    """Remove what older submissions of the job left. Nobody runs it any more."""
+    folders = sorted(root.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+    for folder in folders[INSTALLED_KEPT:]:
+        shutil.rmtree(folder, ignore_errors=True)  # another process may remove it too

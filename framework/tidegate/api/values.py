@@ -1,0 +1,191 @@
+"""Whether values are of the type that a step, an edge or a sink declares.
+
+Python checks no annotation, and an encoder such as msgspec's writes whatever a record holds. Two
+checks answer here:
+
+- `ClassCheck` looks at the class of each value of a batch: one pass in C, about 10 ns a value. The
+  cluster makes it. It finds a dict, a text or None where a record class is declared, and does not
+  look into a record.
+- `fault` looks at every field down to the last list and says which one is wrong. `PipelineTest`
+  makes it. It costs microseconds, so the cluster does not.
+
+A subclass counts as its base class only if it is encoded alike: a record class that adds no fields,
+any list, dict or tuple class, an Enum of the declared text or number. An int counts as a float, as
+for type checkers; a bool is no int, and a datetime no date.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
+
+import msgspec
+
+from tidegate.api.fields import MISSING, RecordField, class_of, fields_of, name_of
+from tidegate.api.types import is_union
+from tidegate.errors import PipelineError
+from tidegate.graph.logical import UNKNOWN
+
+_CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
+    list: (list,),
+    Sequence: (list, tuple),
+    set: (set,),
+    frozenset: (frozenset,),
+    tuple: (tuple,),
+    dict: (dict,),
+    Mapping: (dict,),
+}
+_WITH_VALUE: Final = (str, int)
+"""Types of which an Enum may be: its members are encoded as their values."""
+_CLASSES_MAX: Final = 1024
+"""How many classes a check remembers; a pipeline has some dozens."""
+
+
+class ClassCheck:
+    """The check of outer classes. It remembers which ones count as the declared type."""
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+        self._usual = _usual_class(of)
+        self._counted: dict[type, bool] = {}
+
+    def first_wrong(self, values: list[Any]) -> int | None:
+        """The index of the first value that is not of the type; None if all are."""
+        kinds = list(map(type, values))
+        if kinds.count(self._usual) == len(kinds):  # by identity, so it is faster than a set
+            return None
+        wrong = [kind for kind in set(kinds) if not self._counts(kind)]
+        return min(map(kinds.index, wrong)) if wrong else None
+
+    def _counts(self, kind: type) -> bool:
+        known = self._counted.get(kind)
+        if known is None:
+            if len(self._counted) >= _CLASSES_MAX:
+                self._counted.clear()
+            known = self._counted[kind] = counts_as(kind, self.of)
+        return known
+
+
+def class_check(of: object) -> ClassCheck | None:
+    """The check for a declared type; None for a type of which every value is."""
+    return None if of in (UNKNOWN, Any) else ClassCheck(of)
+
+
+def counts_as(kind: type, of: object) -> bool:
+    """Whether values of a class are values of a declared type, as far as a class tells."""
+    if of is Any or of is UNKNOWN:
+        return True
+    if of is None:
+        return kind is type(None)
+    if is_union(of):
+        return any(counts_as(kind, branch) for branch in get_args(of))
+    origin = get_origin(of)
+    if origin is Literal:
+        return kind in {type(value) for value in get_args(of)}
+    if origin in _CONTAINERS:
+        return issubclass(kind, _CONTAINERS[origin])
+    if is_typeddict(class_of(of)):
+        return issubclass(kind, dict)
+    return _counts_as_class(kind, class_of(of), float_too=of is float)
+
+
+def fault(value: object, of: object, path: str = "") -> str:
+    """What is wrong with a value, from the first wrong field on; empty if it is of the type."""
+    if of is Any or of is UNKNOWN:
+        return ""
+    kind = type(value)
+    if not counts_as(kind, of):
+        return f"{path or 'it'} is {article(kind.__name__)}, not {declared_name(of)}"
+    if is_union(of):
+        faults = [fault(value, b, path) for b in get_args(of) if counts_as(kind, b)]
+        return "" if "" in faults else faults[0]
+    origin, arguments = get_origin(of), get_args(of)
+    if origin is Literal:
+        known = any(value == each and kind is type(each) for each in arguments)
+        return "" if known else f"{path or 'it'} is {value!r}, not {name_of(of)}"
+    parts = _parts(value, of, origin, arguments)
+    if isinstance(parts, str):
+        return f"{path or 'it'} {parts}"
+    return next((f for at, part, inner in parts if (f := fault(part, inner, path + at))), "")
+
+
+def declared_name(of: object) -> str:
+    """A type as it stands in a sentence."""
+    return article(name_of(of).replace("| NoneType", "| None"))
+
+
+def article(name: str) -> str:
+    """A name with "a" or "an" in front, as it stands in a sentence."""
+    return f"an {name}" if name[:1].lower() in {*"aeio"} else f"a {name}"
+
+
+def _usual_class(of: object) -> type:
+    """The class that most values of a type have."""
+    if is_union(of):
+        of = next((branch for branch in get_args(of) if branch is not type(None)), type(None))
+    if of is None:
+        return type(None)
+    origin = get_origin(of)
+    if origin is Literal:
+        return type(get_args(of)[0])
+    if origin in _CONTAINERS:
+        return _CONTAINERS[origin][0]
+    return dict if is_typeddict(class_of(of)) else class_of(of)
+
+
+def _counts_as_class(kind: type, of: type, *, float_too: bool) -> bool:
+    if kind is of or (float_too and kind is int):
+        return True
+    if not issubclass(kind, of):
+        return False
+    if issubclass(kind, enum.Enum):
+        return of in _WITH_VALUE
+    try:
+        fields, theirs = fields_of(of), fields_of(kind)
+    except PipelineError:  # of a subclass that no schema describes
+        return False
+    if fields is None or theirs is None or [f.name for f in fields] != [f.name for f in theirs]:
+        return False
+    return not issubclass(kind, msgspec.Struct) or _encoded_alike(kind, of)
+
+
+def _encoded_alike(kind: Any, of: Any) -> bool:
+    def form(struct: Any) -> tuple[object, ...]:
+        config = struct.__struct_config__
+        named = (config.tag, config.tag_field, config.array_like, config.omit_defaults)
+        return (*named, struct.__struct_encode_fields__)
+
+    return form(kind) == form(of)
+
+
+@lru_cache(maxsize=_CLASSES_MAX)
+def _fields(of: Hashable) -> tuple[RecordField, ...]:
+    return fields_of(of) or ()  # which reads annotations every time, in 100 us
+
+
+_Part = tuple[str, object, object]
+"""Where a part is, the part, and its declared type."""
+
+
+def _parts(value: Any, of: object, origin: object, arguments: tuple[Any, ...]) -> str | list[_Part]:
+    """The parts of a value; a text if there are not as many as there must be."""
+    if origin is tuple and ... not in arguments:
+        if len(value) != len(arguments):
+            return f"has {len(value)} parts, not {len(arguments)}"
+        return [(f"[{i}]", p, a) for i, (p, a) in enumerate(zip(value, arguments, strict=True))]
+    if origin in (dict, Mapping):
+        keys = [(f" key {key!r}", key, arguments[0]) for key in value]
+        return keys + [(f"[{key!r}]", inner, arguments[1]) for key, inner in value.items()]
+    if origin in _CONTAINERS:
+        return [(f"[{i}]", part, arguments[0]) for i, part in enumerate(value)]
+    parts: list[_Part] = []
+    known: Any = of
+    for field in _fields(known):
+        inside = isinstance(value, dict)
+        part = value.get(field.name, MISSING) if inside else getattr(value, field.name, MISSING)
+        if part is MISSING:
+            return f"has no {field.name!r}"
+        parts.append((f".{field.name}", part, field.of))
+    return parts

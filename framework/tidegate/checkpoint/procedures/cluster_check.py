@@ -1,0 +1,155 @@
+"""Whether a job may go on, and what it may restore, on the Kafka cluster that its brokers form.
+
+Offsets and transactional ids belong to one Kafka cluster. On another one an offset skips or repeats
+records, and the coordinator knows none of the transactions that a publication names. So each claim
+asks for the id of the cluster, each manifest holds the id of its own, and every manifest is checked
+before it is restored: a retraction or `--restore ID` may reach an older one.
+
+Three findings, from the most to the least surprising:
+
+- A submission sees another cluster than at its first claim. An address has changed under a running
+  job: ClusterMismatchError, and the job restarts until the address leads back.
+- The last publication names transactions of another cluster that are not settled. Only that cluster
+  can commit them, so they are neither forgotten nor called lost: RefusedError, and the remedy is to
+  start the job there once and to stop it. Where that cluster is gone, `accept_loss` of a new
+  submission gives them up, and the journal says so (`give_up_foreign`).
+- The manifest is of another cluster. RefusedError, unless the operator consents
+  (`restore_to_other_cluster`): a mirror has the same offsets in every topic. The claim stores the
+  consent, for the cluster on which it was given and until a publication of that cluster exists.
+"""
+
+from __future__ import annotations
+
+from tidegate.checkpoint.effects import Procedure, wall_clock
+from tidegate.checkpoint.journal import Accepted, Lost
+from tidegate.checkpoint.journal_state import JournalState, PublicationRef
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
+from tidegate.checkpoint.procedures.patience import STORING, Patience
+from tidegate.checkpoint.procedures.publish import load_manifest
+from tidegate.errors import ClusterMismatchError, CorruptCheckpointError, RefusedError
+from tidegate.ids import JobName
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+def refuse_other_cluster(
+    job: JobName,
+    state: JournalState,
+    point: PublicationRef | None,
+    cluster: str,
+    *,
+    fresh: bool,
+    consent: bool,
+    accept_loss: bool,
+) -> Procedure[None]:
+    """Asked before a claim, so that a refused start changes nothing.
+
+    `point` is where the job would restore, `cluster` where it would run. `fresh`: the claim is the
+    first of its submission; `consent` and `accept_loss` count only then.
+    """
+    if not fresh and state.kafka_cluster not in {"", cluster}:
+        raise ClusterMismatchError(
+            f"Job {job!r} was submitted on Kafka cluster {state.kafka_cluster}, but "
+            f"kafka.bootstrap now leads to Kafka cluster {cluster}. Make the addresses lead to the "
+            "first one again; or stop the job and submit it again to move it."
+        )
+    if point is not None:
+        manifest = yield from manifest_if_whole(point)
+        if manifest is not None:
+            refuse_manifest(manifest, state, cluster, consent=fresh and consent)
+    foreign = foreign_transactions(state, cluster)
+    if foreign and not (fresh and accept_loss):
+        raise RefusedError(_unsettled(job, state, foreign, cluster))
+
+
+def refuse_manifest(
+    manifest: Manifest, state: JournalState, cluster: str, *, consent: bool = False
+) -> None:
+    """RefusedError for a manifest of another cluster than `cluster`, unless the operator has
+    consented: with this claim (`consent`), or with one that still counts.
+    """
+    if is_other_cluster(manifest, cluster) and not consent and state.moved_to != cluster:
+        raise RefusedError(
+            f"Checkpoint {manifest.checkpoint} of job {manifest.job!r} belongs to Kafka cluster "
+            f"{manifest.kafka_cluster}, but kafka.bootstrap leads to Kafka cluster {cluster}, "
+            "where its offsets mean other records. Set kafka.bootstrap to brokers of "
+            f"{manifest.kafka_cluster}; or start without state, with --restore none; or, only if "
+            f"{cluster} is a mirror with the same offsets in every topic, add "
+            "--restore-to-other-cluster."
+        )
+
+
+def is_other_cluster(manifest: Manifest, cluster: str) -> bool:
+    """Whether a manifest was written on another Kafka cluster: its offsets, and the ids of its
+    topics, are of that one.
+    """
+    return manifest.kafka_cluster != cluster
+
+
+def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTransaction, ...]:
+    """What the last publication names, and only another Kafka cluster can commit."""
+    return tuple(txn for txn in state.named if txn.cluster_id != cluster)
+
+
+def give_up_foreign(
+    journal: OwnJournal, *, storing: Patience = STORING
+) -> Procedure[tuple[PreparedTransaction, ...]]:
+    """After a claim that the operator's `accept_loss` has let pass: write down that transactions of
+    another cluster are given up, and that this is accepted. Returns them.
+    """
+    given_up = foreign_transactions(journal.state, journal.state.kafka_cluster)
+    last = journal.state.publication
+    if not given_up or last is None:
+        return ()
+    now_ms = yield from wall_clock()
+    age_s = max(0, now_ms - last.created_ms) / 1000
+    header = yield from header_after(journal.state)
+    lost = Lost(
+        **header,
+        attempt=journal.attempt,
+        publication=last.number,
+        transactions=given_up,
+        statement=(
+            f"Job {journal.job!r} has given up {_listed(given_up)}, of checkpoint "
+            f"{last.checkpoint}, which was published {age_s:.0f} s before. The job went on on "
+            f"Kafka cluster {journal.state.kafka_cluster} with --accept-loss. The records of "
+            "these transactions do not appear."
+        ),
+    )
+    yield from append(journal, lost, storing)
+    header = yield from header_after(journal.state)
+    accepted = Accepted(**header, lost=lost.number, submission=journal.submission)
+    yield from append(journal, accepted, storing)
+    return given_up
+
+
+def manifest_if_whole(point: PublicationRef) -> Procedure[Manifest | None]:
+    """None for one that cannot be read. The restore reads it again and says what is wrong with it,
+    once the transactions that the journal names are committed.
+    """
+    try:
+        return (yield from load_manifest(point))
+    except CorruptCheckpointError:
+        return None
+
+
+def _unsettled(
+    job: JobName, state: JournalState, foreign: tuple[PreparedTransaction, ...], cluster: str
+) -> str:
+    checkpoint = state.publication and state.publication.checkpoint
+    where = foreign[0].cluster_id
+    return (
+        f"Checkpoint {checkpoint} of job {job!r} is published, but {_listed(foreign)} may not be "
+        f"committed yet, and kafka.bootstrap leads to Kafka cluster {cluster}. To commit them, "
+        f"start the job once with kafka.bootstrap at brokers of {where}, and stop it. If {where} "
+        "no longer exists, add --accept-loss: the records of these transactions are then given "
+        "up; --restore ID of an older checkpoint writes them again."
+    )
+
+
+def _listed(transactions: tuple[PreparedTransaction, ...]) -> str:
+    ids = ", ".join(txn.transactional_id for txn in transactions)
+    return (
+        f"{len(transactions)} of its transactions on Kafka cluster "
+        f"{transactions[0].cluster_id} ({ids})"
+    )

@@ -1,0 +1,143 @@
+"""Whether the topic that Kafka has is still the one whose offsets a checkpoint holds.
+
+Offsets mean something only within one log. A topic that is deleted and created again has the same
+name and another id (KIP-516). A log that an unclean leader election has truncated keeps the id, and
+its records behind the cut are of a newer leader epoch (KIP-101). Who reads on at the old offset
+would skip records in silence, so both are errors, and so is a position behind the end of the log.
+
+Pure. One answer may be that of a stale broker: `confirmation` says when a finding is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.errors import SourceChangedError
+from tidegate.protocol.snapshots import SourceSplit
+
+REMEDY: Final = (
+    "To begin without the checkpoint, run the job with --restore none: the state is dropped, and "
+    "each source begins where its start= says."
+)
+
+
+def changed_log(
+    old: SourceSplit,
+    facts: PartitionFacts,
+    *,
+    reads_on: bool = True,
+    on_other_cluster: bool = False,
+) -> SourceChangedError | None:
+    """What is wrong with reading partition `facts` from the stored position `old`.
+
+    `reads_on` is false for a bounded run that has read the partition to its end. In another cluster
+    neither topic ids nor leader epochs can be compared.
+    """
+    if not on_other_cluster and differs(old.topic_id, facts.topic_id):
+        return _recreated(old, facts)
+    if not reads_on:
+        return None
+    end = facts.epoch_end
+    if not on_other_cluster and end is not None and end < old.offset:
+        return _truncated(old, facts, end)
+    if facts.latest is not None and facts.latest < old.offset:
+        return _beyond(old, facts, facts.latest)
+    return None
+
+
+def changed_topic(
+    splits: Sequence[SourceSplit], topic_ids: Mapping[str, str]
+) -> SourceChangedError | None:
+    """What is wrong with publishing these positions, by the ids that the topics have now."""
+    for split in splits:
+        now = topic_ids.get(split.topic)
+        if now is None and split.topic_id:
+            return gone_topic(split)
+        if now is not None and differs(split.topic_id, now):
+            message = (
+                f"{_read(split)}, and Kafka now has a topic of this name with id {now}: the topic "
+                "was deleted and created again while the job ran. The job cannot tell which "
+                "records it has read of which, so it did not publish the checkpoint and ends. "
+                f"{REMEDY}"
+            )
+            return SourceChangedError(message, _finding("recreated", split, now))
+    return None
+
+
+def gone_topic(split: SourceSplit) -> SourceChangedError:
+    """The topic of a stored position does not exist."""
+    message = (
+        f"{_read(split)}, and Kafka has no topic of this name any more: it was deleted. {REMEDY}"
+    )
+    return SourceChangedError(message, _finding("absent", split))
+
+
+def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
+    """The topic has fewer partitions than a checkpoint."""
+    now = f" with id {topic_id}" if topic_id else ""
+    message = (
+        f"{_read(split)}, and the topic of this name that Kafka has now{now} has no partition "
+        f"{split.partition}: the topic was deleted and created again with fewer partitions. "
+        f"{REMEDY}"
+    )
+    return SourceChangedError(message, _finding("fewer partitions", split, topic_id))
+
+
+def differs(stored: str, now: str) -> bool:
+    """Whether two topic ids are of two topics; an empty one is not known."""
+    return bool(stored and now) and stored != now
+
+
+def _recreated(old: SourceSplit, facts: PartitionFacts) -> SourceChangedError:
+    message = (
+        f"{_read(old)}. Kafka now has a topic of this name with id {facts.topic_id}, in which "
+        f"partition {old.partition} {_range(facts)}: the topic was deleted and created again, and "
+        f"its offsets are of other records. {REMEDY}"
+    )
+    return SourceChangedError(message, _finding("recreated", old, facts.topic_id))
+
+
+def _truncated(old: SourceSplit, facts: PartitionFacts, end: int) -> SourceChangedError:
+    cut = (
+        f"the log of that epoch ends at offset {end}"
+        if end >= 0
+        else "the partition's leader does not know that epoch"
+    )
+    message = (
+        f"{_read(old)}, in leader epoch {old.leader_epoch}, but {cut}, and the partition "
+        f"{_range(facts)}. Kafka has lost records that the job has read (unclean leader election), "
+        "and may have other records at their offsets. Restore an older checkpoint that was taken "
+        "before the cut with --restore ID (tidegate checkpoints lists them): what it has not read "
+        f"is then read again. {REMEDY}"
+    )
+    return SourceChangedError(message, _finding("truncated", old))
+
+
+def _beyond(old: SourceSplit, facts: PartitionFacts, latest: int) -> SourceChangedError:
+    message = (
+        f"{_read(old)}, but the partition {_range(facts)}, {old.offset - latest} offsets before "
+        "the position: Kafka has lost these records, or the topic is another one. Restore an older "
+        "checkpoint with --restore ID (tidegate checkpoints lists them), or wait until Kafka has "
+        f"the records again. {REMEDY}"
+    )
+    return SourceChangedError(message, _finding("beyond the end", old))
+
+
+def _read(split: SourceSplit) -> str:
+    with_id = f" (topic id {split.topic_id})" if split.topic_id else ""
+    return (
+        f"Source {split.source!r}: the job's position in partition {split.partition} of topic "
+        f"{split.topic!r}{with_id} is offset {split.offset}"
+    )
+
+
+def _range(facts: PartitionFacts) -> str:
+    if facts.latest is None:
+        return f"begins at offset {facts.earliest}"
+    return f"begins at offset {facts.earliest} and ends at offset {facts.latest}"
+
+
+def _finding(what: str, split: SourceSplit, topic_id: str = "") -> str:
+    return f"{what}: {split.source} {split.topic}-{split.partition} {topic_id}"

@@ -1,0 +1,146 @@
+"""What a restore refuses about keyed state: the steps and states of a checkpoint against the code.
+
+Pure, called by `restore.py` before anything is deployed. A checkpoint states each schema that its
+values may still be stored under, also those of versions of the code before the last one: a value is
+written under the present schema only when its key comes again. So all of them must be readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.plan_facts import PlanFacts, StepFacts
+from tidegate.checkpoint.state_names import StateMatch, match_states
+from tidegate.errors import RefusedError
+from tidegate.ids import Uid
+from tidegate.protocol.snapshots import KEY_TYPE
+
+
+def _never(old: str, new: str) -> str | None:
+    del old, new
+    return None
+
+
+def _always(old: str, new: str) -> bool:
+    del old, new
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaRules:
+    """The rules about schemas, which `api` has. Without them, every schema reads every other."""
+
+    conflict: Callable[[str, str], str | None] = _never
+    """Old and new schema of a state to what is wrong with reading the one as the other, or None."""
+    same_keys: Callable[[str, str], bool] = _always
+    """Whether keys of both schemas have the same canonical bytes."""
+
+
+ANY_SCHEMA = SchemaRules()
+
+
+def refuse_changed_steps(manifest: Manifest, plan: PlanFacts, rules: SchemaRules) -> None:
+    """Refuse a plan whose steps cannot read the state of the checkpoint: RefusedError that names
+    step and state, with the remedy.
+    """
+    new_steps = {step.uid: step for step in plan.steps}
+    for step in manifest.plan.steps:
+        if step.uid not in new_steps:
+            message = (
+                f"checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
+                f"pipeline has no more (its keyed steps are: {_list(new_steps)}). If the step was "
+                f"renamed, give it uid={step.uid!r} again; to drop all state, start with "
+                "--restore none"
+            )
+            raise RefusedError(message)
+        stored = stored_schemas(manifest, step.uid)
+        new = new_steps[step.uid]
+        _refuse_changed_keys(step, new, stored, rules)
+        names = {*step.states, *stored} - {KEY_TYPE}
+        match = match_step(names, new)
+        _refuse_unknown_states(manifest, new, match)
+        _refuse_changed_states(new, match, stored, rules)
+
+
+def match_step(names: Collection[str], new: StepFacts) -> StateMatch:
+    """The states of a checkpoint, by name, against those that a step declares."""
+    declared = {state: new.renamed_from.get(state, "") for state in new.states}
+    return match_states(names, declared, new.dropped_states)
+
+
+def stored_schemas(manifest: Manifest, uid: Uid) -> dict[str, list[str]]:
+    """By state name, and under `KEY_TYPE` of the keys: all schemas that a step's values may be
+    stored under.
+    """
+    found: dict[str, list[str]] = {}
+    for part in manifest.subtasks:
+        for keyed in part.keyed:
+            if keyed.uid == uid:
+                for name, schemas in keyed.schemas.items():
+                    known = found.setdefault(name, [])
+                    known.extend(schema for schema in schemas if schema not in known)
+    return found
+
+
+def _refuse_changed_keys(
+    old: StepFacts, new: StepFacts, stored: Mapping[str, Iterable[str]], rules: SchemaRules
+) -> None:
+    if old.key_type != new.key_type:
+        message = (
+            f"step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
+            f"type {old.key_type}: equal keys would not meet. Key it by {old.key_type} again, or "
+            "give the step another uid and begin its state anew"
+        )
+        raise RefusedError(message)
+    for schema in stored.get(KEY_TYPE, ()):
+        if not rules.same_keys(schema, new.key_schema):
+            message = (
+                f"step {old.uid!r} is keyed by {new.key_type}, and the fields of this type have "
+                f"changed since the checkpoint, so equal keys have other bytes. It was {schema} "
+                f"and is {new.key_schema}. Restore the type, or give the step another uid"
+            )
+            raise RefusedError(message)
+
+
+def _refuse_unknown_states(manifest: Manifest, new: StepFacts, match: StateMatch) -> None:
+    """State that the code does not declare would be lost without a word, and what takes its place
+    would begin empty.
+    """
+    for name in match.ambiguous:
+        former = new.renamed_from[name]
+        message = (
+            f"step {new.uid!r}: state {name!r} is declared with renamed_from={former!r}, and "
+            f"checkpoint {manifest.checkpoint} holds both names. To keep the values of {name!r}, "
+            f"remove renamed_from and add dropped_states = ({former!r},) to the function class"
+        )
+        raise RefusedError(message)
+    for name in match.unknown:
+        message = (
+            f"step {new.uid!r}: checkpoint {manifest.checkpoint} holds state {name!r}, and the "
+            f"function declares no state of this name (it declares: {_list(new.states)}). If the "
+            f"state was renamed, add renamed_from={name!r} to its declaration. To delete its "
+            f"values, add dropped_states = ({name!r},) to the function class. Nothing was changed"
+        )
+        raise RefusedError(message)
+
+
+def _refuse_changed_states(
+    new: StepFacts, match: StateMatch, stored: Mapping[str, Iterable[str]], rules: SchemaRules
+) -> None:
+    for state, name in match.restored.items():
+        declared = new.states[state]
+        for schema in stored.get(name, ()):
+            conflict = rules.conflict(schema, declared)
+            if conflict is not None:
+                message = (
+                    f"step {new.uid!r}: the values of state {state!r} in the checkpoint cannot "
+                    f"all be read as its present type: {conflict}. Undo the change, give a new "
+                    "field a default, or give the new type another state name"
+                )
+                raise RefusedError(message)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,62 @@
+"""What a job has counted over all of its JobMasters.
+
+A JobMaster counts from its own start: records, checkpoints, restarts, ended attempts. When it dies,
+another one begins at zero. The Dispatcher keeps the sums here, so that a status never goes back and
+the counters of a job survive its JobMasters. They do not survive a JobManager. Pure; display only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import AttemptReport, JobReport
+
+HISTORY_MAX: Final = 20
+"""Ended attempts that are kept."""
+
+COUNTERS: Final = (
+    "records_in",
+    "records_out",
+    "skipped",
+    "dead_letters",
+    "checkpoints_completed",
+    "checkpoints_failed",
+    "restarts",
+)
+"""Fields of a JobReport that add up over JobMasters."""
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """The sums of the JobMasters before the present one."""
+
+    before: JobReport | None = None
+    """Counters and the last completed checkpoint."""
+    attempts: tuple[AttemptReport, ...] = ()
+
+    def over(self, report: JobReport) -> JobReport:
+        """A report of the present JobMaster with the sums added."""
+        attempts = (*self.attempts, *report.history)[-HISTORY_MAX:]
+        if self.before is None:
+            return msgspec.structs.replace(report, history=attempts)
+        sums = {name: getattr(self.before, name) + getattr(report, name) for name in COUNTERS}
+        last = report.last_checkpoint or self.before.last_checkpoint
+        hidden = report.hidden_offsets or self.before.hidden_offsets
+        return msgspec.structs.replace(
+            report, history=attempts, last_checkpoint=last, hidden_offsets=hidden, **sums
+        )
+
+    def jobmaster_died(self, report: JobReport, error: ErrorReport, wall_ms: int) -> None:
+        """Add what the JobMaster has counted, its death as a restart, and why it died."""
+        died = AttemptReport(attempt=report.attempt, ended_ms=wall_ms, error=error)
+        summed = self.over(report)
+        self.attempts = (*summed.history, died)[-HISTORY_MAX:]
+        self.before = msgspec.structs.replace(summed, restarts=summed.restarts + 1, history=())
+
+    def clear(self) -> None:
+        """The job has ended: its result holds the sums."""
+        self.before, self.attempts = None, ()

@@ -1,0 +1,148 @@
+"""What an attempt restores: the manifest, compared with what Kafka and the code are now.
+
+Called by the journal thread at the end of a recovery, when nothing is deployed yet. It asks Kafka
+and `checkpoint/restore` decides. A topic that seems to be gone, another one or too short may only
+seem so to a stale broker: Kafka is asked again, and the job is refused when the leaders repeat it
+for ten seconds (`checkpoint/confirmation`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tidegate.api.evolution import same_key_type, state_conflict
+from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
+from tidegate.checkpoint.effects import epoch_ends, topic_ids
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.checkpoint.procedures import fix_beginnings, read_beginnings
+from tidegate.checkpoint.restore import Restoration, restore
+from tidegate.checkpoint.source_changes import gone_topic
+from tidegate.checkpoint.state_changes import SchemaRules
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of
+from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions, source_topics
+from tidegate.errors import RefusedError, SourceChangedError, TidegateError
+from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.protocol.messages import Submission
+from tidegate.protocol.snapshots import SourceSplit
+
+_log = logging.getLogger(__name__)
+
+
+class Restoring:
+    """One attempt's questions; `trouble` hears of what is asked again."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        plan: JobPlan,
+        config: Config,
+        drivers: Drivers,
+        runner: EffectRunner,
+        trouble: Callable[[TidegateError], None],
+    ) -> None:
+        self._submission, self._plan, self._config = submission, plan, config
+        self._drivers, self._runner, self._trouble = drivers, runner, trouble
+
+    def resolve(self, manifest: Manifest | None, *, on_other_cluster: bool = False) -> Restoration:
+        """What each slot restores; RefusedError where code, topics and checkpoint do not fit.
+
+        `on_other_cluster`: the user said that the checkpoint is of another Kafka cluster, of which
+        this one is a mirror.
+        """
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        clock, confirmation = self._drivers.clock, Confirmation()
+        try:
+            while True:
+                try:
+                    return self._resolve_once(manifest, admin, on_other_cluster=on_other_cluster)
+                except SourceChangedError as error:
+                    if confirmation.heard(error.finding, clock.monotonic()):
+                        raise RefusedError(str(error)) from error
+                    _log.warning("asks Kafka again", extra={"error": str(error)})
+                    self._trouble(error)
+                clock.sleep(ASK_AGAIN_S)
+        finally:
+            admin.close()
+
+    def _resolve_once(
+        self, manifest: Manifest | None, admin: KafkaAdmin, *, on_other_cluster: bool
+    ) -> Restoration:
+        submission, run = self._submission, self._runner.run
+        partitions = self._partitions(manifest, admin)
+        if manifest is not None and not on_other_cluster:
+            partitions = self._with_epoch_ends(manifest.splits, partitions)
+        if manifest is None or manifest.submission != submission.id:
+            stored = () if manifest is None else manifest.splits
+            fixed = fix_beginnings(
+                submission.job,
+                submission.id,
+                partitions,
+                checkpointed={(split.source, split.topic, split.partition) for split in stored},
+            )
+            partitions = run(fixed)
+        restoration = restore(
+            manifest,
+            self._plan.facts,
+            partitions,
+            submission=submission.id,
+            schemas=SchemaRules(conflict=state_conflict, same_keys=same_key_type),
+            on_other_cluster=on_other_cluster,
+        )
+        for added in restoration.new_partitions:
+            _log.info("new partition", extra={"topic": added.topic, "partition": added.partition})
+        return restoration
+
+    def _partitions(
+        self, manifest: Manifest | None, admin: KafkaAdmin
+    ) -> tuple[PartitionFacts, ...]:
+        """All partitions of all sources. What the job has read before may be absent for a moment;
+        what it has never read is refused at once.
+        """
+        graph, config = self._plan.graph, self._config
+        topics = source_topics(graph, config)
+        ids = self._runner.run(topic_ids(topics))
+        if topics - ids.keys():
+            for split in self._stored(manifest):
+                if split.topic in topics - ids.keys():
+                    raise gone_topic(split)
+        try:
+            return enumerate_partitions(
+                graph,
+                config,
+                self._submission.job,
+                admin,
+                ids,
+                bounded=self._submission.bounded,
+            )
+        except RefusedError as error:
+            if not self._stored(manifest):
+                raise
+            raise SourceChangedError(str(error), finding=str(error)) from error
+
+    def _stored(self, manifest: Manifest | None) -> Sequence[SourceSplit]:
+        """The positions of the checkpoint, or where the submission began."""
+        if manifest is not None:
+            return manifest.splits
+        return self._runner.run(read_beginnings(self._submission.job, self._submission.id))
+
+    def _with_epoch_ends(
+        self, stored: Sequence[SourceSplit], partitions: Sequence[PartitionFacts]
+    ) -> tuple[PartitionFacts, ...]:
+        """With the ends of the leader epochs of the stored positions, source by source: two may
+        have read the same partition.
+        """
+        epochs = {(split.source, split.origin): split.leader_epoch for split in stored}
+        known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
+        ends = {}
+        for source in sorted({source for source, _ in known}):
+            asked = {origin: epoch for (of, origin), epoch in known.items() if of == source}
+            for origin, end in self._runner.run(epoch_ends(asked)).items():
+                ends[source, origin] = end
+        return tuple(
+            replace(facts, epoch_end=ends.get((facts.source, facts.origin))) for facts in partitions
+        )

@@ -1,0 +1,103 @@
+"""Looks at the checkpoint storage twice a second, so that its loss is told within seconds.
+
+The journal thread finds out as well, but only when it writes, and a call to a storage that hangs
+does not return. A look reads one small file, in a thread of its own; while a look does not return
+there is no second one, and its duration is the news. The checkpoint coordinator suspends
+checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. One thing is decided here: a
+JobMaster whose journal thread hangs in a call leaves, so that another one can claim the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
+from tidegate.controlplane.jobmaster.job_storage import JobStorage
+from tidegate.errors import StorageError, StorageGoneError
+from tidegate.ports.drivers import Drivers
+
+SLOW_S: Final = 10.0
+"""A look that takes longer is told; a healthy storage answers in milliseconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class StorageWatch:
+    """The looks of one JobMaster. Methods are called in its loop."""
+
+    def __init__(
+        self,
+        storage: JobStorage,
+        drivers: Drivers,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._storage, self._process = storage, drivers.process
+        self._store, self._where = storage.store, storage.where
+        self._clock, self._post = drivers.clock, post
+        self._pool = drivers.threads.pool(1, name="storage-watch")
+        self._looking_since_s: float | None = None
+        self._slow = False
+        self.gone = ""
+        """Why the storage is gone, at the last look; empty while it is there."""
+
+    @property
+    def trouble(self) -> str:
+        """For the status: why the storage cannot be used just now; empty while it can."""
+        if self.gone:
+            return self.gone
+        since_s = self._looking_since_s
+        waited_s = 0.0 if since_s is None else self._clock.monotonic() - since_s
+        if waited_s < SLOW_S:
+            return ""
+        return f"The checkpoint storage {self._where} has not answered for {SLOW_S:g} s or longer."
+
+    def look(self) -> None:
+        """Begin a look, unless one is under way; leave if a call of another thread hangs."""
+        self._leave_if_hanging()
+        if self._looking_since_s is not None:
+            if self.trouble and not self.gone and not self._slow:
+                self._slow = True
+                _log.warning("%s", self.trouble)
+            return
+        self._looking_since_s = self._clock.monotonic()
+        self._pool.submit(self._work)
+
+    def _leave_if_hanging(self) -> None:
+        """Nothing is closed: the hanging call may or may not take effect, and only the next claim
+        finds out.
+        """
+        limit_s = self._storage.timeout_s
+        call = self._storage.calls.hanging(limit_s)
+        if call is not None:
+            _log.error(
+                "The checkpoint storage %s did not answer %r within %g s (checkpoint.timeout). The "
+                "JobMaster exits with status %d and is started again.",
+                self._where,
+                call.what,
+                limit_s,
+                STORAGE_HANGS,
+            )
+            self._process.leave(STORAGE_HANGS)
+
+    def _work(self) -> None:
+        gone: str | None = ""
+        try:
+            self._store.confirm()
+        except StorageGoneError as error:
+            gone = str(error)
+        except StorageError as error:
+            _log.debug("the look at the storage failed", extra={"error": str(error)})
+            gone = None  # it may be there: whoever writes will see
+        self._post(lambda: self._looked(gone))
+
+    def _looked(self, gone: str | None) -> None:
+        self._looking_since_s, self._slow = None, False
+        if gone is None or gone == self.gone:
+            return
+        if gone:
+            _log.error("%s The job publishes nothing until then.", gone)
+        else:
+            _log.warning("The checkpoint storage %s is back; the job continues.", self._where)
+        self.gone = gone

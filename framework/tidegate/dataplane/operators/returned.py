@@ -1,0 +1,41 @@
+"""What a function returned as its results: refused where it is no iterable of results.
+
+`return c` for `return [c]` would iterate over a model's fields or a text's letters, and a job would
+write those. The loops of `stateless.py`, `process.py` and `keyed.py` ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tidegate.api.fields import is_model
+from tidegate.api.values import article, counts_as
+from tidegate.dataplane.operators.failures import NotResultsError
+from tidegate.graph.logical import UNKNOWN
+
+_NEVER_RESULTS: Final = (str, bytes, bytearray)
+"""Iterables whose items are never meant as results."""
+
+
+def results_guard(of: object) -> Callable[[object], type]:
+    """A function that refuses what is no iterable of results of type `of`; else it gives the class.
+
+    A loop calls it where the class of what was returned changes, so a record costs it one
+    comparison.
+    """
+    known = of is not UNKNOWN and of is not Any
+
+    def guard(results: object) -> type:
+        kind = type(results)
+        if results is None:
+            what = "returned None, not an iterable of results"
+            raise NotResultsError(what, "Return () if a record has no results.")
+        one = isinstance(results, _NEVER_RESULTS) or is_model(kind)
+        one = one or (issubclass(kind, dict) and known and counts_as(kind, of))
+        if one or not hasattr(kind, "__iter__"):
+            what = f"returned {article(kind.__name__)}, not an iterable of results"
+            raise NotResultsError(what, "Write yield c or return [c] for one result c.")
+        return kind
+
+    return guard

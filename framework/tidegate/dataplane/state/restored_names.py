@@ -1,0 +1,74 @@
+"""The names of a restored store: which rows each declared state has, and which are deleted.
+
+Called once when a step's state is opened, before any row is read. The names follow from the
+checkpoint and the declarations alone (`checkpoint/state_names.py`), so all subtasks agree. The rows
+of a dropped state are deleted here, in this subtask's range of key groups: a later state of that
+name must begin empty. If the attempt ends before its first checkpoint, the next one deletes them
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from tidegate.api.state import State
+from tidegate.checkpoint.state_names import assign_stored_names, match_states
+from tidegate.dataplane.state.layout import entries_span, group_part, name_part
+from tidegate.errors import PipelineError
+from tidegate.ids import Uid
+from tidegate.ports.kv import KeyValueStore
+from tidegate.protocol.snapshots import KEY_TYPE
+
+DELETED_AT_ONCE: Final = 10_000
+"""Rows that one batch deletes: about a MB of store keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredNames:
+    """What the declared states have in a restored store."""
+
+    stored: dict[str, str]
+    """Per declared state: its name in store keys."""
+    in_checkpoint: dict[str, str]
+    """Per restored state: its name in the checkpoint, under which its schemas are."""
+    deleted: tuple[str, ...]
+    """Names in store keys whose rows are to be deleted."""
+
+
+def restored_names(
+    uid: Uid,
+    states: Mapping[str, State],
+    dropped: Collection[str],
+    in_checkpoint: Iterable[str],
+    stored_names: Mapping[str, str],
+) -> RestoredNames:
+    """The names of a step's states. PipelineError for a state of the checkpoint that is neither
+    declared nor dropped: the JobMaster refuses it before, so no row is ever read by mistake.
+    """
+    known = {name: stored_names.get(name, name) for name in in_checkpoint if name != KEY_TYPE}
+    renamed = {name: state.renamed_from for name, state in states.items()}
+    match = match_states(known.keys(), renamed, dropped)
+    for name in (*match.unknown, *match.ambiguous):
+        raise PipelineError(
+            f"Step {uid!r}: the checkpoint holds state {name!r}, and the function does not say "
+            "what becomes of it. Declare it, rename it with renamed_from=, or name it in "
+            "dropped_states."
+        )
+    return RestoredNames(
+        stored=assign_stored_names(states.keys(), match, known),
+        in_checkpoint=match.restored,
+        deleted=tuple(known[name] for name in match.dropped),
+    )
+
+
+def delete_rows(store: KeyValueStore, key_groups: range, stored_names: Iterable[str]) -> None:
+    """Delete all rows under some names in store keys. Raises StorageError."""
+    for stored_name in stored_names:
+        for group in key_groups:
+            first, end = entries_span(group_part(group) + name_part(stored_name))
+            while keys := [key for key, _ in islice(store.scan(first, end), DELETED_AT_ONCE)]:
+                store.write((), keys)
+                first = keys[-1] + b"\x00"  # what was deleted is not scanned again

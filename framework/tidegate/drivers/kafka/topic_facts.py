@@ -1,0 +1,132 @@
+"""What brokers say of topics, over the control connection: topic ids and ends of leader epochs.
+
+confluent-kafka has no OffsetForLeaderEpoch, and a topic's id is asked for before each publication:
+one Metadata request for all topics, over a connection that is open anyway. Answers are for
+`checkpoint/source_changes`; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Mapping
+from itertools import groupby
+from typing import Any, Final
+from uuid import UUID
+
+import kafka.errors as theirs
+from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
+
+from tidegate.drivers.kafka import inspection_wire as wire
+from tidegate.drivers.kafka.control import ControlConnection, raise_for
+from tidegate.elements import Origin
+from tidegate.errors import KafkaNotAuthorisedError
+
+ABSENT: Final = theirs.UnknownTopicOrPartitionError.errno
+DENIED: Final = theirs.TopicAuthorizationFailedError.errno
+MOVED: Final = wire.MOVED | {
+    theirs.UnknownLeaderEpochError.errno,
+    theirs.FencedLeaderEpochError.errno,
+}
+CONSUMER: Final = -1
+"""The replica id of a client, which is not told of records that are not replicated yet."""
+UNKNOWN_EPOCH: Final = -1
+"""As the current leader epoch: the leader answers whatever epoch it is in."""
+
+
+def topic_ids(control: ControlConnection, topics: Collection[str]) -> dict[str, str]:
+    """See `TransactionLog.topic_ids`."""
+
+    def once() -> dict[str, str]:
+        rows = _metadata(control, topics).topics
+        return {row.name: _notation(row.topic_id) for row in rows if row.error_code != ABSENT}
+
+    return control.retried("describe the topics of the job", once, None)
+
+
+def epoch_ends(control: ControlConnection, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+    """See `TransactionLog.epoch_ends`."""
+
+    def once() -> dict[Origin, int]:
+        leaders = _leaders(_metadata(control, {origin.topic for origin in epochs}), epochs)
+        found: dict[Origin, int] = {}
+        for leader, origins in wire.batches(leaders):
+            answer = _sent(
+                control, _request({origin: epochs[origin] for origin in origins}), leader
+            )
+            for topic in answer.topics:
+                for row in topic.partitions:
+                    _check(row.error_code)
+                    found[Origin(topic.topic, row.partition)] = row.end_offset
+        return found
+
+    return control.retried("tell where leader epochs end", once, None)
+
+
+def _metadata(control: ControlConnection, topics: Collection[str]) -> Any:
+    answer = _sent(control, wire.metadata(sorted(topics)))
+    for row in answer.topics:
+        if row.error_code == DENIED:
+            raise KafkaNotAuthorisedError(
+                f"Kafka at {control.servers} does not allow tidegate to describe topic "
+                f"{row.name!r}. Grant the job's principal READ on it."
+            )
+        if row.error_code != ABSENT:
+            _check(row.error_code)
+    return answer
+
+
+def _leaders(metadata: Any, wanted: Collection[Origin]) -> dict[Origin, int]:
+    """The leaders of those partitions that exist; a retriable error while one has none."""
+    leaders = {}
+    for topic in metadata.topics:
+        for row in topic.partitions:
+            origin = Origin(topic.name, row.partition_index)
+            if origin in wanted:
+                if row.leader_id < 0:
+                    raise theirs.StaleMetadata(f"{origin.topic}-{origin.partition} has no leader")
+                leaders[origin] = row.leader_id
+    return leaders
+
+
+def _check(error_code: int) -> None:
+    """Raise the error of a code; one that passes when a leader is elected is to be retried."""
+    if error_code in MOVED:
+        raise theirs.StaleMetadata("a leader is being elected")
+    raise_for(error_code)
+
+
+def _request(epochs: Mapping[Origin, int]) -> Any:
+    topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    return OffsetForLeaderEpochRequest(
+        replica_id=CONSUMER,
+        topics=[
+            topic(
+                topic=name,
+                partitions=[
+                    topic.OffsetForLeaderPartition(
+                        partition=origin.partition,
+                        current_leader_epoch=UNKNOWN_EPOCH,
+                        leader_epoch=epochs[origin],
+                    )
+                    for origin in origins
+                ],
+            )
+            for name, origins in groupby(sorted(epochs), key=lambda origin: origin.topic)
+        ],
+    )
+
+
+def _sent(control: ControlConnection, request: Any, node_id: int | None = None) -> Any:
+    manager = control.client()._manager
+
+    async def send() -> Any:
+        return await manager.send(request, node_id=node_id)
+
+    return manager.run(send)
+
+
+def _notation(topic_id: UUID | None) -> str:
+    """As Kafka writes ids: the 16 bytes in URL-safe base64; empty for none."""
+    if topic_id is None or not topic_id.int:
+        return ""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")

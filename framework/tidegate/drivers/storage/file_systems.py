@@ -1,0 +1,87 @@
+"""Which file system a folder is on, and whether it can hold a journal.
+
+The journal needs a `link` that says truthfully whether it created the name, and an `fsync` that
+returns when the data survives a crash. A client of NFS or SMB can repeat a `link` whose answer was
+lost, and then reports that the name exists although it created it; attributes are cached, so that
+two hosts can see different names. A FUSE file system does whatever its program does. So these are
+refused unless the user allows them. The parser is pure; `file_system_of` asks Linux.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tidegate.errors import RefusedError
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+"""What is mounted, as this process sees it; only Linux has it."""
+
+NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs"})
+KNOWN_FUSE: Final = frozenset({"fuse.fuse-overlayfs"})
+"""Of rootless containers: it passes link and fsync to the local file system below."""
+
+_POINT: Final = 4
+"""Which field is the mount point."""
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A line of mountinfo."""
+
+    point: str
+    kind: str
+    source: str
+
+
+def parse_mounts(text: str) -> list[Mount]:
+    """The mounts of a mountinfo file, in its order: later ones hide earlier ones.
+
+    Fields are separated by spaces, optional ones end with a hyphen; see proc(5).
+    """
+    found = []
+    for line in text.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if separator and len(fields) > _POINT and len(rest) > 1:
+            found.append(Mount(_unescaped(fields[_POINT]), rest[0], _unescaped(rest[1])))
+    return found
+
+
+def mount_of(folder: str, mounts: list[Mount]) -> Mount | None:
+    """The mount that an absolute folder without symbolic links is on."""
+    best: Mount | None = None
+    for mount in mounts:
+        inside = folder == mount.point or folder.startswith(mount.point.rstrip("/") + "/")
+        if inside and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
+def is_unsafe(kind: str) -> bool:
+    """Whether a file system of this kind cannot be trusted with a journal."""
+    fuse = kind == "fuse" or kind.startswith(("fuse.", "fuseblk"))
+    return kind in NETWORK or (fuse and kind not in KNOWN_FUSE)
+
+
+def refuse_unsafe(folder: Path, mounts: Path = MOUNTS) -> None:
+    """RefusedError if the folder is on such a file system. Nothing is known where the system does
+    not tell what is mounted.
+    """
+    try:
+        text = mounts.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return
+    mount = mount_of(str(folder.resolve()), parse_mounts(text))
+    if mount is not None and is_unsafe(mount.kind):
+        raise RefusedError(
+            f"checkpoint.storage {folder} is on a file system of type {mount.kind} ({mount.source} "
+            f"at {mount.point}), which may not create a name exactly once or keep it after a crash "
+            "(link and fsync). Use a local disk or an object store. If you know that this file "
+            "system does both, set checkpoint.allow_network_filesystem = true."
+        )
+
+
+def _unescaped(field: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field)

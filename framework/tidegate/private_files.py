@@ -1,0 +1,64 @@
+"""Files and folders that only their owner can read: mode 0600, in folders of mode 0700.
+
+Checkpoints, keyed state, submissions, logs and results quote records and settings. Every process
+makes such files through this module. The mode is given when the file is created, so that there is
+no moment in which others can open it; the umask can only take rights away. A folder that exists
+keeps its mode: its owner may have opened it to others on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+
+def make_private_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder, and those of its parents that are missing, each with mode 0700.
+
+    FileExistsError as `Path.mkdir` raises it; other OSErrors as the system raises them.
+    """
+    try:
+        folder.mkdir(mode=FOLDER_MODE)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_private_folder(folder.parent)
+        make_private_folder(folder, exist_ok=exist_ok)
+    except FileExistsError:
+        if not exist_ok or not folder.is_dir():
+            raise
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open(..., opener=private_opener)`: a file that is created gets mode 0600."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """As `Path.write_bytes`, with mode 0600 for a new file."""
+    with open(path, "wb", opener=private_opener) as out:
+        out.write(data)
+
+
+def copy_private(source: Path, target: Path) -> None:
+    """As `shutil.copyfile`, with mode 0600 for a new file."""
+    with source.open("rb") as data, open(target, "wb", opener=private_opener) as out:
+        shutil.copyfileobj(data, out, length=1 << 20)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the rights of others from a folder of this user, which an older version made.
+
+    Nothing happens to a folder of another user, or that does not exist.
+    """
+    try:
+        status = folder.lstat()
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            folder.chmod(FOLDER_MODE)
+    except FileNotFoundError:
+        return

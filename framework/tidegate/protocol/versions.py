@@ -1,0 +1,33 @@
+"""The versions that the processes of a cluster must share, and what is said where they differ.
+
+Every process that registers sends its version of tidegate and its minor version of Python. Both are
+those of the running code: a package that is upgraded on the disk does not change them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+TIDEGATE: Final = "0.1.0"
+"""As in `pyproject.toml`; a test compares them."""
+PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def difference(sender: str, tidegate: str, python: str) -> str | None:
+    """Why a process that registers here is refused, or None if its versions are those of this one.
+
+    `sender` names the process and its host. Both versions are empty if it is older than this check.
+    """
+    if (tidegate, minor(python)) == (TIDEGATE, PYTHON):
+        return None
+    theirs = f"tidegate {tidegate} and Python {minor(python)}" if tidegate else "an older tidegate"
+    return (
+        f"{sender} has {theirs}, and this process has tidegate {TIDEGATE} and Python {PYTHON}. "
+        "Install the same versions on all hosts of the cluster and on the clients."
+    )
+
+
+def minor(python: str) -> str:
+    """The minor version of Python, as in 3.11."""
+    return ".".join(python.split(".")[:2])

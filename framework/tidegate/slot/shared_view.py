@@ -1,0 +1,64 @@
+"""Whether a slot sees the checkpoint storage and the Kafka cluster of its attempt.
+
+A path, or a broker's name, may lead elsewhere on another host: a volume that is not mounted, a
+hosts file. Such a slot would complete checkpoints that no other host can restore, or write output
+to another cluster. So before it restores anything, the slot reads the attempt's claim from its own
+view of the storage and compares the nonce, and it asks its brokers for the id of their cluster.
+
+The errors restart the job by its strategy: whoever operates the host can correct a mount or an
+address while the job waits, and the error stays in the status until then. A final error would end
+every job on a host that comes up before its volumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.checkpoint.journal import Claim, decode_entry, entry_path
+from tidegate.errors import ClusterMismatchError, StorageMismatchError
+from tidegate.ids import JournalNumber
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.kafka import TransactionLog
+from tidegate.protocol.messages import Deploy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """What a slot sees, and how people name it."""
+
+    host: str
+    storage: str
+    """Path or URL of the checkpoint storage, as this host resolves it."""
+    brokers: str
+    blobs: BlobStore
+    transactions: TransactionLog
+
+
+def check_view(deploy: Deploy, view: SlotView) -> None:
+    """StorageMismatchError or ClusterMismatchError where the slot does not see what the JobMaster
+    of the attempt sees. Two requests, once per attempt and slot.
+    """
+    _check_storage(deploy, view)
+    cluster = view.transactions.cluster_id()
+    if cluster != deploy.kafka_cluster:
+        raise ClusterMismatchError(
+            f"Host {view.host} reaches Kafka cluster {cluster} at {view.brokers}, but attempt "
+            f"{deploy.attempt} of job {deploy.job!r} runs on Kafka cluster {deploy.kafka_cluster}. "
+            f"Make these addresses lead to {deploy.kafka_cluster} on this host too. The job "
+            "restarts until then."
+        )
+
+
+def _check_storage(deploy: Deploy, view: SlotView) -> None:
+    path = entry_path(deploy.job, JournalNumber(deploy.attempt))
+    data = view.blobs.get(path)
+    entry = None if data is None else decode_entry(data, path)
+    if isinstance(entry, Claim) and entry.nonce == deploy.claim_nonce:
+        return
+    found = "is not there" if entry is None else "is of another journal"
+    raise StorageMismatchError(
+        f"Host {view.host} does not see the checkpoint storage of job {deploy.job!r}: in "
+        f"{view.storage}, {path} {found}, which attempt {deploy.attempt} has written. Mount the "
+        "same storage at this path on every host, or set checkpoint.storage to a URL that all "
+        "hosts reach. The job restarts until then."
+    )

@@ -1,0 +1,217 @@
+"""What it costs that values are checked, and that each step owns its records: nanoseconds of CPU
+per record, without Kafka.
+
+    python -m integration.bench.values_micro
+
+Beside each figure is a loop by hand in the same run, in turns: it decodes a record of the same
+class from JSON, makes another and encodes it. Figures are of the cheapest of many short turns,
+because neighbours only ever add.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+import pydantic
+
+from tidegate import Json, Process
+from tidegate.api.copying import copy_values, immutable
+from tidegate.api.values import ClassCheck, fault
+from tidegate.dataplane.operators.process import ProcessOperator
+from tidegate.dataplane.sources.kafka import BATCH_RECORDS
+from tidegate.elements import Origin, RecordBatch
+from tidegate.graph.logical import MAIN, Node
+
+BATCHES: Final = 40
+TURNS: Final = 25
+
+
+class FrozenClick(msgspec.Struct, frozen=True):
+    user: str
+    page: str
+    ms: int
+    cost: float
+
+
+class Click(msgspec.Struct):
+    user: str
+    page: str
+    ms: int
+    cost: float
+
+
+class TaggedClick(msgspec.Struct):
+    user: str
+    page: str
+    ms: int
+    tags: list[str]
+
+
+@dataclasses.dataclass
+class PlainClick:
+    user: str
+    page: str
+    ms: int
+    cost: float
+
+
+@dataclasses.dataclass
+class TaggedPlainClick:
+    user: str
+    page: str
+    ms: int
+    tags: list[str]
+
+
+class ModelClick(pydantic.BaseModel):
+    user: str
+    page: str
+    ms: int
+    cost: float
+
+
+CLASSES: Final[list[Any]] = [
+    FrozenClick,
+    Click,
+    TaggedClick,
+    PlainClick,
+    TaggedPlainClick,
+    ModelClick,
+]
+
+
+def main() -> None:
+    """Print a table by record class: the loop by hand, the check of results (as the cluster makes
+    it, and of every field, as `PipelineTest` does), a copy. Then the guard of what a function
+    returned.
+    """
+    print(f"{'class':18}{'by hand':>9}{'check':>7}{'fields':>8}{'copy':>7}   CPU ns a record")
+    for of in CLASSES:
+        encoded = _encoded(of)
+        batches = [list(map(Json(of).decoder(), batch)) for batch in encoded]
+        copies = _nothing if immutable(of) else copy_values  # as `fan_out` decides
+        loop, check, fields, copied = cheapest(
+            (_by_hand(of), encoded),
+            (
+                ClassCheck(of).first_wrong,
+                batches[:4] * 10,
+            ),  # in the cache: their step just made them
+            (_every_field(of), batches[:1]),
+            (copies, batches),
+        )
+        print(f"{of.__name__:18}{loop:9.0f}{check:7.1f}{fields:8.0f}{copied:7.0f}")
+    numbers = [list(range(BATCH_RECORDS)) for _ in range(BATCHES)]
+    for name, function in (("tuple", _as_tuple), ("list", _as_list), ("generator", _as_generator)):
+        plain, guarded = cheapest((_plain_loop(function), numbers), (_process(function), numbers))
+        print(f"process, {name:9}: {plain:.1f} by hand, {guarded:.1f} with the guard")
+
+
+def cheapest(*cases: tuple[Callable[[Any], object], list[Any]]) -> list[float]:
+    """Nanoseconds of CPU per record of each case, measured in turns; of the cheapest turn."""
+    best = [float("inf")] * len(cases)
+    for _ in range(TURNS):
+        for number, (work, batches) in enumerate(cases):
+            before = time.process_time_ns()
+            for batch in batches:
+                work(batch)
+            spent = time.process_time_ns() - before
+            best[number] = min(best[number], spent / sum(map(len, batches)))
+    return best
+
+
+def _nothing(_: object) -> None:
+    """What is done with records that cannot change."""
+
+
+def _every_field(of: Any) -> Callable[[list[Any]], object]:
+    return lambda batch: [fault(value, of) for value in batch]
+
+
+def _as_tuple(value: int, _: object) -> Iterable[int]:
+    return (value,)
+
+
+def _as_list(value: int, _: object) -> Iterable[int]:
+    return [value]
+
+
+def _as_generator(value: int, _: object) -> Iterable[int]:
+    yield value
+
+
+def _plain_loop(function: Callable[[int, object], Iterable[int]]) -> Callable[[list[int]], object]:
+    """The loop of `ProcessOperator` without the guard."""
+    context = _Context()
+
+    def loop(batch: list[int]) -> object:
+        values: list[int] = []
+        offsets: list[int] = []
+        add_value, add_offset = values.append, offsets.append
+        for value, offset in zip(iter(batch), batch, strict=False):
+            context.offset = offset
+            for result in function(value, context):
+                add_value(result)
+                add_offset(offset)
+        return values
+
+    return loop
+
+
+class _Context:
+    __slots__ = ("offset",)
+    offset: int
+
+
+def _process(function: Callable[[int, object], Iterable[int]]) -> Callable[[list[int]], object]:
+    class Function(Process[int, int]):
+        process = staticmethod(function)
+
+    node = Node(
+        id="process-1",
+        kind="process",
+        inputs=(),
+        uid=None,
+        options={},
+        place="",
+        function=Function(),
+    )
+    operator = ProcessOperator("P", node, {MAIN: _nothing})
+    origin = Origin("numbers", 0)
+    return lambda batch: operator.process(RecordBatch(batch, batch, origin))
+
+
+def _encoded(of: Any) -> list[list[bytes]]:
+    """Batches of records as bytes, no two alike."""
+    encode = Json(of).encoder()
+    last: Any = {"tags": ["a", "b"]} if "tags" in of.__annotations__ else {"cost": 0.25}
+    return [
+        [
+            encode(of(user=f"user{n}", page=f"/page/{n}", ms=1000 + n, **last))
+            for n in range(first, first + BATCH_RECORDS)
+        ]
+        for first in range(0, BATCHES * BATCH_RECORDS, BATCH_RECORDS)
+    ]
+
+
+def _by_hand(of: Any) -> Callable[[list[bytes]], object]:
+    decode, encode = Json(of).decoder(), Json(of).encoder()
+    last = "tags" if "tags" in of.__annotations__ else "cost"
+
+    def loop(batch: list[bytes]) -> list[bytes]:
+        written = []
+        for data in batch:
+            click: Any = decode(data)
+            changed = {last: getattr(click, last)}
+            made = of(user=click.user, page=click.page, ms=click.ms + 1, **changed)
+            written.append(encode(made))
+        return written
+
+    return loop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A call to the checkpoint storage that never returns: a named error, a restart, exact output.
+
+A pipe in place of a file makes the kernel hold whoever opens it to read, as a hung disk does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from integration.mistakes import Folder
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+CONFIG = {"checkpoint.timeout": "3s", "restart.strategy": "fixed_delay", "restart.delay": "100ms"}
+
+
+@contextmanager
+def hanging(file: Path) -> Iterator[None]:
+    """Whoever opens the file to read waits for ever; afterwards it is what it was."""
+    aside, pipe = file.with_suffix(".aside"), file.with_suffix(".pipe")
+    os.mkfifo(pipe)
+    os.link(file, aside)
+    pipe.replace(file)
+    try:
+        yield
+    finally:
+        aside.replace(file)
+
+
+def test_a_publication_that_hangs_ends_in_a_new_jobmaster(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    config = {**CONFIG, "checkpoint.interval": "2s"}
+    with folder.started(bounded=False, config=config) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        journal = tmp_path / ".tidegate" / "checkpoints" / folder.job / "journal"
+        with hanging(max(journal.glob("*.json"))):
+            folder.orders(30, first=30)
+            run.until(lambda: "with status 75" in folder.logs(), "left", timeout_s=60.0)
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60.0)
+        assert run.stop().code == 0
+    folder.assert_exact(60)
+    assert "did not answer" in folder.logs()
+
+
+def test_a_restore_that_hangs_ends_in_a_new_attempt(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    with folder.started(bounded=False, config=CONFIG) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        run.process.send_signal(signal.SIGKILL)
+        run.process.wait()
+    shutil.rmtree(tmp_path / ".tidegate" / "state")  # so that all comes from the storage
+    files = tmp_path / ".tidegate" / "checkpoints" / folder.job / "files"
+    with folder.started(bounded=False, config=CONFIG) as run:
+        with hanging(max(files.rglob("*.sst"))):
+            folder.orders(30, first=30)
+            run.until(lambda: "made no progress for 3 s" in run.err, "told", timeout_s=60.0)
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60.0)
+        assert run.stop().code == 0
+    folder.assert_exact(60)

@@ -1,0 +1,162 @@
+"""Topics that are deleted and created again, and logs that lose records, under a job: on real
+brokers, by the command that users have.
+
+Whoever reads on at the old offsets skips records in silence. So a job is refused when it starts,
+ends when it runs, and says what it found; and whatever it wrote is of records that it has read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from integration.brokers import TIMEOUT_S, Kafka, create_topic
+from integration.mistakes import Folder, Outcome, assert_golden, paragraph
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+REPEATED_S = 10.0
+"""A finding is final when the leaders have repeated it for so long."""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """A broker that the test may kill, and whose files it may cut."""
+    with EmbeddedKafka.start("4.3.0", directory=tmp_path / "broker", owned=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def folder(kafka: Kafka, tmp_path: Path) -> Folder:
+    return Folder.make(tmp_path, kafka.bootstrap)
+
+
+def create_again(folder: Folder) -> None:
+    """Delete the input topic and create one of the same name."""
+    name = folder.topics["orders"]
+    admin = AdminClient({"bootstrap.servers": folder.bootstrap, "log_level": 0})
+    admin.delete_topics([name], operation_timeout=TIMEOUT_S)[name].result(TIMEOUT_S)
+    end_s = time.monotonic() + TIMEOUT_S
+    while name in admin.list_topics(timeout=TIMEOUT_S).topics:
+        assert time.monotonic() < end_s, "it is not deleted"
+        time.sleep(0.05)
+    create_topic(folder.bootstrap, name, partitions=1)
+
+
+def totals(folder: Folder) -> int:
+    return len(folder.read("totals"))
+
+
+def refused(folder: Folder, golden: str, outcome: Outcome) -> None:
+    """A first attempt that started nothing, and waited for the leaders to repeat themselves."""
+    assert outcome.code == 2, outcome.err
+    assert outcome.took_s >= REPEATED_S
+    assert_golden(golden, folder.normalised(paragraph(outcome.err)))
+
+
+@pytest.mark.parametrize(("records", "shape"), [(400, "longer"), (40, "shorter")])
+def test_a_topic_that_was_created_again_while_the_job_was_stopped_is_refused(
+    folder: Folder, records: int, shape: str
+) -> None:
+    folder.orders(100)
+    assert folder.run().code == 0
+    folder.assert_exact(100)
+    create_again(folder)
+    folder.orders(records)
+    refused(folder, f"topic-created-again-{shape}", folder.run())
+    folder.assert_exact(100)
+    again = folder.run("--restore", "none")
+    assert again.code == 0, "the remedy helps"
+    assert totals(folder) == 100 + records
+
+
+def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(folder: Folder) -> None:
+    """The new topic outgrows the position: today the job would restart and skip its beginning."""
+    folder.orders(100)
+    with folder.started(bounded=False, config={"checkpoint.interval": "1s"}) as run:
+        run.until(lambda: totals(folder) == 100, "at the end of its input")
+        create_again(folder)
+        folder.orders(900)
+        outcome = run.wait(120.0)
+    assert outcome.code == 1, outcome.err
+    said = folder.normalised(paragraph(outcome.err))
+    assert re.search(
+        r"topic id TOPIC-ID\) is offset \d+.*topic of this name with id TOPIC-ID", said
+    )
+    assert "deleted and created again" in said
+    # The job has read nothing of the new topic that it published as a part of the old one.
+    folder.assert_exact(100)
+
+
+def test_a_position_behind_the_end_is_an_error_of_a_bounded_run(
+    own: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """The log lost its tail, and nothing was written since: today the run reads 0 records."""
+    folder = Folder.make(tmp_path, own.bootstrap)
+    folder.orders(60)
+    kept = log_size(own, folder)
+    folder.orders(40, first=60)
+    assert folder.run().code == 0
+    lose_the_tail(own, folder, kept)
+    outcome = folder.run()
+    assert outcome.code == 2, outcome.err
+    said = folder.normalised(paragraph(outcome.err))
+    assert "is offset 100" in said
+    assert "ends at offset 60" in said
+    folder.assert_exact(100)
+
+
+def test_a_truncated_log_that_has_grown_again_is_refused(
+    own: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """What an unclean election does: the records behind the cut are of a newer leader epoch."""
+    folder = Folder.make(tmp_path, own.bootstrap)
+    folder.orders(60)
+    kept = log_size(own, folder)
+    folder.orders(40, first=60)
+    assert folder.run().code == 0
+    lose_the_tail(own, folder, kept)
+    folder.orders(200)
+    refused(folder, "log-truncated", folder.run())
+    folder.assert_exact(100)
+
+
+def test_a_log_that_is_truncated_while_the_job_runs_ends_it(
+    own: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, own.bootstrap)
+    folder.orders(60)
+    kept = log_size(own, folder)
+    folder.orders(40, first=60)
+    with folder.started(bounded=False, config={"checkpoint.interval": "1s"}) as run:
+        run.until(lambda: totals(folder) == 100, "at the end of its input")
+        lose_the_tail(own, folder, kept)
+        folder.orders(200)
+        outcome = run.wait(120.0)
+    assert outcome.code == 1, outcome.err
+    said = folder.normalised(paragraph(outcome.err))
+    assert "is offset 100, in leader epoch 0, but the log of that epoch ends at offset 60" in said
+    folder.assert_exact(100)
+
+
+def segment(broker: EmbeddedKafka, folder: Folder) -> Path:
+    (found,) = broker.directory.rglob(f"{folder.topics['orders']}-0/*.log")
+    return found
+
+
+def log_size(broker: EmbeddedKafka, folder: Folder) -> int:
+    return segment(broker, folder).stat().st_size
+
+
+def lose_the_tail(broker: EmbeddedKafka, folder: Folder, kept: int) -> None:
+    """The broker dies, its disk loses what was written last, and it comes back as a new leader."""
+    broker.kill()
+    os.truncate(segment(broker, folder), kept)
+    broker.restart()

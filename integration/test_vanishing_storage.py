@@ -1,0 +1,163 @@
+"""A checkpoint storage that is unmounted, or replaced, under a running job.
+
+The job publishes nothing meanwhile, says why within seconds, and continues when the storage is
+back: every total once, in order. Nothing is written below the mount point.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from integration.mistakes import Folder, Run
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.storage.file_systems import MOUNTS, parse_mounts
+from tidegate.drivers.storage.local import LocalStore
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+TOLD_S = 10.0
+"""How soon the loss must be told, on a busy machine; a look every half second finds it."""
+GONE_S = 3.0
+"""Many checkpoint intervals."""
+
+
+class Disk:
+    """A folder that can be mounted at `point`, and taken away again."""
+
+    def __init__(self, folder: Path, point: Path) -> None:
+        self.folder, self.point = folder, point
+        folder.mkdir()
+        point.mkdir(exist_ok=True)
+
+    def mount(self) -> None:
+        command = ["mount", "--bind", str(self.folder), str(self.point)]
+        mounted = subprocess.run(command, check=False, capture_output=True, text=True)
+        if mounted.returncode != 0:
+            pytest.skip(f"a folder cannot be mounted here: {mounted.stderr.strip()}")
+
+    def is_mounted(self) -> bool:
+        """A bind mount within one file system is none for `os.path.ismount`."""
+        mounts = parse_mounts(MOUNTS.read_text(encoding="utf-8"))
+        return any(mount.point == str(self.point) for mount in mounts)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.point)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path / "disk", tmp_path / "mounted")
+    made.mount()
+    yield made
+    while made.is_mounted():
+        made.unmount()
+
+
+CONFIG = {"checkpoint.storage": "mounted/checkpoints"}
+
+
+def told_of(run: Run, what: str) -> None:
+    run.until(lambda: what in run.err, f"told that {what!r}", timeout_s=TOLD_S)
+
+
+def stays_unpublished(folder: Folder, visible: int) -> None:
+    time.sleep(GONE_S)
+    assert len(folder.read("totals")) == visible, "something was published without a storage"
+
+
+def process_of(run: Run, role: str) -> psutil.Process:
+    for process in psutil.Process(run.process.pid).children(recursive=True):
+        if process.cmdline()[-1:] == [role]:
+            return process
+    raise AssertionError(f"no {role} runs")
+
+
+def test_an_unmounted_storage_is_waited_for(
+    kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    # Slower than the JobMaster's looks at the storage: checkpoints that fail before a look count.
+    config = {**CONFIG, "checkpoint.interval": "1500 ms"}
+    with folder.started(bounded=False, config=config) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        disk.unmount()
+        told_of(run, f"The checkpoint storage {disk.point}/checkpoints is gone")
+        folder.orders(30, first=30)
+        stays_unpublished(folder, 30)
+        assert list(disk.point.iterdir()) == [], "something was written below the mount point"
+        disk.mount()
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+        assert "restart" not in run.err.replace("0 restarts", ""), run.err
+    folder.assert_exact(60)
+
+
+def test_a_long_outage_ends_the_attempt_and_the_next_one_waits(
+    kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    config = {**CONFIG, "checkpoint.tolerated_outage": "2s", "restart.strategy": "fixed_delay"}
+    config |= {"restart.attempts": "1", "restart.delay": "100ms"}
+    with folder.started(bounded=False, config=config) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        disk.unmount()
+        folder.orders(30, first=30)
+        told_of(run, "was gone for 2 s (checkpoint.tolerated_outage)")
+        stays_unpublished(folder, 30)
+        assert list(disk.point.iterdir()) == []
+        disk.mount()
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+    folder.assert_exact(60)
+
+
+@pytest.mark.parametrize("role", ["jobmaster", "jobmanager"])
+def test_a_process_that_is_killed_meanwhile_is_followed_by_one_that_waits(
+    kafka: EmbeddedKafka, tmp_path: Path, disk: Disk, role: str
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    with folder.started(bounded=False, config=CONFIG) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        disk.unmount()
+        told_of(run, "is gone")
+        folder.orders(30, first=30)
+        process_of(run, role).send_signal(signal.SIGKILL)
+        stays_unpublished(folder, 30)
+        assert list(disk.point.iterdir()) == []
+        disk.mount()
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+    folder.assert_exact(60)
+
+
+def test_a_second_storage_behind_the_same_path_is_not_written_to(
+    kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    second = Disk(tmp_path / "second", disk.point)
+    LocalStore(second.folder / "checkpoints").identify()
+    before = sorted(second.folder.rglob("*"))
+    with folder.started(bounded=False, config=CONFIG) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        disk.unmount()
+        second.mount()
+        told_of(run, "another storage is there")
+        folder.orders(30, first=30)
+        stays_unpublished(folder, 30)
+        assert sorted(second.folder.rglob("*")) == before
+        second.unmount()
+        disk.mount()
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+    folder.assert_exact(60)

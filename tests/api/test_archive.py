@@ -1,0 +1,320 @@
+"""The archive of a pipeline's files: what is in it, and that it is unpacked as it was packed.
+
+Method: real folders and subprocesses that import real pipelines, since an import cannot be undone;
+archives that no `pack` makes are written by hand.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.controlplane.test_store import Blobs
+from tidegate.api.archive import (
+    CACHE,
+    FILES_MAX,
+    INSTALLED_KEPT,
+    CodeArchive,
+    contents,
+    digest_of,
+    install,
+    pack,
+)
+from tidegate.api.pipeline import Pipeline
+from tidegate.errors import CorruptCheckpointError, PipelineError, StorageError
+from tidegate.ports.blobs import BlobStore
+
+SIZE_MAX = 1 << 20
+PATH = "a/submissions/1/x.zip"
+
+
+@pytest.fixture(autouse=True)
+def modules() -> Iterator[None]:
+    """Forget the modules of a test."""
+    before = dict(sys.modules)
+    yield
+    for name in set(sys.modules) - set(before):
+        del sys.modules[name]
+
+
+def written(folder: Path, *files: str) -> Path:
+    """Make files, each as `path:text`."""
+    for path, text in (each.split(":", 1) for each in files):
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def imported(name: str, where: Path) -> type[Pipeline]:
+    """A class of a module that lies there, as after its import."""
+    top = name.partition(".")[0]
+    module = sys.modules[top] = ModuleType(top)
+    if where.is_dir():
+        module.__path__ = [str(where)]
+    else:
+        module.__file__ = str(where)
+    made: type[Pipeline] = type("Job", (), {"__module__": name})
+    return made
+
+
+def single(folder: Path, **sizes: int) -> CodeArchive:
+    return pack(imported("job", folder / "job.py"), folder, size_max=sizes.get("size", SIZE_MAX))
+
+
+def left_out(archive: CodeArchive) -> dict[str, str]:
+    return {each.path: each.reason for each in archive.left_out}
+
+
+def test_a_single_module_has_its_helpers_and_data_with_it(tmp_path: Path) -> None:
+    written(tmp_path, "job.py:import helper", "helper.py:X = 1", "rules/a.avsc:{}")
+    archive = single(tmp_path)
+    assert archive.files == ("helper.py", "job.py", "rules/a.avsc")
+    assert archive.left_out == ()
+    assert archive.size == len("import helper") + len("X = 1") + len("{}")
+    assert digest_of(archive.data) == archive.digest
+
+
+def test_a_package_is_packed_with_the_helpers_that_it_imported_and_nothing_beside_them(
+    tmp_path: Path,
+) -> None:
+    written(
+        tmp_path,
+        "flows/__init__.py:",
+        "flows/job.py:import helper",
+        "flows/schema.avsc:{}",
+        "helper.py:X = 1",
+        "other.py:X = 2",
+        "big/data.csv:1",
+    )
+    sys.modules["helper"] = ModuleType("helper")
+    sys.modules["helper"].__file__ = str(tmp_path / "helper.py")
+    archive = pack(imported("flows.job", tmp_path / "flows"), tmp_path, size_max=SIZE_MAX)
+    assert [name for name in archive.files if "init" not in name] == [
+        "flows/job.py",
+        "flows/schema.avsc",
+        "helper.py",
+    ]
+
+
+def test_a_schema_file_of_the_working_folder_belongs_to_a_package(tmp_path: Path) -> None:
+    written(tmp_path, "flows/__init__.py:", "schemas/a.avsc:{}", "other.txt:")
+    pipeline = imported("flows", tmp_path / "flows")
+    names = ["schemas/a.avsc", "./schemas/a.avsc", "../outside.avsc", str(tmp_path / "other.txt")]
+    archive = pack(pipeline, tmp_path, size_max=SIZE_MAX, data_files=names)
+    assert archive.files == ("flows/__init__.py", "schemas/a.avsc")
+
+
+def test_the_same_files_give_the_same_archive(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        written(tmp_path / name, "job.py:A = 1", "b/c.txt:c")
+    os.utime(tmp_path / "two" / "job.py", (1, 1))
+    (tmp_path / "two" / "job.py").chmod(0o755)
+    one, two = single(tmp_path / "one"), single(tmp_path / "two")
+    assert one.data == two.data
+    written(tmp_path / "two", "b/c.txt:d")
+    assert single(tmp_path / "two").digest != one.digest
+
+
+def test_what_is_no_code_is_left_out_and_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    for path, text in {
+        "job.py": "A = 1",
+        ".git/config": "x",
+        ".env": "PASSWORD=s3cr3t",
+        "tidegate.toml": "[kafka.properties]",
+        "__pycache__/job.cpython-311.pyc": "",
+        "venv/pyvenv.cfg": "home",
+        "venv/lib/x.py": "",
+        "lib/site-packages/x.py": "",
+        "state/journal": "1",
+        "old.pyc": "",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (tmp_path / "outside.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (folder / "up").symlink_to(tmp_path)
+    (folder / "circle").symlink_to(folder)
+    (folder / "same.py").symlink_to(folder / "job.py")
+    os.mkfifo(folder / "pipe")
+    pipeline = imported("job", folder / "job.py")
+    archive = pack(pipeline, folder, size_max=SIZE_MAX, ours=[folder / "state"])
+    assert archive.files == ("job.py", "same.py")
+    assert left_out(archive) == {
+        ".env": "hidden",
+        ".git": "hidden",
+        "__pycache__": CACHE,
+        "circle": "a symbolic link to a folder above it",
+        "lib/site-packages": "virtual environment",
+        "link.txt": "symbolic link out of the folder",
+        "old.pyc": CACHE,
+        "pipe": "no regular file",
+        "state": "written by tidegate",
+        "tidegate.toml": "settings, which may hold passwords",
+        "up": "symbolic link out of the folder",
+        "venv": "virtual environment",
+    }
+
+
+def test_the_largest_data_files_are_left_out_until_the_rest_fits(tmp_path: Path) -> None:
+    written(tmp_path, "job.py:" + "A" * 60, "a.csv:" + "a" * 30, "b.csv:" + "b" * 50)
+    archive = single(tmp_path, size=100)
+    assert archive.files == ("a.csv", "job.py")
+    assert left_out(archive) == {"b.csv": "50 bytes: too large for job.max_code_size"}
+    with pytest.raises(PipelineError, match=r"60 bytes together, more than job\.max_code_size"):
+        single(tmp_path, size=59)
+
+
+def test_a_folder_with_too_many_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline in a home folder, say: reading it would take minutes."""
+    assert FILES_MAX == 10_000
+    monkeypatch.setattr("tidegate.api.archive.FILES_MAX", 3)
+    written(tmp_path, "job.py:", "a.txt:", "b.txt:")
+    assert len(single(tmp_path).files) == 3
+    written(tmp_path, "c.txt:")
+    with pytest.raises(PipelineError, match="there are more than 3 files"):
+        single(tmp_path)
+
+
+def test_an_installed_module_is_packed_without_its_neighbours(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages"
+    written(folder, "job.py:A = 1", "other.py:B = 1")
+    assert single(folder).files == ("job.py",)
+
+
+# --- unpacking ----------------------------------------------------------------------------------
+
+
+def stored(data: bytes) -> BlobStore:
+    blobs = Blobs()
+    blobs.objects[PATH] = data
+    return blobs  # type: ignore[return-value]  # files are not asked for
+
+
+def test_what_was_packed_is_installed_for_this_user_only(tmp_path: Path) -> None:
+    work = written(tmp_path / "work", "job.py:A = 1", "rules/a.txt:rules")
+    archive = single(work)
+    root = tmp_path / "cache"
+    folder = install(stored(archive.data), PATH, archive.digest, archive.size, root)
+    assert folder == root / archive.digest
+    assert (folder / "job.py").read_text() == "A = 1"
+    assert (folder / "rules" / "a.txt").read_text() == "rules"
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*"))}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+
+
+def test_a_file_that_was_changed_where_it_is_installed_is_written_again(tmp_path: Path) -> None:
+    archive = single(written(tmp_path / "work", "job.py:A = 1", "b.py:B = 1"))
+    parts = stored(archive.data), PATH, archive.digest, archive.size, tmp_path / "cache"
+    folder = install(*parts)
+    same = (folder / "b.py").stat().st_ino
+    (folder / "job.py").write_text("A = 2")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("B = 1")
+    install(*parts)
+    assert (folder / "job.py").read_text() == "A = 1"
+    assert (folder / "b.py").stat().st_ino == same, "what is right stays: others import from it"
+    (folder / "b.py").unlink()
+    (folder / "b.py").symlink_to(elsewhere)
+    install(*parts)
+    assert not (folder / "b.py").is_symlink()
+
+
+def test_a_missing_or_damaged_archive_is_named(tmp_path: Path) -> None:
+    archive = single(written(tmp_path / "work", "job.py:A = 1"))
+    damaged = archive.data[:-1] + bytes([archive.data[-1] ^ 1])
+    root = tmp_path / "cache"
+    with pytest.raises(CorruptCheckpointError, match=rf"{PATH} in the checkpoint storage, is dam"):
+        install(stored(damaged), PATH, archive.digest, archive.size, root)
+    with pytest.raises(CorruptCheckpointError, match="is missing"):
+        install(stored(b""), "a/other", archive.digest, archive.size, root)
+    assert not root.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    archive = single(written(tmp_path / "work", "job.py:A = 1"))
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(StorageError, match=rf"cannot be written to {tmp_path}/cache"):
+        install(stored(archive.data), PATH, archive.digest, archive.size, tmp_path / "cache")
+
+
+def zipped(*names: str, mode: int = 0, content: bytes = b"x") -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in names:
+            info = zipfile.ZipInfo("placeholder")
+            info.filename, info.external_attr = name, mode << 16
+            archive.writestr(info, content)
+    return data.getvalue()
+
+
+BAD_NAMES = ["../x", "/etc/x", "a/../../x", "a//b", "./x", "a/", "..", "c:\\x\\..\\..\\y", ""]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_that_leads_out_of_the_folder_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str
+) -> None:
+    data = zipped("good.py", name)
+    with pytest.raises(CorruptCheckpointError):
+        install(stored(data), PATH, digest_of(data), SIZE_MAX, tmp_path / "cache" / "code")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_links_and_files_that_come_twice_are_refused() -> None:
+    with pytest.raises(CorruptCheckpointError, match="not as a regular file"):
+        list(contents(zipped("a", mode=stat.S_IFLNK | 0o777), PATH, SIZE_MAX))
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        twice = zipped("a", "a")
+    with pytest.raises(CorruptCheckpointError, match="twice"):
+        list(contents(twice, PATH, SIZE_MAX))
+
+
+def test_no_more_is_unpacked_than_was_submitted() -> None:
+    assert dict(contents(zipped("a", "b"), PATH, 2)) == {"a": b"x", "b": b"x"}
+    with pytest.raises(CorruptCheckpointError, match="more than 1 bytes"):
+        list(contents(zipped("a", "b"), PATH, 1))
+
+
+def test_what_is_no_archive_is_named() -> None:
+    with pytest.raises(CorruptCheckpointError, match=f"archive {PATH} cannot be read"):
+        list(contents(b"no zip", PATH, SIZE_MAX))
+
+
+def test_a_host_keeps_the_newest_archives_of_a_job(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    folders = []
+    for number in range(INSTALLED_KEPT + 2):
+        archive = single(written(tmp_path / "work", f"job.py:A = {number}"))
+        folders.append(install(stored(archive.data), PATH, archive.digest, archive.size, root))
+        os.utime(folders[-1], (number, number))
+    assert set(root.iterdir()) == set(folders[-INSTALLED_KEPT:])
+
+
+NAMES = st.text(alphabet="ab", min_size=1, max_size=3)
+
+
+@given(files=st.dictionaries(NAMES.map(lambda name: f"{name}.txt"), st.binary(max_size=50)))
+def test_files_come_out_as_they_went_in(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "job.py").write_bytes(b"")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    archive = single(folder)
+    assert dict(contents(archive.data, PATH, archive.size)) == {"job.py": b"", **files}

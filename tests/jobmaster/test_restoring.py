@@ -1,0 +1,257 @@
+"""What an attempt asks Kafka before it restores, on the fake brokers: topics that were created
+again, logs that were truncated, and brokers that are behind for a moment.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.kafka.clocks import SleepingClock
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
+from tidegate.checkpoint.confirmation import REPEATED_S
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.restoring import Restoring
+from tidegate.drivers.storage import open_store
+from tidegate.drivers.threads import SystemThreads
+from tidegate.elements import Origin
+from tidegate.errors import RefusedError, TidegateError
+from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
+from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.testing.sim.kafka.cluster import FakeKafka
+from tidegate.testing.sim.kafka.log import Record
+
+BEGAN_S = 1000.0
+T0 = Origin("t", 0)
+PLAN = PlanFacts(
+    parallelism=1, max_parallelism=128, sources=(SourceFacts(uid=Uid("a"), topic="t"),)
+)
+
+
+class World:
+    """One job that reads topic `t`, and the brokers."""
+
+    def __init__(self, start: Any = "earliest", *, bounded: bool = False) -> None:
+        class Copies(Pipeline, name="copies"):
+            a = KafkaSource("t", value=Json(int), start=start)
+            b = KafkaSink("out", value=Json(int))
+
+            def define(self) -> None:
+                self.a.to(self.b)
+
+        self.clock = SleepingClock(BEGAN_S)
+        self.kafka = FakeKafka(self.clock)
+        self.process = self.kafka.process("jobmaster", self.clock)
+        self.heard: list[TidegateError] = []
+        self._sequences: dict[int, int] = {}
+        runner = EffectRunner(
+            open_store("memory:///"),
+            self.process.transaction_log({}),
+            self.clock,
+            SystemThreads(),
+            nonce=lambda: "nonce",
+        )
+        plan = SimpleNamespace(graph=build(Copies), facts=PLAN)
+        drivers = SimpleNamespace(kafka_admin=self._admin, clock=self.clock)
+        submission = SimpleNamespace(job=JobName("copies"), id="s1", bounded=bounded)
+        self.restoring = Restoring(
+            cast("Any", submission),
+            cast("Any", plan),
+            Config(),
+            cast("Any", drivers),
+            runner,
+            self._hear,
+        )
+        self.while_asked: dict[int, Any] = {}
+        """What happens when the job hears of trouble for the n-th time."""
+
+    def waited_s(self) -> float:
+        return self.clock.monotonic() - BEGAN_S
+
+    def _admin(self, kafka: dict[str, str]) -> Any:
+        return self.process.kafka_admin(kafka)
+
+    def _hear(self, error: TidegateError) -> None:
+        self.heard.append(error)
+        self.while_asked.get(len(self.heard), lambda: None)()
+
+    def create(self, records: int, partitions: int = 1) -> None:
+        self.kafka.create_topic("t", partitions)
+        self.write(records)
+
+    def create_again(self, records: int, partitions: int = 1) -> None:
+        self.kafka.delete_topic("t")
+        self.create(records, partitions)
+
+    def write(self, records: int) -> None:
+        log = self.kafka.log(T0)
+        producer_id = 1_000 + log.end + id(log) % 1_000_000
+        values = [Record(b"1", None, (), 0)] * records
+        log.append(producer_id, 0, 0, values, is_open=None)
+
+    def offset(self, manifest: Manifest | None = None, **more: Any) -> int:
+        """Where the job would read on."""
+        ((split, *_),) = self.restoring.resolve(manifest, **more).splits
+        return split.offset
+
+    def checkpoint(self, offset: int, **split: Any) -> Manifest:
+        """A checkpoint of what the job was given, read up to an offset."""
+        ((given, *_),) = self.restoring.resolve(None).splits
+        made = SourceSplit(
+            source=given.source,
+            topic=given.topic,
+            partition=given.partition,
+            offset=offset,
+            topic_id=given.topic_id,
+            leader_epoch=self.kafka.log(T0).epoch_at(offset - 1),
+            **split,
+        )
+        part = SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0), splits=(made,))
+        return Manifest(
+            job=JobName("copies"),
+            checkpoint=CheckpointId(Attempt(1), 1),
+            submission="s0",
+            created_ms=0,
+            final=False,
+            kafka_cluster="fake-kafka",
+            fingerprint="f",
+            plan=PLAN,
+            subtasks=(part,),
+        )
+
+    def refusal(self, manifest: Manifest | None) -> str:
+        """What is said when the leaders have repeated it for ten seconds."""
+        before_s = self.clock.monotonic()
+        with pytest.raises(RefusedError) as refused:
+            self.restoring.resolve(manifest)
+        assert REPEATED_S <= self.clock.monotonic() - before_s < REPEATED_S + 2
+        assert self.heard, "the wait says why"
+        return str(refused.value)
+
+
+@pytest.mark.parametrize("records", [40, 400])
+def test_a_topic_that_was_created_again_is_refused_shorter_or_longer(records: int) -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(100)
+    world.create_again(records)
+    said = world.refusal(checkpoint)
+    assert "(topic id fake-topic-id-00000001) is offset 100" in said
+    assert "with id fake-topic-id-00000002, in which partition 0 begins at offset 0" in said
+    assert f"ends at offset {records}" in said
+
+
+def test_fewer_partitions_are_refused() -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(100)
+    ((split,),) = (part.splits for part in checkpoint.subtasks)
+    world.kafka._brokers.topics["t"] = []
+    assert "has no partition 0" in world.refusal(checkpoint), split
+
+
+def test_a_log_that_was_truncated_is_refused_shorter_or_longer_than_the_position() -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(100)
+    world.kafka.log(T0).elect(90)
+    assert "leader epoch 0, but the log of that epoch ends at offset 90" in world.refusal(
+        checkpoint
+    )
+    world.write(50)
+    assert "ends at offset 90, and the partition begins at offset 0 and ends at offset 140" in (
+        world.refusal(checkpoint)
+    )
+    before_the_cut = world.checkpoint(80)
+    assert world.offset(before_the_cut) == 80, "an older checkpoint reads on"
+
+
+def test_a_clean_election_refuses_nothing() -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(100)
+    world.kafka.log(T0).elect()
+    assert world.offset(checkpoint) == 100
+    world.write(5)
+    assert world.offset(world.checkpoint(103)) == 103
+    assert not world.heard
+
+
+def test_a_position_behind_the_end_is_refused_of_a_bounded_run_too() -> None:
+    world = World(bounded=True)
+    world.create(100)
+    checkpoint = world.checkpoint(100, end_offset=100)
+    world.kafka.log(T0).elect(60)
+    assert "ends at offset 60" in world.refusal(checkpoint)
+
+
+def test_a_topic_that_is_absent_is_refused_when_the_brokers_repeat_it() -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(100)
+    world.kafka.delete_topic("t")
+    assert "is offset 100, and Kafka has no topic of this name any more" in world.refusal(
+        checkpoint
+    )
+
+
+def test_a_topic_that_the_job_has_never_read_is_refused_at_once() -> None:
+    world = World()
+    with pytest.raises(RefusedError, match=r"topic of source 'a' .* cannot be read"):
+        world.restoring.resolve(None)
+    assert world.waited_s() < 1
+
+
+def test_an_absent_topic_is_asked_for_again_once_the_submission_has_begun() -> None:
+    world = World("latest")
+    world.create(100)
+    assert world.offset() == 100
+    world.kafka.delete_topic("t")
+    assert "is offset 100, and Kafka has no topic" in world.refusal(None)
+
+
+def test_a_topic_that_was_created_again_before_the_first_checkpoint_is_refused() -> None:
+    world = World("latest")
+    world.create(100)
+    assert world.offset() == 100
+    world.create_again(300)
+    assert "with id fake-topic-id-00000002" in world.refusal(None)
+
+
+def test_a_broker_that_is_behind_for_a_moment_refuses_nothing() -> None:
+    """A leader that was just elected has fewer records, and then all of them."""
+    world = World()
+    world.create(100)
+    checkpoint, log = world.checkpoint(100), world.kafka.log(T0)
+    entries = log._entries
+    log._entries = entries[:70]
+
+    def catch_up() -> None:
+        log._entries = entries
+
+    world.while_asked[15] = catch_up
+    assert world.offset(checkpoint) == 100
+    assert len(world.heard) == 15
+    assert world.waited_s() < REPEATED_S
+
+
+def test_a_start_stays_where_the_first_attempt_found_it() -> None:
+    world = World("latest")
+    world.create(100)
+    assert world.offset() == 100
+    world.write(70)
+    assert world.offset() == 100
+
+
+def test_another_cluster_is_read_on_at_the_same_offsets_where_the_user_says_so() -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(100)
+    world.create_again(300)
+    world.kafka.log(T0).elect()
+    assert world.offset(checkpoint, on_other_cluster=True) == 100

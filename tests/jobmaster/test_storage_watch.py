@@ -1,0 +1,85 @@
+"""The looks at the storage: a loss and a return are told once, and so is a look that hangs."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
+from tidegate.controlplane.jobmaster.storage_watch import SLOW_S, StorageWatch
+from tidegate.drivers.threads import SystemThreads
+from tidegate.errors import StorageError, StorageGoneError
+
+
+class Clock:
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Store:
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def confirm(self) -> None:
+        answer = self.answers.get(timeout=30)
+        if answer is not None:
+            raise answer
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.store, self.clock = Store(), Clock()
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.watch = StorageWatch(
+            cast(
+                "Any",
+                SimpleNamespace(
+                    store=self.store,
+                    where="/mnt/x",
+                    calls=StorageCalls(cast("Any", self.clock)),
+                    timeout_s=120.0,
+                ),
+            ),
+            cast("Any", SimpleNamespace(clock=self.clock, threads=SystemThreads(), process=None)),
+            self.posted.put,
+        )
+
+    def look(self, answer: Exception | None) -> None:
+        self.watch.look()
+        self.store.answers.put(answer)
+        self.posted.get(timeout=30)()
+
+
+def test_a_loss_and_a_return_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    for answer in (None, StorageGoneError("X is gone."), StorageGoneError("X is gone.")):
+        watched.look(answer)
+    assert watched.watch.trouble == "X is gone."
+    watched.look(StorageError("a hiccup says nothing"))
+    assert watched.watch.gone == "X is gone."
+    watched.look(None)
+    assert watched.watch.trouble == ""
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_a_look_that_does_not_return_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    watched = Watched()
+    watched.watch.look()
+    watched.clock.now_s = SLOW_S - 0.1
+    assert watched.watch.trouble == ""
+    watched.clock.now_s = SLOW_S
+    for _ in range(3):
+        watched.watch.look()
+    assert "/mnt/x has not answered for 10 s" in watched.watch.trouble
+    assert len(caplog.records) == 1
+    watched.store.answers.put(None)
+    watched.posted.get(timeout=30)()
+    assert watched.watch.trouble == ""

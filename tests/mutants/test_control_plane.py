@@ -1,0 +1,43 @@
+"""Bugs in what a JobManager keeps in the checkpoint storage, and who finds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.controlplane import test_interrupted_submits as submit_tests
+from tests.mutants.finders import once
+from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tidegate.controlplane.dispatcher.leadership import Leadership
+from tidegate.controlplane.dispatcher.store import JobStore
+
+COUNTS_WHEN_WRITTEN = (
+    Edit(JobStore._counts, "    if submission.epoch == _OLD:\n", "    if True:\n"),
+)
+NOTHING_REFUSED = (Edit(JobStore._counts, "if not (refuses and ours):", "if True:"),)
+NOT_CONFIRMED = (
+    Edit(
+        Leadership._confirm,
+        "return self._leads() and (accept is None or accept())",
+        "return accept is None or accept()",
+    ),
+)
+
+
+old_leader = once(submit_tests.test_only_what_the_next_leader_has_found_counts)
+
+MUTANTS = [
+    Mutant(
+        "a submission counts before its leader has accepted it",
+        COUNTS_WHEN_WRITTEN,
+        once(submit_tests.test_a_submit_that_is_not_accepted_leaves_the_job_to_the_other_cluster),
+        1,
+        1,
+    ),
+    Mutant("a submission of a fenced leader counts", NOTHING_REFUSED, old_leader, 1, 1),
+    Mutant("a leader accepts a submission unconfirmed", NOT_CONFIRMED, old_leader, 1, 1),
+]
+
+
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+def test_it_is_found(mutant: Mutant) -> None:
+    must_be_found(mutant)

@@ -1,0 +1,165 @@
+"""Bugs in what happens to records between steps; and who finds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dataplane import test_on_error as policy_tests
+from tests.dataplane import test_record_sharing as sharing_tests
+from tests.dataplane import test_result_types as type_tests
+from tests.dataplane import test_sizes as size_tests
+from tests.mutants.finders import once
+from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tidegate.api.values import ClassCheck
+from tidegate.dataplane.operators.chain import Chain
+from tidegate.dataplane.operators.fan_out import fan_out
+from tidegate.dataplane.operators.images import Images
+from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.operators.process import SideOutputs
+from tidegate.dataplane.operators.returned import results_guard
+from tidegate.dataplane.operators.stateless import FusedSteps
+from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.sizes import fitting
+from tidegate.errors import StorageError
+
+BRANCHES_SHARE = (Edit(fan_out, "if not targets or immutable(of):", "if True:"),)
+SHARED_WITH_KEY_BY = (
+    Edit(
+        Chain._outputs,
+        'shared = maker is not None and any(edge.exchange == "key" for _, _, edge in readers)',
+        "shared = False",
+    ),
+)
+ANY_CLASS = (
+    Edit(
+        ClassCheck.first_wrong,
+        "return min(map(kinds.index, wrong)) if wrong else None",
+        "return None",
+    ),
+)
+ONE_RESULT = (Edit(results_guard, 'if one or not hasattr(kind, "__iter__"):', "if False:"),)
+RESULTS_STAY = (
+    Edit(
+        FusedSteps._process_tolerantly,
+        "while positions and positions[-1] == position:",
+        "while False:",
+    ),
+)
+BY_OFFSET = (
+    Edit(FusedSteps._process_tolerantly, "iter(range(len(batch)))", "iter(batch.offsets)"),
+    Edit(
+        FusedSteps._process_tolerantly,
+        "position = len(batch) - operator.length_hint(remaining) - 1",
+        "position = batch.offsets[len(batch) - operator.length_hint(remaining) - 1]",
+    ),
+    Edit(
+        FusedSteps._process_tolerantly,
+        "self._refusals[failing].refuse(batch, position, reason_of(error))",
+        "self._refusals[failing].refuse(batch, 0, reason_of(error))",
+    ),
+    Edit(
+        FusedSteps._process_tolerantly,
+        "offsets = list(map(batch.offsets.__getitem__, positions))",
+        "offsets = positions",
+    ),
+)
+SIDE_OUTPUTS_STAY = (Edit(SideOutputs.drop, "drop_results(offset, values, offsets)", "pass"),)
+STATE_STAYS = (Edit(Images.undo, "cell.restore(image)", "pass"),)
+YIELDED_STAY = (
+    Edit(KeyedOperator._process_tolerantly, "drop_results(position, values, positions)", "pass"),
+)
+EVERYTHING_REFUSED = (
+    Edit(Refusals.takes, "if not self.tolerant or isinstance(error, TidegateError):", "if False:"),
+)
+LETTER_DOES_NOT_FIT = (
+    Edit(fitting, "if record_bytes(key, value, headers) <= bytes_max:", "if True:"),
+)
+
+
+def does_not_fit() -> None:
+    """`test_sizes.test_every_letter_fits_and_says_what_was_left_out`"""
+    size_tests.test_every_letter_fits_and_says_what_was_left_out()
+
+
+def not_about_the_record() -> None:
+    """`test_on_error.test_what_is_not_about_the_record_is_never_refused`"""
+    policy_tests.test_what_is_not_about_the_record_is_never_refused(StorageError("no answer"))
+
+
+def held_by_a_map() -> None:
+    """`test_record_sharing.test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle`"""
+    sharing_tests.test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle(1)
+
+
+MUTANTS = [
+    Mutant(
+        "results of any class are written",
+        ANY_CLASS,
+        once(type_tests.test_nothing_of_a_batch_with_a_wrong_result_is_written),
+        1,
+        1,
+    ),
+    Mutant(
+        "a record that is returned alone is iterated over",
+        ONE_RESULT,
+        once(type_tests.test_a_typed_dict_is_no_iterable_of_results),
+        1,
+        1,
+    ),
+    Mutant(
+        "branches share record objects",
+        BRANCHES_SHARE,
+        once(sharing_tests.test_a_branch_that_changes_records_changes_no_other),
+        1,
+        1,
+    ),
+    Mutant("a step shares records with a key_by", SHARED_WITH_KEY_BY, once(held_by_a_map), 1, 1),
+    Mutant(
+        "results of a refused record go on",
+        RESULTS_STAY,
+        once(policy_tests.test_results_that_a_failing_record_has_yielded_are_left_out),
+        1,
+        1,
+    ),
+    Mutant(
+        "results of a refused record are found by their offset",
+        BY_OFFSET,
+        once(policy_tests.test_results_of_another_record_of_the_same_offset_stay),
+        1,
+        1,
+    ),
+    Mutant(
+        "side outputs of a refused record go on",
+        SIDE_OUTPUTS_STAY,
+        once(policy_tests.test_side_outputs_of_a_failing_record_are_left_out),
+        1,
+        1,
+    ),
+    Mutant(
+        "state keeps what a refused record did",
+        STATE_STAYS,
+        once(policy_tests.test_the_state_of_the_key_is_what_it_was_before_the_failing_call),
+        1,
+        1,
+    ),
+    Mutant(
+        "results of a keyed step's refused record go on",
+        YIELDED_STAY,
+        once(policy_tests.test_the_state_of_the_key_is_what_it_was_before_the_failing_call),
+        1,
+        1,
+    ),
+    Mutant(
+        "a policy covers errors of the runtime",
+        EVERYTHING_REFUSED,
+        once(not_about_the_record),
+        1,
+        1,
+    ),
+    Mutant("a dead letter may not fit", LETTER_DOES_NOT_FIT, once(does_not_fit), 1, 1),
+]
+
+
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+def test_it_is_found(mutant: Mutant) -> None:
+    must_be_found(mutant)

@@ -1,0 +1,163 @@
+"""Bugs in what a restore or a start trusts: the Kafka cluster, the storage, the journal's end."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint import test_lost_tail as tail_tests
+from tests.checkpoint import test_other_cluster as cluster_tests
+from tests.jobmaster import test_journal_work as journal_tests
+from tests.mutants.finders import once, quiet
+from tests.mutants.planting import Detector, Edit, Mutant, must_be_found, to_be_found
+from tests.slot import test_shared_view as view_tests
+from tidegate.checkpoint.lost_tail import find_lost_tail
+from tidegate.checkpoint.procedures.claim import _refuse
+from tidegate.checkpoint.procedures.cluster_check import refuse_manifest, refuse_other_cluster
+from tidegate.checkpoint.procedures.fencing import fence_older
+from tidegate.slot.shared_view import _check_storage, check_view
+
+
+def backup(test: Callable[[tail_tests.Backup], object]) -> Detector:
+    """A test of a journal that is put back."""
+    return once(test, tail_tests.Backup)
+
+
+def in_a_folder(test: Callable[[Path], object]) -> Detector:
+    """A test that is given an empty folder."""
+
+    @functools.wraps(test)
+    def run(_seed: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            test(Path(folder))
+
+    return run
+
+
+NO_CLUSTER_CHECK = Edit(
+    refuse_manifest,
+    "if is_other_cluster(manifest, cluster) and not consent and state.moved_to != cluster:",
+    "if False:",
+)
+TRANSACTIONS_LEFT_BEHIND = Edit(
+    refuse_other_cluster,
+    "if foreign and not (fresh and accept_loss):",
+    "if False:",
+)
+CLUSTER_CHANGES = Edit(
+    refuse_other_cluster,
+    'if not fresh and state.kafka_cluster not in {"", cluster}:',
+    "if False:",
+)
+NO_CLAIMED_ATTEMPT = Edit(_refuse, "if state.attempt < asked.claimed_attempt:", "if False:")
+NO_STORAGE_CHECK = Edit(
+    _check_storage,
+    "if isinstance(entry, Claim) and entry.nonce == deploy.claim_nonce:",
+    "if True:",
+)
+ANY_CLAIM = Edit(_check_storage, " and entry.nonce == deploy.claim_nonce:", ":")
+NO_CLUSTER_OF_SLOTS = Edit(check_view, "if cluster != deploy.kafka_cluster:", "if False:")
+OLD_JOURNAL = Edit(
+    _refuse, 'if tail is not None and not (fresh and asked.restore != "latest"):', "if False:"
+)
+NO_IDS = Edit(find_lost_tail, "attempt = max(attempts, default=Attempt(0))", "attempt = Attempt(0)")
+NO_OFFSETS = Edit(find_lost_tail, "newest = _newest_committed(state, commits)", "newest = None")
+LOST_ATTEMPTS_OPEN = Edit(fence_older, "    allowed += _of_lost_attempts(journal, listed)\n", "")
+
+MUTANTS = [
+    Mutant(
+        "a checkpoint of another Kafka cluster is restored",
+        (NO_CLUSTER_CHECK,),
+        quiet(cluster_tests.test_a_checkpoint_of_another_cluster_is_refused_before_the_claim),
+        1,
+        1,
+    ),
+    Mutant(
+        "an older checkpoint of another Kafka cluster is restored",
+        (NO_CLUSTER_CHECK,),
+        quiet(cluster_tests.test_an_older_checkpoint_that_is_asked_for_is_checked_too),
+        1,
+        1,
+    ),
+    Mutant(
+        "transactions of another Kafka cluster are left behind",
+        (TRANSACTIONS_LEFT_BEHIND,),
+        quiet(cluster_tests.test_a_consent_does_not_commit_transactions_of_the_other_cluster),
+        1,
+        1,
+    ),
+    Mutant(
+        "a submission goes on on another Kafka cluster",
+        (CLUSTER_CHANGES,),
+        quiet(cluster_tests.test_a_submission_stays_on_its_cluster_also_before_it_has_published),
+        1,
+        1,
+    ),
+    Mutant(
+        "a journal that is lost is begun again",
+        (NO_CLAIMED_ATTEMPT,),
+        once(journal_tests.test_a_journal_that_a_jobmaster_has_claimed_must_be_there),
+        1,
+        1,
+    ),
+    Mutant(
+        "a slot does not look for its attempt's claim",
+        (NO_STORAGE_CHECK,),
+        in_a_folder(view_tests.test_a_storage_without_the_claim_is_another_one),
+        1,
+        1,
+    ),
+    Mutant(
+        "a slot takes any claim of that number for its attempt's",
+        (ANY_CLAIM,),
+        in_a_folder(view_tests.test_a_storage_with_another_claim_of_that_number_is_another_one),
+        1,
+        1,
+    ),
+    Mutant(
+        "a slot does not compare its Kafka cluster",
+        (NO_CLUSTER_OF_SLOTS,),
+        in_a_folder(view_tests.test_brokers_of_another_cluster_are_named),
+        1,
+        1,
+    ),
+    Mutant(
+        "a journal that lacks its end is claimed",
+        (OLD_JOURNAL,),
+        backup(tail_tests.test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit),
+        1,
+        1,
+    ),
+    Mutant(
+        "ids of attempts that the journal lacks are passed over",
+        (NO_IDS,),
+        backup(tail_tests.test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit),
+        1,
+        1,
+    ),
+    Mutant(
+        "offsets of checkpoints that the journal lacks are passed over",
+        (NO_OFFSETS,),
+        backup(tail_tests.test_offsets_of_a_checkpoint_that_the_journal_lacks_refuse_a_submit),
+        1,
+        1,
+    ),
+    Mutant(
+        "ids of lost attempts stay open",
+        (LOST_ATTEMPTS_OPEN,),
+        backup(
+            lambda made: tail_tests.test_who_says_what_to_restore_has_decided(made, "1-1"),
+        ),
+        1,
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+def test_it_is_found(mutant: Mutant) -> None:
+    must_be_found(mutant)

@@ -1,0 +1,109 @@
+"""A slot compares the checkpoint storage and the Kafka cluster that it sees with its attempt's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidegate.checkpoint.journal import Claim, encode_entry, entry_path
+from tidegate.config import Config
+from tidegate.dataplane.counters import Counters
+from tidegate.drivers.storage.local import LocalStore
+from tidegate.errors import (
+    ClusterMismatchError,
+    CorruptCheckpointError,
+    StorageMismatchError,
+    is_recoverable,
+)
+from tidegate.ids import JobName, JournalNumber
+from tidegate.protocol.messages import Deploy
+from tidegate.slot.assembly import Assembly
+from tidegate.slot.shared_view import SlotView, check_view
+
+JOB = JobName("a")
+DEPLOY = cast("Deploy", SimpleNamespace(job=JOB, attempt=3, claim_nonce="mine", kafka_cluster="c1"))
+
+
+def claim(nonce: str) -> Claim:
+    return Claim(
+        number=JournalNumber(3),
+        nonce=nonce,
+        previous="",
+        journal="j",
+        created_ms=0,
+        submission="s",
+        restore="latest",
+    )
+
+
+def view(folder: Path, cluster: str = "c1") -> SlotView:
+    log: Any = SimpleNamespace(cluster_id=lambda: cluster)
+    return SlotView(
+        host="worker-2",
+        storage=str(folder),
+        brokers="kafka:9092",
+        blobs=LocalStore(folder),
+        transactions=log,
+    )
+
+
+def written(folder: Path, nonce: str) -> Path:
+    LocalStore(folder).put(entry_path(JOB, 3), encode_entry(claim(nonce)))
+    return folder
+
+
+def test_a_slot_that_sees_its_attempts_claim_goes_on(tmp_path: Path) -> None:
+    check_view(DEPLOY, view(written(tmp_path, "mine")))
+
+
+def test_a_storage_without_the_claim_is_another_one(tmp_path: Path) -> None:
+    with pytest.raises(StorageMismatchError) as refused:
+        check_view(DEPLOY, view(tmp_path))
+    for part in ("worker-2", str(tmp_path), entry_path(JOB, 3), "is not there"):
+        assert part in str(refused.value)
+    assert is_recoverable(refused.value), "a mount can be corrected while the job waits"
+
+
+def test_a_storage_with_another_claim_of_that_number_is_another_one(tmp_path: Path) -> None:
+    with pytest.raises(StorageMismatchError, match="is of another journal"):
+        check_view(DEPLOY, view(written(tmp_path, "theirs")))
+
+
+def test_a_damaged_claim_is_named_as_such(tmp_path: Path) -> None:
+    LocalStore(tmp_path).put(entry_path(JOB, 3), b"torn")
+    with pytest.raises(CorruptCheckpointError, match=entry_path(JOB, 3)):
+        check_view(DEPLOY, view(tmp_path))
+
+
+def test_brokers_of_another_cluster_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterMismatchError) as refused:
+        check_view(DEPLOY, view(written(tmp_path, "mine"), "c2"))
+    for part in ("worker-2", "kafka:9092", "cluster c2", "cluster c1"):
+        assert part in str(refused.value)
+    assert is_recoverable(refused.value)
+
+
+def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
+    """The job's code may be in the storage too."""
+    submission = SimpleNamespace(working_folder=str(tmp_path))  # nothing else is asked for
+    deploy: Any = SimpleNamespace(
+        job=JOB,
+        attempt=3,
+        claim_nonce="mine",
+        kafka_cluster="c1",
+        submission=submission,
+        storage="",
+    )
+    drivers = SimpleNamespace(
+        blob_store=lambda url: LocalStore(Path(url)),
+        transaction_log=lambda _: SimpleNamespace(cluster_id=lambda: "c1"),
+        process=SimpleNamespace(host="worker-2"),
+    )
+    around: Any = SimpleNamespace(config=Config(), drivers=drivers, counters=Counters())
+    where = str(tmp_path / Config().checkpoint.storage)
+    with pytest.raises(StorageMismatchError, match=re.escape(where)):
+        Assembly(deploy, around)

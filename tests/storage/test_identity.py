@@ -1,0 +1,100 @@
+"""A local storage that vanishes or is replaced: nothing is written, nothing counts as missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidegate.drivers.storage.local import LocalStore
+from tidegate.errors import StorageGoneError
+from tidegate.ports.blobs import Created
+
+ENTRY = "job/journal/1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> LocalStore:
+    made = LocalStore(root)
+    made.identify()
+    made.create(ENTRY, b"entry")
+    return made
+
+
+CALLS: dict[str, Callable[[LocalStore, Path], object]] = {
+    "create": lambda store, _: store.create("job/journal/2", b"2"),
+    "put": lambda store, _: store.put("job/manifests/1", b"1"),
+    "put_file": lambda store, file: store.put_file("job/files/1", file),
+    "get": lambda store, _: store.get(ENTRY),
+    "get_file": lambda store, file: store.get_file(ENTRY, file.with_name("fetched")),
+    "list": lambda store, _: store.list("job/journal"),
+    "delete": lambda store, _: store.delete(ENTRY),
+    "confirm": lambda store, _: store.confirm(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_storage_that_is_gone_is_named_and_not_made_again(
+    store: LocalStore, root: Path, tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    root.rename(tmp_path / "unmounted")
+    with pytest.raises(StorageGoneError, match=f"The checkpoint storage {root} is gone"):
+        CALLS[call](store, tmp_path / "file")
+    assert not root.exists()
+    (tmp_path / "unmounted").rename(root)
+    CALLS[call](store, tmp_path / "file")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_below_an_empty_mount_point_nothing_is_written(
+    store: LocalStore, root: Path, tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    root.rename(tmp_path / "unmounted")
+    root.mkdir()
+    with pytest.raises(StorageGoneError, match="does not exist"):
+        CALLS[call](store, tmp_path / "file")
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_second_storage_behind_the_same_path_is_refused(
+    store: LocalStore, root: Path, tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    root.rename(tmp_path / "unmounted")
+    second = LocalStore(root)
+    second.identify()
+    second.create(ENTRY, b"another entry")
+    before = sorted(root.rglob("*"))
+    with pytest.raises(StorageGoneError, match="another storage is there"):
+        CALLS[call](store, tmp_path / "file")
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_create_during_which_the_storage_vanishes_is_unknown(
+    store: LocalStore, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def vanish(source: Path, target: Path) -> None:
+        link(source, target)
+        root.rename(tmp_path / "unmounted")
+        (root / "job" / "journal").mkdir(parents=True)
+
+    monkeypatch.setattr(os, "link", vanish)
+    assert store.create("job/journal/2", b"2") is Created.UNKNOWN
+
+
+def test_of_two_first_users_one_makes_the_identity(root: Path) -> None:
+    first, second = LocalStore(root), LocalStore(root)
+    assert first.identify() == second.identify()
+    assert (root / "_storage" / "id").read_text() == first.identify()

@@ -1,0 +1,97 @@
+"""The error tree: which errors a restart can help, and what an untranslated exception is."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tidegate.errors import (
+    CodeMismatchError,
+    CorruptCheckpointError,
+    DataLossError,
+    DeposedError,
+    ExternalError,
+    InternalError,
+    KafkaUnavailableError,
+    PipelineError,
+    RefusedError,
+    ResourceExhaustedError,
+    StorageError,
+    TidegateError,
+    UserCodeError,
+    from_foreign,
+    is_recoverable,
+)
+from tidegate.protocol.errors import ErrorReport
+
+CANNOT_START = RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserCodeError("open() raised"),
+        KafkaUnavailableError("away"),
+        StorageError("full"),
+        ExternalError("a slot is gone"),
+        ResourceExhaustedError("no memory"),
+    ],
+)
+def test_a_restart_can_help_what_may_be_gone_next_time(error: TidegateError) -> None:
+    assert is_recoverable(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataLossError("lost"),
+        RefusedError("no"),
+        CodeMismatchError("other code"),
+        PipelineError("no such module"),
+        CorruptCheckpointError("torn"),
+        DeposedError("a newer claim"),
+        InternalError("bug"),
+    ],
+)
+def test_a_restart_cannot_help_what_the_next_attempt_would_meet_again(error: TidegateError) -> None:
+    assert not is_recoverable(error)
+
+
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        (MemoryError(), r"refused memory \(MemoryError\)"),
+        (OSError(errno.ENOSPC, "No space left", "state/x"), "refused disk space .*state/x"),
+        (OSError(errno.EMFILE, "Too many open files"), "limit of the process"),
+        (OSError(errno.ENFILE, "Too many open files"), "limit of the host"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "a process, a thread"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "refused memory"),
+        (CANNOT_START, "refused a thread"),
+    ],
+)
+def test_a_resource_that_the_system_refused_restarts_the_job(
+    foreign: Exception, words: str
+) -> None:
+    report = ErrorReport.of(foreign)
+    assert report.kind == "ResourceExhaustedError"
+    received = report.exception()
+    with pytest.raises(ResourceExhaustedError, match=words):
+        raise received
+    assert is_recoverable(received)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [KeyError("x"), RuntimeError("other"), OSError(errno.EBADF, "Bad file"), OSError("no number")],
+)
+def test_any_other_untranslated_exception_is_a_bug_of_ours_and_final(foreign: Exception) -> None:
+    report = ErrorReport.of(foreign)
+    assert report.kind == "InternalError"
+    assert type(foreign).__name__ in report.message
+    assert not is_recoverable(report.exception())
+
+
+def test_an_error_of_the_tree_is_itself() -> None:
+    error = UserCodeError("x")
+    assert from_foreign(error) is error
