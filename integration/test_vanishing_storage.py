@@ -83,9 +83,7 @@ def test_an_unmounted_storage_is_waited_for(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
-    # Slower than the JobMaster's looks at the storage: checkpoints that fail before a look count.
-    config = {**CONFIG, "checkpoint.interval": "1500 ms"}
-    with folder.started(bounded=False, config=config) as run:
+    with folder.started(bounded=False, config=CONFIG) as run:
         folder.orders(30)
         run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
         disk.unmount()

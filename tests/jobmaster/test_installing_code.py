@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from tidegate.api.archive import digest_of
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.plan_of_job import installed_code, try_plan
 from tidegate.errors import CorruptCheckpointError, Retry, StorageError
+from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.messages import StoredCode, Submission
 
 DATA = zipped("job.py")
@@ -37,6 +37,10 @@ class Storage(Blobs):
         return super().get(path)
 
 
+def bound(storage: Storage) -> BlobStore:
+    return cast("BlobStore", storage)
+
+
 def submitted(folder: Path) -> Submission:
     code = StoredCode(digest=digest_of(DATA), size=1, path=PATH)
     return msgspec.structs.replace(
@@ -44,29 +48,19 @@ def submitted(folder: Path) -> Submission:
     )
 
 
-def drivers_of(storage: Storage, asked: list[str]) -> Any:
-    def blob_store(url: str) -> Storage:
-        asked.append(url)
-        return storage
-
-    return SimpleNamespace(blob_store=blob_store)
-
-
 def test_the_code_is_unpacked_beside_the_local_state_of_the_job(tmp_path: Path) -> None:
-    asked: list[str] = []
-    folder = installed_code(submitted(tmp_path), Config(), drivers_of(Storage(0), asked))
+    folder = installed_code(submitted(tmp_path), Config(), bound(Storage(0)))
     assert folder == tmp_path / ".tidegate" / "state" / "a" / "code" / digest_of(DATA)
     assert (folder / "job.py").read_bytes() == b"x"
-    assert asked == [str(tmp_path / ".tidegate" / "checkpoints")]
 
 
 def test_a_submission_of_an_older_version_has_no_archive(tmp_path: Path) -> None:
     old = msgspec.structs.replace(submitted(tmp_path), code=None)
-    assert installed_code(old, Config(), drivers_of(Storage(0), [])) is None
+    assert installed_code(old, Config(), bound(Storage(0))) is None
 
 
 def test_a_storage_that_does_not_answer_fails_the_attempt_and_not_the_job(tmp_path: Path) -> None:
-    found = try_plan(submitted(tmp_path), Config(), drivers_of(Storage(1), []))
+    found = try_plan(submitted(tmp_path), Config(), bound(Storage(1)))
     assert isinstance(found, StorageError)
     assert found.retry is not Retry.NO
 
@@ -75,4 +69,4 @@ def test_a_damaged_archive_is_not_waited_for(tmp_path: Path) -> None:
     storage = Storage(0)
     storage.objects[PATH] = b"damaged"
     with pytest.raises(CorruptCheckpointError, match="is damaged"):
-        installed_code(submitted(tmp_path), Config(), drivers_of(storage, []))
+        installed_code(submitted(tmp_path), Config(), bound(storage))

@@ -8,15 +8,19 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.jobmaster.shell import JOB, Shell
+import pytest
+
+from tests.jobmaster.shell import JOB, SUBTASKS, Shell
 from tidegate.checkpoint.coordination import Published
 from tidegate.controlplane.jobmaster import events as e
+from tidegate.controlplane.jobmaster import service
+from tidegate.controlplane.jobmaster.departure import GOODBYE_S, RELEASE_S
 from tidegate.controlplane.jobmaster.events import Close, JobState
-from tidegate.controlplane.jobmaster.service import GOODBYE_S, RELEASE_S
-from tidegate.errors import DeposedError, TidegateError
+from tidegate.errors import DeposedError, StorageGoneError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
+    DeclineCheckpoint,
     Done,
     ReleaseSlots,
     SlotMetrics,
@@ -326,3 +330,50 @@ def test_a_place_is_taken_while_it_is_asked_whose_the_job_is() -> None:
     cast("Any", live).send = lambda ordinal, message: sent.append(ordinal)
     asked[0](None)
     assert sent == [0]
+
+
+@pytest.mark.parametrize(("gone", "restarts"), [("the storage is gone", 0), ("", 1)])
+def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
+    gone: str, restarts: int
+) -> None:
+    shell = running()
+    live, looks = shell.master._required_live(), list[Callable[[], None]]()
+    storage = SimpleNamespace(gone="", trouble="", look_then=looks.append)
+    cast("Any", shell.master)._storage = storage
+    tolerable = shell.master._config.checkpoint.tolerable_failures
+    for counter in range(1, tolerable + 2):
+        shell.now_s += 10.0
+        live.tick()
+        shell.master.take(
+            DeclineCheckpoint(
+                job=JOB,
+                attempt=Attempt(1),
+                checkpoint=CheckpointId(Attempt(1), counter),
+                subtask=next(iter(SUBTASKS)),
+                reason="the folder does not exist",
+            )
+        )
+        storage.gone = gone
+        looks.pop()()
+        if gone:
+            break
+    assert shell.master._machine.restarts == restarts
+    assert live.coordinator.counts.failed_in_a_row == (0 if gone else tolerable + 1)
+
+
+def test_a_job_is_planned_when_its_storage_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, waiting, recovered = Shell(), list[Callable[[], None]](), list[object]()
+    journal = cast("Any", shell.master._journal)
+    journal.wait_for_storage = lambda then, replaced: waiting.append(then)
+    journal.recover = lambda plan, claimed, done: recovered.append(plan)
+    journal.storage = SimpleNamespace(store=None)
+    plan = SimpleNamespace(subtasks=SUBTASKS)
+    answers: list[Any] = [StorageGoneError("X is gone."), plan]
+    monkeypatch.setattr(service, "try_plan", lambda *_: answers.pop(0))
+    shell.master._plan = None
+    shell.master.decide(e.Begin())
+    assert recovered == []
+    assert shell.state() is JobState.RECOVERING
+    waiting.pop()()
+    assert recovered == [plan]
+    assert shell.master._machine.restarts == 0

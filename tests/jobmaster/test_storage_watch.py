@@ -83,3 +83,25 @@ def test_a_look_that_does_not_return_is_told(caplog: pytest.LogCaptureFixture) -
     watched.store.answers.put(None)
     watched.posted.get(timeout=30)()
     assert watched.watch.trouble == ""
+
+
+def test_a_failure_is_judged_after_a_look_that_began_later() -> None:
+    watched, judged = Watched(), list[str]()
+    watched.watch.look()  # it may have seen the storage before the failure
+    watched.watch.look_then(lambda: judged.append(watched.watch.gone))
+    watched.store.answers.put(None)
+    watched.posted.get(timeout=30)()
+    assert judged == []
+    watched.store.answers.put(StorageGoneError("X is gone."))
+    watched.posted.get(timeout=30)()
+    assert judged == ["X is gone."]
+
+
+def test_a_failure_without_a_look_under_way_begins_one() -> None:
+    watched, judged = Watched(), list[str]()
+    for _ in range(2):
+        watched.watch.look_then(lambda: judged.append(watched.watch.gone))
+    for _ in range(2):
+        watched.store.answers.put(None)
+        watched.posted.get(timeout=30)()
+    assert judged == ["", ""]

@@ -42,7 +42,7 @@ from tidegate.checkpoint.procedures.cluster_check import (
 from tidegate.checkpoint.restore import Restoration
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
+from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped, untold
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
@@ -183,6 +183,20 @@ class JournalWork:
         self._wanted = wanted
         #: When it was last sure that nobody had taken this process's place.
         self._sure_until_s = 0.0
+
+    def wait_for_storage(self, then: Action, replaced: Callable[[ProcedureStopped], None]) -> None:
+        """Call `then` when the storage is there, or `replaced` if the job got another JobMaster."""
+
+        def work() -> None:
+            try:
+                self.storage.wait_until_there(self._replaced)
+            except ProcedureStopped as error:
+                stopped = error
+                self._post(lambda: replaced(stopped))
+            else:
+                self._post(then)
+
+        self._submit(work)
 
     def recover(
         self,

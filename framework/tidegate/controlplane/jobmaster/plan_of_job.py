@@ -24,7 +24,7 @@ from tidegate.errors import StorageError, TidegateError, from_foreign
 from tidegate.graph.logical import Graph, Node
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
-from tidegate.ports.drivers import Drivers
+from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.messages import Submission
 
 PRODUCER_START_S: Final = 0.6
@@ -83,10 +83,10 @@ def plan_job(submission: Submission, config: Config, code: Path | None = None) -
     )
 
 
-def try_plan(submission: Submission, config: Config, drivers: Drivers) -> JobPlan | TidegateError:
+def try_plan(submission: Submission, config: Config, storage: BlobStore) -> JobPlan | TidegateError:
     """The plan of a job from its code on this host, or why there is none."""
     try:
-        return plan_job(submission, config, installed_code(submission, config, drivers))
+        return plan_job(submission, config, installed_code(submission, config, storage))
     except StorageError as error:
         return error
     except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
@@ -94,18 +94,16 @@ def try_plan(submission: Submission, config: Config, drivers: Drivers) -> JobPla
         return from_foreign(error)
 
 
-def installed_code(submission: Submission, config: Config, drivers: Drivers) -> Path | None:
+def installed_code(submission: Submission, config: Config, storage: BlobStore) -> Path | None:
     """The folder of the submission's code on this host; None for a submission without an archive.
 
-    StorageError if the storage does not answer or the folder cannot be written.
+    StorageError if the storage does not answer or the folder cannot be written. `storage` is bound
+    to the storage of the job: an archive is missing only if that storage does not have it.
     """
     if submission.code is None:
         return None
-    storage = config.checkpoint.storage
-    if "://" not in storage:
-        storage = str(Path(submission.working_folder, storage))
     return install(
-        drivers.blob_store(storage),
+        storage,
         submission.code.path,
         submission.code.digest,
         submission.code.size,

@@ -23,6 +23,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
+from tidegate.controlplane.jobmaster.departure import SlotDeparture
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.journal_work import (
     JournalWork,
@@ -37,7 +38,7 @@ from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.loop import EventLoop
-from tidegate.errors import ExternalError, InternalError, TidegateError
+from tidegate.errors import ExternalError, InternalError, StorageGoneError, TidegateError
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
@@ -70,13 +71,6 @@ SLOT_REQUEST_INTERVAL_S: Final = 2.0
 
 SWEEP_INTERVAL_S: Final = 10.0
 """Between two sweeps: transactions of zombies lose nothing, but readers wait behind them."""
-
-GOODBYE_S: Final = 3.0
-"""How long slots may take to close the user's functions at the end of a job."""
-
-GOODBYE_POLL_S: Final = 0.02
-RELEASE_S: Final = 10.0
-"""How long to wait for the word that no slot is left, before their ids are fenced all the same."""
 
 _log = logging.getLogger(__name__)
 
@@ -153,12 +147,8 @@ class JobMaster:
         self._recovered: RecoveredJob | None = None
         self._reporting = Reporting(self._job, drivers.process.pid, drivers.clock)
         self._delays = DelayMonitor()
-        #: What the end of the job waits for.
-        self._closing_for = ""
+        self._departure = SlotDeparture(loop, drivers.clock)
         self._leaving = False
-        self._departing: set[SlotId] = set()
-        #: The attempt whose slots were released and may not all be gone.
-        self._releasing: Attempt | None = None
         self._asked_s = self._waiting_since_s = drivers.clock.monotonic()
 
     # --- messages -------------------------------------------------------------------------------
@@ -180,8 +170,7 @@ class JobMaster:
         elif isinstance(message, SlotLost):
             self._slot_lost(message)
         elif isinstance(message, SlotsReleased):
-            if message.attempt == self._releasing:
-                self._releasing = None
+            self._departure.slots_released(message.attempt)
         elif live is None or getattr(message, "attempt", None) != live.attempt:
             return  # the attempt ended while the message waited
         else:
@@ -196,7 +185,7 @@ class JobMaster:
                     live.heard(message.ordinal, message.metrics)
                     live.acknowledged(message)
                 case DeclineCheckpoint():
-                    live.declined(message)
+                    self._judge_failure(live, lambda: live.declined(message))
                 case InputEnded():
                     self.decide(e.InputEnded(attempt=live.attempt, subtask=message.subtask))
                 case TaskFailed():
@@ -223,9 +212,7 @@ class JobMaster:
     def _carry_out(self, instruction: e.Instruction) -> None:
         match instruction:
             case e.Recover():
-                self._journal.recover(
-                    self._planned(), claimed=self._claimed, done=self._is_recovered
-                )
+                self._recover()
             case e.AskForSlots(attempt=attempt):
                 self._ask_for_slots(attempt)
             case e.DeploySlots():
@@ -247,6 +234,18 @@ class JobMaster:
 
     # --- attempts -------------------------------------------------------------------------------
 
+    def _recover(self) -> None:
+        """Plan the job if it has no plan yet, and recover it.
+
+        The code of the job lies in the checkpoint storage. While that is gone there is no plan, and
+        nothing can be claimed; the wait is no failure of an attempt.
+        """
+        plan = self._planned()
+        if isinstance(plan, StorageGoneError):
+            self._journal.wait_for_storage(then=self._recover, replaced=self._recovery_failed)
+            return
+        self._journal.recover(plan, claimed=self._claimed, done=self._is_recovered)
+
     def _planned(self) -> JobPlan | TidegateError:
         """The plan, or why there is none; the next attempt tries again.
 
@@ -255,7 +254,7 @@ class JobMaster:
         if self._failure is not None:
             return self._failure
         if self._plan is None:
-            planned = try_plan(self._submission, self._config, self._drivers)
+            planned = try_plan(self._submission, self._config, self._journal.storage.store)
             if isinstance(planned, TidegateError):
                 return planned
             self._plan = planned
@@ -284,8 +283,7 @@ class JobMaster:
 
     def _is_recovered(self, outcome: RecoveredJob | TidegateError) -> None:
         if isinstance(outcome, TidegateError):
-            self._reporting.error_was(ErrorReport.of(outcome))
-            self.decide(e.RecoveryFailed(error=outcome))
+            self._recovery_failed(outcome)
             return
         self._recovered = outcome
         self._reporting.hidden(outcome.restoration.hidden_offsets)
@@ -296,6 +294,10 @@ class JobMaster:
             attempt=outcome.attempt, final=outcome.finished, stopped=outcome.stopped
         )
         self.decide(event)
+
+    def _recovery_failed(self, error: TidegateError) -> None:
+        self._reporting.error_was(ErrorReport.of(error))
+        self.decide(e.RecoveryFailed(error=error))
 
     def _ask_for_slots(self, attempt: Attempt) -> None:
         self._asked_s = self._drivers.clock.monotonic()
@@ -352,7 +354,7 @@ class JobMaster:
         self._slot_gone(event)
 
     def _slot_gone(self, event: e.SlotGone) -> None:
-        self._departing.discard(event.slot)
+        self._departure.slot_left(event.slot)
         live = self._live
         if live is None or live.attempt != event.attempt or self._machine.state is JobState.CLOSING:
             return
@@ -435,12 +437,26 @@ class JobMaster:
 
         outcome = PublicationOutcome(
             published=if_live(lambda: live.published(complete.checkpoint)),
-            not_published=if_live(lambda why: live.publish_failed(complete.checkpoint, why)),
+            not_published=lambda why: self._judge_failure(
+                live, lambda: live.publish_failed(complete.checkpoint, why)
+            ),
             committed=if_live(partial(self._committed, live, complete)),
             failed=if_live(lambda error: self._fail(attempt, error)),
         )
         stopped = complete.final and self._machine.stops_early
         self._journal.publish(complete, outcome, stopped=stopped)
+
+    def _judge_failure(self, live: LiveAttempt, failed: Action) -> None:
+        """Tell of a failed checkpoint after another look at the storage: if that has vanished, the
+        failure does not count.
+        """
+
+        def judge() -> None:
+            if self._live is live:
+                live.storage_seen(self._storage.gone)
+                failed()
+
+        self._storage.look_then(judge)
 
     def _committed(
         self,
@@ -502,7 +518,7 @@ class JobMaster:
         live = self._live
         match self._machine.state:
             case JobState.CLOSING:
-                return self._closing_for
+                return self._departure.waits_for
             case JobState.RECOVERING:
                 return (
                     "The recovery commits the last checkpoint and fences transactions of older "
@@ -532,32 +548,11 @@ class JobMaster:
     # --- the end --------------------------------------------------------------------------------
 
     def _close(self, how: e.Close) -> None:
-        """Let the slots leave first: what fences their ids must be the last to touch them."""
+        """Let the slots leave, then close the journal."""
+        slots: list[SlotId] = []
         if self._live is not None:
-            self._departing = {slot.registered.slot for slot in self._live.slots.values()}
+            slots = [slot.registered.slot for slot in self._live.slots.values()]
             self._live.close_tasks()
-        until_s = self._drivers.clock.monotonic() + GOODBYE_S
-        self._closing_for = "The slots close their functions"
-        self._loop.call_later(0.0, lambda: self._close_when_left(how, until_s))
-
-    def _close_when_left(self, how: e.Close, until_s: float) -> None:
-        if self._departing and self._drivers.clock.monotonic() < until_s:
-            self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_left(how, until_s))
-            return
-        self._release_slots()
-        self._closing_for = "The processes of the slots end"
-        until_s = self._drivers.clock.monotonic() + RELEASE_S
-        self._close_when_released(how, until_s)
-
-    def _close_when_released(self, how: e.Close, until_s: float) -> None:
-        """What a slot that still lives opened after the fencing, nobody would ever end."""
-        if self._releasing is not None and self._drivers.clock.monotonic() < until_s:
-            self._loop.call_later(GOODBYE_POLL_S, lambda: self._close_when_released(how, until_s))
-            return
-        if self._releasing is not None:
-            _log.warning(
-                "slots may be left; their ids are fenced", extra={"attempt": self._releasing}
-            )
 
         def done(error: TidegateError | None) -> None:
             if error is not None and how.outcome is not JobState.FAILED:
@@ -565,8 +560,10 @@ class JobMaster:
             event = e.Closed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 
-        self._closing_for = "The last checkpoint is committed and the job's transactions are fenced"
-        self._journal.close(how.outcome.value, how.stopped, done)
+        def close() -> None:
+            self._journal.close(how.outcome.value, how.stopped, done)
+
+        self._departure.begin(slots, release=self._release_slots, then=close)
 
     def _leave(self) -> None:
         """Tell how it ended, let slots say goodbye, and end the process."""
@@ -589,7 +586,7 @@ class JobMaster:
             self._release(attempt)
 
     def _release(self, attempt: Attempt) -> None:
-        self._releasing = attempt
+        self._departure.releasing(attempt)
         self._manager.send(ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt))
 
     def _required_live(self) -> LiveAttempt:

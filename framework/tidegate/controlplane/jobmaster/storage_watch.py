@@ -3,8 +3,10 @@
 The journal thread finds out as well, but only when it writes, and a call to a storage that hangs
 does not return. A look reads one small file, in a thread of its own; while a look does not return
 there is no second one, and its duration is the news. The checkpoint coordinator suspends
-checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. One thing is decided here: a
-JobMaster whose journal thread hangs in a call leaves, so that another one can claim the journal.
+checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. A checkpoint that fails is
+judged after one more look (`look_then`): the storage may have vanished since the last one, and then
+the failure does not count. One thing is decided here: a JobMaster whose journal thread hangs in a
+call leaves, so that another one can claim the journal.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ class StorageWatch:
         self._pool = drivers.threads.pool(1, name="storage-watch")
         self._looking_since_s: float | None = None
         self._slow = False
+        #: Called after the look that is under way, and after one that begins later.
+        self._after: list[Callable[[], None]] = []
+        self._after_next: list[Callable[[], None]] = []
         self.gone = ""
         """Why the storage is gone, at the last look; empty while it is there."""
 
@@ -61,7 +66,17 @@ class StorageWatch:
                 self._slow = True
                 _log.warning("%s", self.trouble)
             return
+        self._begin()
+
+    def look_then(self, then: Callable[[], None]) -> None:
+        """Call `then` after a look that began after this call."""
+        self._after_next.append(then)
+        if self._looking_since_s is None:
+            self._begin()
+
+    def _begin(self) -> None:
         self._looking_since_s = self._clock.monotonic()
+        self._after, self._after_next = self._after_next, []
         self._pool.submit(self._work)
 
     def _leave_if_hanging(self) -> None:
@@ -94,10 +109,14 @@ class StorageWatch:
 
     def _looked(self, gone: str | None) -> None:
         self._looking_since_s, self._slow = None, False
-        if gone is None or gone == self.gone:
-            return
-        if gone:
-            _log.error("%s The job publishes nothing until then.", gone)
-        else:
-            _log.warning("The checkpoint storage %s is back; the job continues.", self._where)
-        self.gone = gone
+        if gone is not None and gone != self.gone:
+            if gone:
+                _log.error("%s The job publishes nothing until then.", gone)
+            else:
+                _log.warning("The checkpoint storage %s is back; the job continues.", self._where)
+            self.gone = gone
+        after, self._after = self._after, []
+        for action in after:
+            action()
+        if self._after_next and self._looking_since_s is None:
+            self._begin()

@@ -1,0 +1,96 @@
+"""The slots of a job leave before the job is closed.
+
+The close fences the job's transactional ids. A slot that is still alive could open a transaction
+after the fencing, and no process would end it. So slots first close the functions of the user, then
+their processes end, and only then the journal is closed. Both waits have a limit, because a host
+may be gone for good. This module does not decide when a job ends (`machine.py`) and does not close
+anything (`journal_work.py`). All methods run in the JobMaster's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from tidegate.controlplane.loop import EventLoop
+from tidegate.ids import Attempt, SlotId
+from tidegate.ports.clock import Clock
+
+GOODBYE_S: Final = 3.0
+"""How long slots may take to close the user's functions at the end of a job."""
+
+RELEASE_S: Final = 10.0
+"""How long to wait for the word that no slot is left, before their ids are fenced all the same."""
+
+POLL_S: Final = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+class SlotDeparture:
+    """What the end of a job waits for, and which slots are known to be gone."""
+
+    def __init__(self, loop: EventLoop[Any], clock: Clock) -> None:
+        self._loop, self._clock = loop, clock
+        self._closing_functions: set[SlotId] = set()
+        self._released: Attempt | None = None
+        self.waits_for = ""
+        """What the end of the job waits for; empty before it begins."""
+
+    def releasing(self, attempt: Attempt) -> None:
+        """The ResourceManager is asked to end the slots of this attempt."""
+        self._released = attempt
+
+    def slots_released(self, attempt: Attempt) -> None:
+        """The ResourceManager says that no slot of this attempt is left."""
+        if attempt == self._released:
+            self._released = None
+
+    def slot_left(self, slot: SlotId) -> None:
+        """The process of a slot has ended."""
+        self._closing_functions.discard(slot)
+
+    def begin(
+        self, slots: Iterable[SlotId], release: Callable[[], None], then: Callable[[], None]
+    ) -> None:
+        """Wait until the slots have left; call `release` to have them ended, and `then` at last."""
+        self._closing_functions = set(slots)
+
+        def functions_closed() -> None:
+            release()
+            self._wait("The processes of the slots end", self._are_gone, RELEASE_S, gone)
+
+        def gone() -> None:
+            if self._released is not None:
+                extra = {"attempt": self._released}
+                _log.warning("slots may be left; their ids are fenced", extra=extra)
+            self.waits_for = (
+                "The last checkpoint is committed and the job's transactions are fenced"
+            )
+            then()
+
+        self.waits_for = what = "The slots close their functions"
+        self._loop.call_later(
+            0.0, lambda: self._wait(what, self._have_closed, GOODBYE_S, functions_closed)
+        )
+
+    def _have_closed(self) -> bool:
+        return not self._closing_functions
+
+    def _are_gone(self) -> bool:
+        return self._released is None
+
+    def _wait(
+        self, what: str, is_over: Callable[[], bool], limit_s: float, then: Callable[[], None]
+    ) -> None:
+        self.waits_for = what
+        until_s = self._clock.monotonic() + limit_s
+
+        def poll() -> None:
+            if is_over() or self._clock.monotonic() >= until_s:
+                then()
+            else:
+                self._loop.call_later(POLL_S, poll)
+
+        poll()
