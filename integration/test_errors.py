@@ -249,7 +249,8 @@ def test_a_source_topic_that_is_deleted_fails_the_job(kafka: EmbeddedKafka, tmp_
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.orders(3)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    with folder.started(bounded=False) as run:
+    config = {"checkpoint.tolerated_outage": "5s"}
+    with folder.started(bounded=False, config=config) as run:
         run.until(lambda: len(folder.read("totals")) == 3, "at the end of its input")
         orders = folder.topics["orders"]
         admin.delete_topics([orders], operation_timeout=TIMEOUT_S)[orders].result(TIMEOUT_S)

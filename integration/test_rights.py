@@ -4,6 +4,9 @@ starts, and a password appears nowhere.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +16,7 @@ import msgspec
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by assignment
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -48,6 +52,17 @@ class Secured(NamedTuple):
         for future in admin.create_acls([right]).values():
             future.result(TIMEOUT_S)
 
+    def take_away(
+        self, kind: ResourceType, name: str, what: AclOperation, pattern: ResourcePatternType
+    ) -> None:
+        """Take a right from the user `job`."""
+        admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 0})
+        which = AclBindingFilter(
+            kind, name, pattern, "User:job", "*", what, AclPermissionType.ALLOW
+        )
+        for future in admin.delete_acls([which]).values():
+            assert len(future.result(TIMEOUT_S)) == 1
+
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
@@ -82,6 +97,12 @@ def run(
     password: str = PASSWORD,
     config: Mapping[str, str] | None = None,
 ) -> Outcome:
+    write_settings(folder, secured)
+    return folder.run(kafka=False, environment=secret(password), config=config)
+
+
+def write_settings(folder: Folder, secured: Secured) -> None:
+    """The door that asks who one is, and the user, in the folder's settings."""
     folder.write(
         "tidegate.toml",
         f"""
@@ -93,7 +114,6 @@ def run(
         "sasl.username" = "job"
         """,
     )
-    return folder.run(kafka=False, environment=secret(password), config=config)
 
 
 def secret(password: str) -> dict[str, str]:
@@ -144,6 +164,42 @@ def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
     late = run(folder, secured, config={"checkpoint.tolerated_outage": "20min"})
     assert late.code == 2, late.err
     assert_golden("transaction-timeout-refused", folder.normalised(paragraph(late.err)))
+
+
+def test_rights_that_are_taken_away_for_a_while_are_waited_for(
+    secured: Secured, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, secured.plain)
+    orders, totals = folder.topics["orders"], folder.topics["totals"]
+    topic, ids = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+    read = (topic, orders, AclOperation.READ, LITERAL)
+    secured.grant(*read)
+    secured.grant(topic, totals, AclOperation.WRITE, LITERAL)
+    secured.grant(ids, f"tidegate.{folder.job}.", AclOperation.WRITE, PREFIXED)
+    write_settings(folder, secured)
+    settings = {"checkpoint.tolerated_outage": "4s"}
+    folder.orders(30)
+    with folder.started(
+        kafka=False, bounded=False, environment=secret(PASSWORD), config=settings
+    ) as live:
+        live.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        folder.orders(30, first=30)
+        secured.take_away(*read)
+        os.kill(live.slots()[0], signal.SIGKILL)
+        live.until(lambda: "asks Kafka again" in folder.logs(), "refused by Kafka")
+        time.sleep(2)
+        secured.grant(*read)
+        live.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert " 1 restarts" in live.err.splitlines()[-1]
+        secured.take_away(*read)
+        folder.orders(3, first=60)
+        os.kill(live.slots()[0], signal.SIGKILL)
+        named = "Grant the job's principal READ on it. Kafka has repeated this for 4 s"
+        live.until(lambda: named in live.err, "told why it restarts")
+        secured.grant(*read)
+        live.until(lambda: len(folder.read("totals")) == 63, "at the end of its input")
+        assert live.stop().code == 0
+    folder.assert_exact(63)
 
 
 def test_a_wrong_password(secured: Secured, tmp_path: Path) -> None:

@@ -37,8 +37,16 @@ from tidegate.drivers.logs import set_up_logging
 from tidegate.drivers.network import THIS_HOST, Network, is_loopback, own_address_towards
 from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
 from tidegate.drivers.process.spawn import OsProcesses
-from tidegate.errors import ConfigError, Domain, RpcError, TidegateError
+from tidegate.errors import (
+    ConfigError,
+    Domain,
+    ResourceExhaustedError,
+    RpcError,
+    TidegateError,
+    from_foreign,
+)
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
+from tidegate.ports.processes import NO_RESOURCES
 
 SLOT_MAIN = "tidegate.slot.main:run_slot"
 TASKMANAGER_MAIN = "tidegate.controlplane.taskmanager.service:run_taskmanager"
@@ -205,7 +213,8 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
                     processes(common),
                     port=config.taskmanager.port,
                 )
-            except RpcError as error:  # no way to the JobManager yet, or our port still taken
+            # No way to the JobManager yet, our port is still taken, or the host has no room.
+            except (RpcError, ResourceExhaustedError) as error:
                 if str(error) != said:
                     _log.warning("%s (It is tried again until it works.)", error)
                 said = str(error)
@@ -281,11 +290,17 @@ def main(role: str) -> NoReturn:
     except SystemExit as exit_:
         status = exit_.code if isinstance(exit_.code, int) else FAILED
     except TidegateError as error:
+        status = _status_of(error)
         _log.error("%s", error, exc_info=error.__cause__ or error)  # with the cause
-    except BaseException:  # noqa: BLE001  # the last frame of a process: said, then left
+    except BaseException as error:  # noqa: BLE001  # the last frame of a process: said, then left
+        status = _status_of(from_foreign(error))
         _log.exception("the %s process failed", role)
     finally:
         _leave(status)
+
+
+def _status_of(error: TidegateError) -> int:
+    return NO_RESOURCES if isinstance(error, ResourceExhaustedError) else FAILED
 
 
 def _leave(status: int) -> NoReturn:

@@ -69,6 +69,10 @@ class NotAllowedError(RefusedError):
     """The job's principal lacks a right, or its credentials are refused; found at submit."""
 
 
+class TopicAbsentError(RefusedError):
+    """Kafka has no topic of this name, as far as the broker knows that was asked."""
+
+
 class JobClosedError(RefusedError):
     """The journal is closed for this submission: the job has ended, and `outcome` says how.
 
@@ -270,6 +274,17 @@ _REFUSED_BY_THE_SYSTEM: Final = {
 }
 
 
+def refused_resource(error: BaseException) -> str | None:
+    """What the operating system refused, if that is why this exception was raised."""
+    if isinstance(error, MemoryError):
+        return "memory"
+    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+        return "a thread"
+    if isinstance(error, OSError) and error.errno is not None:
+        return _REFUSED_BY_THE_SYSTEM.get(error.errno)
+    return None
+
+
 def from_foreign(error: BaseException) -> TidegateError:
     """The error of this tree that an exception is, wherever nobody has translated it.
 
@@ -277,13 +292,7 @@ def from_foreign(error: BaseException) -> TidegateError:
     """
     if isinstance(error, TidegateError):
         return error
-    refused = None
-    if isinstance(error, MemoryError):
-        refused = "memory"
-    elif isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
-        refused = "a thread"
-    elif isinstance(error, OSError) and error.errno is not None:
-        refused = _REFUSED_BY_THE_SYSTEM.get(error.errno)
+    refused = refused_resource(error)
     described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if refused is None:
         return InternalError(described)

@@ -10,11 +10,12 @@ import pytest
 from tests.controlplane.test_dispatcher import submission
 from tests.controlplane.test_loop import VirtualClock
 from tidegate.controlplane.client.client import ENDED, PATIENCE_S, Client
-from tidegate.controlplane.client.local import FAILED_STARTS_MAX, LocalCluster
+from tidegate.controlplane.client.local import FAILED_STARTS_MAX, REFUSED_S_MAX, LocalCluster
 from tidegate.controlplane.jobmaster import events
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import ExternalError, RefusedError, RpcError
+from tidegate.errors import ExternalError, RefusedError, ResourceExhaustedError, RpcError
 from tidegate.ids import JobName
+from tidegate.ports.processes import NO_RESOURCES
 from tidegate.protocol.messages import (
     Done,
     JobList,
@@ -211,11 +212,12 @@ class Jobmanagers:
     def __init__(self) -> None:
         self.started: list[tuple[Callable[[int], None], Callable[[dict[str, Any]], None]]] = []
         self.refuses = 0
+        self.refusal = ExternalError("no such program")
 
     def spawn(self, role: str, arguments: Any, **hooks: Any) -> Any:
         if self.refuses:
             self.refuses -= 1
-            raise ExternalError("no room")
+            raise self.refusal
         self.started.append((hooks["on_exit"], hooks["on_ready"]))
         number = len(self.started)
 
@@ -277,6 +279,29 @@ class TestLocalCluster:
         jobmanagers.refuses = FAILED_STARTS_MAX
         cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
         with pytest.raises(ExternalError):
+            cluster.address()
+        cluster.close()
+
+    def test_waits_while_the_system_refuses_the_jobmanager(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        exited, ready = jobmanagers.started[0]
+        ready({"address": "one"})
+        jobmanagers.refusal = ResourceExhaustedError("no process id")
+        jobmanagers.refuses = 10 * FAILED_STARTS_MAX
+        exited(-9)
+        jobmanagers.started[1][0](NO_RESOURCES)  # it started, and got no memory
+        jobmanagers.started[2][1]({"address": "two"})
+        assert cluster.address() == "two"
+        cluster.close()
+
+    def test_is_given_up_when_the_system_refuses_for_long(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        jobmanagers.refusal = ResourceExhaustedError("no process id")
+        jobmanagers.refuses = 100_000
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        assert REFUSED_S_MAX <= clock.now < REFUSED_S_MAX + 2
+        with pytest.raises(ResourceExhaustedError, match="for 120 s: no process id"):
             cluster.address()
         cluster.close()
 

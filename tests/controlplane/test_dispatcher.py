@@ -15,7 +15,6 @@ from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,
     LINGER_MS_MAX,
     START_MS_MAX,
-    STILLBORN_MAX,
     Dispatcher,
     Phase,
 )
@@ -307,56 +306,6 @@ class TestJobMaster:
         shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
         shell.now_ms += START_MS_MAX
         assert shell.event(j.Tick()) == []
-
-    def test_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(
-        self, shell: Shell
-    ) -> None:
-        shell.ask(SubmitJob(submission=submission()))
-        shell.event(j.SubmissionStored(job=A))
-        for _ in range(2 * STILLBORN_MAX):
-            assert shell.machine.phase(A) is not Phase.ENDING
-            shell.event(j.StartDue(job=A, start=shell.start_number()))
-            shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=9))
-            shell.exits(1)
-            shell.machine.validate()
-        stored = shell.last(j.StoreResult)
-        assert isinstance(stored, j.StoreResult)
-        assert stored.report.state == "FAILED"
-        assert stored.report.error is not None
-        assert stored.report.error.kind == "StartFailedError"
-        assert "transactions may stay open" in stored.report.error.message
-
-    def test_that_never_comes_through_its_import_is_followed_by_one_that_only_closes(
-        self, running: Shell
-    ) -> None:
-        for pid in range(101, 101 + STILLBORN_MAX):
-            running.exits(-11)
-            running.event(j.StartDue(job=A, start=running.start_number()))
-            assert running.imports(pid).close_only is None, "the first had reported"
-        running.exits(-11)
-        running.event(j.StartDue(job=A, start=running.start_number()))
-        failure = running.imports(200).close_only
-        assert failure is not None
-        assert "ended with status -11" in failure.message
-        assert "transactions may stay open" not in failure.message
-        running.report(200, "CLOSING")
-        assert running.machine.phase(A) is Phase.RUNNING
-        running.exits(-9)
-        running.event(j.StartDue(job=A, start=running.start_number()))
-        assert running.imports(201).close_only == failure, "the next one goes on with that"
-        running.report(201, "FAILED")
-        stored = running.last(j.StoreResult)
-        assert isinstance(stored, j.StoreResult)
-        assert stored.report.state == "FAILED"
-
-    def test_that_has_reported_once_forgives_those_before(self, running: Shell) -> None:
-        for pid in range(101, 101 + 3 * STILLBORN_MAX):
-            running.exits()
-            running.event(j.StartDue(job=A, start=running.start_number()))
-            running.imports(pid)
-            if pid % STILLBORN_MAX == 0:
-                running.report(pid)
-        assert running.machine.phase(A) is Phase.RUNNING
 
 
 class TestEnd:

@@ -7,6 +7,7 @@ from tidegate.controlplane.dispatcher import resource_events as r
 from tidegate.controlplane.dispatcher.backoff import FORGIVEN_AFTER_MS
 from tidegate.controlplane.dispatcher.resources import REGISTRATION_MS_MAX, ResourceManager
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
+from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
     Done,
     Refused,
@@ -224,6 +225,17 @@ class TestLocal:
             assert isinstance(start, r.StartTaskManager)
             pauses.append(start.after_ms)
         assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+
+    def test_those_that_the_system_refuses_are_no_failures(self) -> None:
+        rm = ResourceManager(EPOCH, 1, 1000)
+        rm.start(0)
+        for number in range(1, 9):
+            id_ = TaskManagerId(f"tm-7-{number}")
+            (start,) = rm.handle(r.TaskManagerExited(id=id_, status=NO_RESOURCES), 0)
+            assert start == starts(f"tm-7-{number + 1}", after_ms=REFUSED_START_PAUSE_MS)
+        register(rm, "tm-7-9")
+        died = r.TaskManagerExited(id=TaskManagerId("tm-7-9"), status=-9)
+        assert starts("tm-7-10") in rm.handle(died, 10)
 
     def test_those_that_die_together_are_one_failure(self) -> None:
         rm = ResourceManager(EPOCH, 4, 1000)

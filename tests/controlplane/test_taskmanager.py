@@ -175,3 +175,24 @@ class TestEnd:
         (end,) = machine.handle(t.ZygoteGone(status=-9), 0)
         assert isinstance(end, t.End)
         assert "-9" in end.reason
+
+
+def test_a_fork_that_the_system_refuses_leaves_the_slot_free(
+    machine: t.TaskManagerMachine,
+) -> None:
+    ask(machine, 1, start(1))
+    ask(machine, 2, start(1))
+    answers = machine.handle(t.NotForked(index=0, reason="no process id"), 0)
+    reasons = [refused([answer]) for answer in answers]
+    assert reasons == ["the operating system refused the slot's process: no process id"] * 2
+    machine.validate()
+    run(machine, 2, 100)
+
+
+def test_a_stop_of_what_could_not_be_forked_is_answered(machine: t.TaskManagerMachine) -> None:
+    ask(machine, 1, start(1))
+    ask(machine, 2, stop(1))
+    refusal = t.NotForked(index=0, reason="no process id")
+    assert machine.handle(refusal, 0) == [t.Reply(ask=2, message=Done())]
+    machine.validate()
+    run(machine, 2, 100)

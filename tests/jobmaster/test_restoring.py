@@ -4,6 +4,7 @@ again, logs that were truncated, and brokers that are behind for a moment.
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,13 +21,20 @@ from tidegate.controlplane.jobmaster.restoring import Restoring
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.elements import Origin
-from tidegate.errors import RefusedError, TidegateError
+from tidegate.errors import (
+    KafkaNotAuthorisedError,
+    NotAllowedError,
+    RefusedError,
+    TidegateError,
+    is_recoverable,
+)
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.log import Record
 
 BEGAN_S = 1000.0
+OUTAGE_S = Config().checkpoint.tolerated_outage / 1000
 T0 = Origin("t", 0)
 PLAN = PlanFacts(
     parallelism=1, max_parallelism=128, sources=(SourceFacts(uid=Uid("a"), topic="t"),)
@@ -124,12 +132,12 @@ class World:
             subtasks=(part,),
         )
 
-    def refusal(self, manifest: Manifest | None) -> str:
-        """What is said when the leaders have repeated it for ten seconds."""
+    def refusal(self, manifest: Manifest | None, repeated_s: float = REPEATED_S) -> str:
+        """What is said when Kafka has repeated it for so long."""
         before_s = self.clock.monotonic()
         with pytest.raises(RefusedError) as refused:
             self.restoring.resolve(manifest)
-        assert REPEATED_S <= self.clock.monotonic() - before_s < REPEATED_S + 2
+        assert repeated_s <= self.clock.monotonic() - before_s < repeated_s + 2
         assert self.heard, "the wait says why"
         return str(refused.value)
 
@@ -190,21 +198,20 @@ def test_a_position_behind_the_end_is_refused_of_a_bounded_run_too() -> None:
     assert "ends at offset 60" in world.refusal(checkpoint)
 
 
-def test_a_topic_that_is_absent_is_refused_when_the_brokers_repeat_it() -> None:
+def test_a_topic_that_is_absent_is_asked_for_as_long_as_an_outage_is_tolerated() -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
     world.kafka.delete_topic("t")
-    assert "is offset 100, and Kafka has no topic of this name any more" in world.refusal(
-        checkpoint
-    )
+    said = world.refusal(checkpoint, OUTAGE_S)
+    assert "is offset 100, and Kafka has no topic of this name any more" in said
+    assert said.endswith("Kafka has repeated this for 180 s (checkpoint.tolerated_outage).")
 
 
-def test_a_topic_that_the_job_has_never_read_is_refused_at_once() -> None:
+def test_a_topic_that_the_job_has_never_read_is_asked_for_as_long() -> None:
     world = World()
-    with pytest.raises(RefusedError, match=r"topic of source 'a' .* cannot be read"):
-        world.restoring.resolve(None)
-    assert world.waited_s() < 1
+    said = world.refusal(None, OUTAGE_S)
+    assert re.search("topic of source 'a' .* cannot be read", said)
 
 
 def test_an_absent_topic_is_asked_for_again_once_the_submission_has_begun() -> None:
@@ -212,7 +219,26 @@ def test_an_absent_topic_is_asked_for_again_once_the_submission_has_begun() -> N
     world.create(100)
     assert world.offset() == 100
     world.kafka.delete_topic("t")
-    assert "is offset 100, and Kafka has no topic" in world.refusal(None)
+    assert "is offset 100, and Kafka has no topic" in world.refusal(None, OUTAGE_S)
+
+
+def test_rights_that_are_given_back_within_the_outage_fail_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.create(100)
+    checkpoint = world.checkpoint(40)
+    denied = NotAllowedError("Grant the job's principal the right.")
+
+    def deny(*_: object, **__: object) -> None:
+        raise denied
+
+    with monkeypatch.context() as patched:
+        world.while_asked[100] = patched.undo
+        patched.setattr("tidegate.controlplane.jobmaster.restoring.enumerate_partitions", deny)
+        assert world.offset(checkpoint) == 40
+    assert world.heard == [denied] * 100
+    assert REPEATED_S < world.waited_s() < OUTAGE_S
 
 
 def test_a_topic_that_was_created_again_before_the_first_checkpoint_is_refused() -> None:
@@ -255,3 +281,18 @@ def test_another_cluster_is_read_on_at_the_same_offsets_where_the_user_says_so()
     world.create_again(300)
     world.kafka.log(T0).elect()
     assert world.offset(checkpoint, on_other_cluster=True) == 100
+
+
+def test_rights_that_stay_away_end_the_attempt_and_not_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.create(100)
+
+    def deny(*_: object, **__: object) -> None:
+        raise NotAllowedError("Grant the job's principal the right.")
+
+    monkeypatch.setattr("tidegate.controlplane.jobmaster.restoring.enumerate_partitions", deny)
+    with pytest.raises(KafkaNotAuthorisedError, match="has repeated this for 180 s") as ended:
+        world.restoring.resolve(None)
+    assert is_recoverable(ended.value)

@@ -17,7 +17,14 @@ from tests.mutants.planting import Edit, Mutant, planted
 from tests.sim.test_processes import Behaving
 from tidegate.controlplane.dispatcher.service import JobManager
 from tidegate.errors import ExternalError
-from tidegate.ports.processes import SlotEnded, SlotForked, ZygoteEnded, ZygoteEvent, ZygoteReady
+from tidegate.ports.processes import (
+    SlotEnded,
+    SlotForked,
+    SlotNotForked,
+    ZygoteEnded,
+    ZygoteEvent,
+    ZygoteReady,
+)
 from tidegate.testing.sim.faults import Trouble, Weights
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.processes import FAILED, Birth, SimProcesses
@@ -85,11 +92,11 @@ def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
     assert ended == SlotEnded(index=0, pid=forked.pid, status=FAILED)
 
 
-def test_a_zygote_that_may_not_fork_ends(scheduler: Scheduler) -> None:
+def test_a_zygote_that_may_not_fork_says_so_and_lives(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, slot=Birth.REFUSED)
     starting.zygote()
-    assert starting.told[1:] == [ZygoteEnded(status=FAILED)]
-    assert starting.alive() == ["parent"]
+    assert starting.told[1:] == [SlotNotForked(index=0, reason="there is no room")]
+    assert starting.alive() == ["parent", "zygote"]
 
 
 def plan(seed: int) -> Plan:

@@ -1,4 +1,4 @@
-"""When a finding about a topic is final: the leaders have repeated it for ten seconds.
+"""When a finding about a topic is final: Kafka has repeated it, for ten seconds by default.
 
 A broker that has not heard of the newest metadata says "absent" of a topic that exists, and a
 leader that was elected a moment ago says "beyond the end" of a position that it will have soon. Who
@@ -19,9 +19,10 @@ ASK_AGAIN_S: Final = 0.5
 class Confirmation:
     """Counts for how long every answer has been the same finding."""
 
-    __slots__ = ("_finding", "_since_s")
+    __slots__ = ("_finding", "_repeated_s", "_since_s")
 
-    def __init__(self) -> None:
+    def __init__(self, repeated_s: float = REPEATED_S) -> None:
+        self._repeated_s = repeated_s
         self._finding = ""
         self._since_s = 0.0
 
@@ -29,4 +30,4 @@ class Confirmation:
         """Take the finding of one answer, empty for none; True when it is final."""
         if not finding or finding != self._finding:
             self._finding, self._since_s = finding, now_s
-        return bool(finding) and now_s - self._since_s >= REPEATED_S
+        return bool(finding) and now_s - self._since_s >= self._repeated_s

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from tidegate.errors import refused_resource
 from tidegate.ports.threads import Condition, Event, Lock, Queue, Threads, WorkerPool
 
 
@@ -30,7 +31,23 @@ class SystemThreads:
         return threading.Condition()
 
     def pool(self, workers: int, *, name: str) -> WorkerPool:
-        return ThreadPoolExecutor(workers, thread_name_prefix=name)
+        return ThreadPool(workers, thread_name_prefix=name)
+
+
+class ThreadPool(ThreadPoolExecutor):
+    """A pool that goes on with the threads it has while the operating system refuses another one.
+
+    The library raises then, although the work is queued already and a thread that is there will do
+    it. The overridden method is the library's own: `tests/drivers/test_threads.py` says when that
+    changes.
+    """
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError as error:
+            if refused_resource(error) is None or not self._threads:
+                raise
 
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ class KafkaAdmin(Protocol):
     def cluster_id(self) -> str: ...
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions; RefusedError that names the topic where there is none."""
+        """Number of partitions; TopicAbsentError that names the topic where there is none."""
         ...
 
     def rights(self, topic: str) -> frozenset[str] | None:

@@ -10,10 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 ExitStatus = int
 """As subprocess gives it: an exit code, or the negative number of the signal that killed."""
+
+NO_RESOURCES: Final[ExitStatus] = 75
+"""Exit status of a process that could not run because the operating system refused it memory, disk
+space, a file, a thread or a process (EX_TEMPFAIL of sysexits.h). Its start is tried again and does
+not count as a failure."""
+
+REFUSED_START_PAUSE_MS: Final = 2_000
+"""Before a process is started again that the operating system has refused. A start that is refused
+costs the host next to nothing, and others free what they hold at any time."""
 
 
 class ThisProcess(Protocol):
@@ -86,7 +95,15 @@ class ZygoteEnded:
     status: ExitStatus
 
 
-ZygoteEvent = ZygoteReady | SlotForked | SlotEnded | ZygoteEnded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotNotForked:
+    """The operating system refused the fork of a slot; the zygote and its other slots live on."""
+
+    index: int
+    reason: str
+
+
+ZygoteEvent = ZygoteReady | SlotForked | SlotNotForked | SlotEnded | ZygoteEnded
 
 
 class Zygote(Protocol):
@@ -100,7 +117,9 @@ class Zygote(Protocol):
     def pid(self) -> int: ...
 
     def fork(self, start: Any) -> None:
-        """Fork a slot for a StartSlot message; SlotForked follows, and later SlotEnded."""
+        """Fork a slot for a StartSlot message. SlotForked follows, and later SlotEnded; or
+        SlotNotForked.
+        """
         ...
 
     def kill(self, pid: int) -> None:
@@ -127,7 +146,8 @@ class Processes(Protocol):
         """Start `role` (see `bootstrap`). `log` is a file below the configured log folder.
 
         `on_ready` gets what the process announces once it serves, if it does before it ends.
-        `on_exit` is called once, and after that. ExternalError if it cannot start.
+        `on_exit` is called once, and after that. ExternalError if it cannot start:
+        ResourceExhaustedError if the operating system refused it a resource.
         """
         ...
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate.controlplane.client.client import Client
-from tidegate.errors import ExternalError, RpcError
+from tidegate.errors import ExternalError, ResourceExhaustedError, RpcError
 from tidegate.ports.clock import Clock
-from tidegate.ports.processes import Child, ExitStatus, Processes
+from tidegate.ports.processes import NO_RESOURCES, Child, ExitStatus, Processes
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 
@@ -24,6 +24,10 @@ FAILED_STARTS_MAX = 3
 """In a row: then the cluster is given up, and the log named."""
 RESTART_PAUSE_S = 1.0
 """Before a JobManager is started again that did not come up; one that had is back at once."""
+REFUSED_S_MAX = 120.0
+"""For so long a start is tried again that the operating system refuses (no memory, no process id,
+no disk space): others on the machine free what they hold. Then the cluster is given up; somebody
+may watch the command, and the job continues with the next one."""
 CLOSE_TIMEOUT_S = 5.0
 LOG = "jobmanager.log"
 
@@ -53,6 +57,8 @@ class LocalCluster:
         self._address: str | None = None
         self._exits: list[ExitStatus] = []
         self._failed_starts = 0
+        self._refused_since_s: float | None = None
+        self._refusal = ""
         self._closing = False
         self._gone = threads.event()
         self._start()
@@ -85,8 +91,16 @@ class LocalCluster:
             )
             if self._address is not None:
                 return self._address
+            if up and self._refusal:
+                raise ResourceExhaustedError(
+                    f"The JobManager could not be started for {REFUSED_S_MAX:g} s: {self._refusal} "
+                    "Run the command again when the machine has room; the job continues from its "
+                    "last checkpoint."
+                )
             if up:
                 raise ExternalError(f"The JobManager ends at its start: its log {LOG} says more.")
+            if self._refusal:
+                raise RpcError(f"The JobManager is not up: {self._refusal}")
             raise RpcError(
                 f"The JobManager is not up after {START_TIMEOUT_S:g} s: its log {LOG} says more."
             )
@@ -125,9 +139,10 @@ class LocalCluster:
                 self._child = self._processes.spawn(
                     "jobmanager", {}, log=LOG, on_exit=self._exited, on_ready=self._ready
                 )
-            except ExternalError:
-                _log.exception("the JobManager cannot be started")
-                self._failed_starts += 1
+            except ExternalError as error:
+                _log.warning("the JobManager cannot be started yet: %s", error)
+                self._count_failure(refused=isinstance(error, ResourceExhaustedError))
+                self._refusal = str(error)
                 if not self._given_up():
                     return False
                 self._gone.set()
@@ -138,6 +153,7 @@ class LocalCluster:
         with self._changed:
             self._address = facts["address"]
             self._failed_starts = 0
+            self._refused_since_s, self._refusal = None, ""
             self._changed.notify_all()
 
     def _exited(self, status: ExitStatus) -> None:
@@ -149,7 +165,8 @@ class LocalCluster:
                 self._gone.set()
                 return
             self._exits.append(status)
-            self._failed_starts += not was_up
+            if not was_up:
+                self._count_failure(refused=status == NO_RESOURCES)
             given_up = self._given_up()
             if given_up:
                 self._gone.set()
@@ -162,5 +179,15 @@ class LocalCluster:
                 self._clock.sleep(RESTART_PAUSE_S)
             self._start()
 
+    def _count_failure(self, *, refused: bool) -> None:
+        """A start that the operating system refuses is no failed start, but has a limit in time."""
+        self._failed_starts += not refused
+        if not refused:
+            self._refused_since_s = None
+        elif self._refused_since_s is None:
+            self._refused_since_s = self._clock.monotonic()
+
     def _given_up(self) -> bool:
-        return self._failed_starts >= FAILED_STARTS_MAX
+        since_s = self._refused_since_s
+        refused_s = 0.0 if since_s is None else self._clock.monotonic() - since_s
+        return self._failed_starts >= FAILED_STARTS_MAX or refused_s >= REFUSED_S_MAX

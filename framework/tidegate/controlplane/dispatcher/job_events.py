@@ -96,6 +96,8 @@ class JobMasterExited:
     start: int
     status: ExitStatus | None
     reason: str = ""
+    refused: bool = False
+    """The operating system refused the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ from tidegate.controlplane.dispatcher.job_history import JobHistory
 from tidegate.controlplane.jobmaster.events import ENDED, STORAGE_HANGS, JobState
 from tidegate.errors import DeposedError, ExternalError, StartFailedError, check
 from tidegate.ids import JobName, LeaderEpoch
-from tidegate.ports.processes import ExitStatus
+from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
     Done,
@@ -133,6 +133,8 @@ class _Job:
     stop_told: bool = False
     """To the present one, or it is on its way."""
     stillborn: int = 0
+    refused_since_ms: int = 0
+    """Wall clock of the first of the starts in a row that the operating system has refused."""
     close_only: ErrorReport | None = None
     """The job has failed by this, and its next JobMasters only close it."""
     backoff: Backoff = field(default_factory=Backoff)
@@ -251,10 +253,10 @@ class Dispatcher:
                 unheard = self._of_start(name, start)
                 if unheard is not None:
                     unheard.stop_told = False
-            case JobMasterExited(job=name, start=start, status=status, reason=reason):
+            case JobMasterExited(job=name, start=start):
                 exited = self._of_start(name, start)
                 if exited is not None:
-                    yield from self._exited(exited, status, reason, now_ms, wall_ms)
+                    yield from self._exited(exited, event, now_ms, wall_ms)
             case Tick():
                 yield from self._tick(now_ms)
 
@@ -340,6 +342,7 @@ class Dispatcher:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_told = False
             job.backoff.lives(now_ms)
+            job.refused_since_ms = 0
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
             yield Reply(ask=ask, message=Refused(reason=reason))
@@ -379,16 +382,20 @@ class Dispatcher:
             yield StoreClaim(job=submission.job, attempt=attempt)
 
     def _exited(
-        self, job: _Job, status: ExitStatus | None, reason: str, now_ms: int, wall_ms: int
+        self, job: _Job, exited: JobMasterExited, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
-        name = job.submission.job
-        how = reason or f"its process {job.pid} ended with status {status}"
+        name, status = job.submission.job, exited.status
+        how = exited.reason or f"its process {job.pid} ended with status {status}"
         if status == STORAGE_HANGS:
             how += ", because a call to the checkpoint storage did not return in checkpoint.timeout"
         job.pid = 0
         yield FreeSlots(job=name)
         if job.phase in {Phase.ENDING, Phase.ENDED}:
             return
+        if not job.reported and (exited.refused or status == NO_RESOURCES):
+            yield from self._wait_for_resources(job, how, now_ms, wall_ms)
+            return
+        job.refused_since_ms = 0
         job.stillborn += not job.reported
         job.backoff.died(now_ms)
         error = ErrorReport.of(
@@ -404,6 +411,28 @@ class Dispatcher:
             job.close_only, job.stillborn = failure, 0
         self._become(job, Phase.WAITING, now_ms)
         yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+
+    def _wait_for_resources(
+        self, job: _Job, how: str, now_ms: int, wall_ms: int
+    ) -> Iterator[Instruction]:
+        """Try the start again for as long as the operating system refuses it. The job has done
+        nothing wrong, so this counts neither as a failed start nor as a restart.
+        """
+        name = job.submission.job
+        job.refused_since_ms = job.refused_since_ms or wall_ms
+        last = job.report or JobReport(job=name, state=JobState.CREATED.name)
+        job.report = msgspec.structs.replace(
+            last,
+            waiting_for=(
+                f"The operating system refuses the JobMaster of {name} a resource: {how}. Give the "
+                "JobManager's host more memory, disk space, files or processes; the start is tried "
+                "again until it succeeds"
+            ),
+            waiting_since_ms=job.refused_since_ms,
+            reported_ms=wall_ms,
+        )
+        self._become(job, Phase.WAITING, now_ms)
+        yield AwaitStart(job=name, start=job.start, after_ms=REFUSED_START_PAUSE_MS)
 
     def _deposed(self, job: _Job, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as

@@ -47,6 +47,7 @@ from tidegate.controlplane.dispatcher.resource_events import (
 )
 from tidegate.errors import check
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
+from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
     Done,
     Message,
@@ -158,6 +159,8 @@ class ResourceManager:
     _failed_up_to: int = 0
     """The local ones up to this number have had their failure counted."""
     _backoff: Backoff = field(default_factory=Backoff)
+    _refused: bool = False
+    """The operating system refused the last start of a local one. That is no failure of it."""
 
     def start(self, now_ms: int) -> list[Instruction]:
         """What is to be done first: the local TaskManagers."""
@@ -232,7 +235,9 @@ class ResourceManager:
             case TaskManagerExited(id=id_, status=status):
                 if id_ in self._starting:
                     del self._starting[id_]
-                    self._local_died(id_, now_ms)
+                    self._refused = status == NO_RESOURCES
+                    if not self._refused:
+                        self._local_died(id_, now_ms)
                 yield from self._lose(id_, f"its process ended with status {status}", now_ms)
             case JobGone(job=job):
                 self._requests.pop(job, None)
@@ -282,6 +287,7 @@ class ResourceManager:
             if message.id not in self._starting:
                 return Refused(reason=f"{message.id} was given up")
             del self._starting[message.id]
+            self._refused = False
             self._backoff.lives(now_ms)
         self._task_managers[message.id] = _TaskManager(
             address=message.address,
@@ -464,7 +470,10 @@ class ResourceManager:
             self._started += 1
             id_ = TaskManagerId(f"{self._local_prefix}{self._started}")
             self._starting[id_] = now_ms
-            yield StartTaskManager(id=id_, after_ms=self._backoff.pause_ms())
+            pause_ms = self._backoff.pause_ms()
+            if self._refused:
+                pause_ms = max(pause_ms, REFUSED_START_PAUSE_MS)
+            yield StartTaskManager(id=id_, after_ms=pause_ms)
 
     def _local_died(self, id_: TaskManagerId, now_ms: int) -> None:
         """What ends several at once (a host that stood still) is one failure, not one for each:

@@ -31,12 +31,18 @@ from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.controlplane.loop import EventLoop, Question
-from tidegate.errors import ExternalError, StorageGoneError, TidegateError, check
+from tidegate.errors import (
+    ExternalError,
+    ResourceExhaustedError,
+    StorageGoneError,
+    TidegateError,
+    check,
+)
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.processes import Child, ExitStatus, Processes
+from tidegate.ports.processes import NO_RESOURCES, Child, ExitStatus, Processes
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
     JobList,
@@ -378,7 +384,14 @@ class JobManager:
                 on_exit=exited,
             )
         except ExternalError as error:
-            failed = jobs.JobMasterExited(job=job, start=start, status=None, reason=str(error))
+            _log.warning("the JobMaster of %s could not be started: %s", job, error)
+            failed = jobs.JobMasterExited(
+                job=job,
+                start=start,
+                status=None,
+                reason=str(error),
+                refused=isinstance(error, ResourceExhaustedError),
+            )
             self.loop.post(failed)
             return
         self._children[start] = child
@@ -478,9 +491,10 @@ class JobManager:
                     slots.TaskManagerExited(id=id_, status=status)
                 ),
             )
-        except ExternalError:
-            _log.exception("TaskManager %s could not be started", id_)
-            self.loop.post(slots.TaskManagerExited(id=id_, status=-1))
+        except ExternalError as error:
+            _log.warning("TaskManager %s could not be started: %s", id_, error)
+            refused = isinstance(error, ResourceExhaustedError)
+            self.loop.post(slots.TaskManagerExited(id=id_, status=NO_RESOURCES if refused else -1))
 
     # --- both
 

@@ -4,6 +4,12 @@ Called by the journal thread at the end of a recovery, when nothing is deployed 
 and `checkpoint/restore` decides. A topic that seems to be gone, another one or too short may only
 seem so to a stale broker: Kafka is asked again, and the job is refused when the leaders repeat it
 for ten seconds (`checkpoint/confirmation`).
+
+Kafka may also refuse the question: credentials or rights that were taken away by mistake, a topic
+that is absent. The submit has passed its checks, so a refusal now may pass too. It is an outage:
+Kafka is asked again for `checkpoint.tolerated_outage`. Then the attempt ends by the last refusal:
+a topic that is still absent was deleted, and the job fails; rights and credentials may be given
+back at any time, so the restart strategy decides.
 """
 
 from __future__ import annotations
@@ -25,7 +31,14 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of
 from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions, source_topics
-from tidegate.errors import RefusedError, SourceChangedError, TidegateError
+from tidegate.errors import (
+    KafkaNotAuthorisedError,
+    NotAllowedError,
+    RefusedError,
+    SourceChangedError,
+    TidegateError,
+    TopicAbsentError,
+)
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import SourceSplit
@@ -56,6 +69,8 @@ class Restoring:
         """
         admin = self._drivers.kafka_admin(kafka_of(self._config))
         clock, confirmation = self._drivers.clock, Confirmation()
+        tolerated_s = self._config.checkpoint.tolerated_outage / 1000
+        refusals, told = Confirmation(tolerated_s), ""
         try:
             while True:
                 try:
@@ -63,8 +78,15 @@ class Restoring:
                 except SourceChangedError as error:
                     if confirmation.heard(error.finding, clock.monotonic()):
                         raise RefusedError(str(error)) from error
-                    _log.warning("asks Kafka again", extra={"error": str(error)})
-                    self._trouble(error)
+                    asked_again: TidegateError = error
+                except (KafkaNotAuthorisedError, NotAllowedError, TopicAbsentError) as error:
+                    if refusals.heard("refused", clock.monotonic()):
+                        raise _repeated(error, tolerated_s) from error
+                    asked_again = error
+                if str(asked_again) != told:
+                    told = str(asked_again)
+                    _log.warning("asks Kafka again", extra={"error": told})
+                self._trouble(asked_again)
                 clock.sleep(ASK_AGAIN_S)
         finally:
             admin.close()
@@ -100,16 +122,14 @@ class Restoring:
     def _partitions(
         self, manifest: Manifest | None, admin: KafkaAdmin
     ) -> tuple[PartitionFacts, ...]:
-        """All partitions of all sources. What the job has read before may be absent for a moment;
-        what it has never read is refused at once.
-        """
+        """All partitions of all sources."""
         graph, config = self._plan.graph, self._config
         topics = source_topics(graph, config)
         ids = self._runner.run(topic_ids(topics))
         if topics - ids.keys():
             for split in self._stored(manifest):
                 if split.topic in topics - ids.keys():
-                    raise gone_topic(split)
+                    raise TopicAbsentError(str(gone_topic(split)))
         try:
             return enumerate_partitions(
                 graph,
@@ -119,6 +139,8 @@ class Restoring:
                 ids,
                 bounded=self._submission.bounded,
             )
+        except (NotAllowedError, TopicAbsentError):
+            raise
         except RefusedError as error:
             if not self._stored(manifest):
                 raise
@@ -146,3 +168,11 @@ class Restoring:
         return tuple(
             replace(facts, epoch_end=ends.get((facts.source, facts.origin))) for facts in partitions
         )
+
+
+def _repeated(error: TidegateError, tolerated_s: float) -> TidegateError:
+    """How the attempt ends by a refusal that Kafka has repeated for so long."""
+    kind = RefusedError if isinstance(error, TopicAbsentError) else KafkaNotAuthorisedError
+    return kind(
+        f"{error} Kafka has repeated this for {tolerated_s:g} s (checkpoint.tolerated_outage)."
+    )

@@ -44,8 +44,9 @@ def enumerate_partitions(
     them.
 
     `topic_ids` were asked for before: an offset of a topic that is created again meanwhile goes
-    with the id of the old one, and the first publication finds the difference. Raises RefusedError
-    for a topic that is not there, KafkaError for brokers that do not answer.
+    with the id of the old one, and the first publication finds the difference. Raises
+    TopicAbsentError for a topic that is not there, NotAllowedError for one that may not be read,
+    KafkaError for brokers that do not answer.
     """
     found: list[PartitionFacts] = []
     for node in graph:
@@ -55,7 +56,7 @@ def enumerate_partitions(
         try:
             count = admin.partitions(topic)
         except RefusedError as error:
-            raise RefusedError(
+            raise type(error)(
                 f"The topic of source {node.id!r} ({node.place}) cannot be read: {error}"
             ) from error
         origins = [Origin(topic, partition) for partition in range(count)]

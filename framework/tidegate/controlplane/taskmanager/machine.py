@@ -1,7 +1,8 @@
 """What a TaskManager decides: which slot runs what, when a process is killed, when it ends itself.
 
 Theory of operation. A slot goes EMPTY -> FORKING -> RUNNING -> EMPTY by itself, or over KILLING
-when the JobManager stops it. Processes are the zygote's: this machine asks for a fork or a kill and
+when the JobManager stops it. A fork that the operating system refuses leaves the slot EMPTY, and
+the JobManager asks again. Processes are the zygote's: this machine asks for a fork or a kill and
 hears of both, and of deaths, as events. Two facts about messages shape it: they may repeat or
 overtake each other, and the JobManager numbers its StartSlots with one growing serial. So per slot
 the highest serial that was started or stopped is kept, and a StartSlot that does not exceed it is
@@ -48,6 +49,7 @@ TRANSITIONS = frozenset(
     {
         (SlotPhase.EMPTY, SlotPhase.FORKING),  # StartSlot
         (SlotPhase.FORKING, SlotPhase.RUNNING),  # the zygote forked it
+        (SlotPhase.FORKING, SlotPhase.EMPTY),  # the operating system refused the fork
         (SlotPhase.FORKING, SlotPhase.KILLING),  # StopSlot: killed as soon as its pid is known
         (SlotPhase.RUNNING, SlotPhase.KILLING),  # StopSlot
         (SlotPhase.RUNNING, SlotPhase.EMPTY),  # it ended by itself, or something killed it
@@ -73,6 +75,14 @@ class Forked:
 
     index: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotForked:
+    """The operating system refused the fork."""
+
+    index: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +121,7 @@ class HeartbeatDue:
     """A heartbeat interval has passed."""
 
 
-Event = Asked | Forked | Ended | ZygoteGone | Replied | Unanswered | HeartbeatDue
+Event = Asked | Forked | NotForked | Ended | ZygoteGone | Replied | Unanswered | HeartbeatDue
 
 
 # --- instructions -------------------------------------------------------------------------------
@@ -209,6 +219,8 @@ class TaskManagerMachine:
                 return _refuse(ask, f"a TaskManager takes no {type(message).__name__}")
             case Forked(index=index, pid=pid):
                 return self._forked(self._slots[index], pid)
+            case NotForked(index=index, reason=reason):
+                return self._not_forked(self._slots[index], reason)
             case Ended(index=index, pid=pid, status=status):
                 return self._slot_ended(index, pid, status)
             case ZygoteGone(status=status):
@@ -290,6 +302,17 @@ class TaskManagerMachine:
         slot.become(SlotPhase.RUNNING)
         replies: list[Instruction] = [Reply(ask=ask, message=Done()) for ask in slot.starting]
         slot.starting.clear()
+        return replies
+
+    def _not_forked(self, slot: _Slot, reason: str) -> list[Instruction]:
+        check(slot.start is not None and not slot.pid, "A fork that nobody asked for.")
+        refused = Refused(reason=f"the operating system refused the slot's process: {reason}")
+        replies: list[Instruction] = [Reply(ask=ask, message=refused) for ask in slot.starting]
+        replies += [Reply(ask=ask, message=Done()) for ask in slot.stopping]
+        slot.become(SlotPhase.EMPTY)
+        slot.start = None
+        slot.starting.clear()
+        slot.stopping.clear()
         return replies
 
     def _slot_ended(self, index: int, pid: int, status: ExitStatus) -> list[Instruction]:

@@ -23,6 +23,7 @@ from tidegate.ports.processes import (
     Processes,
     SlotEnded,
     SlotForked,
+    SlotNotForked,
     Zygote,
     ZygoteEnded,
     ZygoteEvent,
@@ -195,7 +196,7 @@ class _Service:
                 self._decide(event)
 
     def _decide(self, event: m.Event) -> None:
-        if isinstance(event, m.Forked | m.Ended | m.ZygoteGone):
+        if isinstance(event, m.Forked | m.NotForked | m.Ended | m.ZygoteGone):
             _log.info("%s", event)
         for instruction in self.machine.handle(event, _ms(self.drivers)):
             self._carry_out(instruction)
@@ -234,6 +235,8 @@ def _from_zygote(event: ZygoteEvent) -> _Event:
             return _ZygoteIsReady(pid=pid)
         case SlotForked(index=index, pid=pid):
             return m.Forked(index=index, pid=pid)
+        case SlotNotForked(index=index, reason=reason):
+            return m.NotForked(index=index, reason=reason)
         case SlotEnded(index=index, pid=pid, status=status):
             return m.Ended(index=index, pid=pid, status=status)
         case ZygoteEnded(status=status):

@@ -36,6 +36,7 @@ from tidegate.errors import (
     NotAllowedError,
     RefusedError,
     TidegateError,
+    TopicAbsentError,
     check,
 )
 from tidegate.ports.kafka import GroupCommit
@@ -115,7 +116,7 @@ class KafkaClusterAdmin:
         return str(found)
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions; RefusedError that names the topic where there is none."""
+        """Number of partitions; TopicAbsentError that names the topic where there is none."""
         found = self._described(topic).partitions
         if not found:
             raise self._absent(f"describe topic {topic}")
@@ -310,8 +311,8 @@ class KafkaClusterAdmin:
             return self._absent(what)
         return KafkaError(f"Kafka at {self._servers} could not {what}: {cause.str()}")
 
-    def _absent(self, what: str) -> RefusedError:
-        return RefusedError(
+    def _absent(self, what: str) -> TopicAbsentError:
+        return TopicAbsentError(
             f"Kafka at {self._servers} could not {what}: there is no such topic or partition. "
             "Create it, or correct its name."
         )

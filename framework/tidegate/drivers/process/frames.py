@@ -21,7 +21,7 @@ FRAME_BYTES_MAX = 16 << 20
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork a slot; answered by Forked."""
+    """Fork a slot; answered by Forked or NotForked."""
 
     start: StartSlot
 
@@ -45,6 +45,13 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
+class NotForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The operating system refused the fork."""
+
+    index: int
+    reason: str
+
+
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A slot's process was reaped; status as subprocess gives it."""
 
@@ -54,7 +61,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Command = Fork | Kill
-Notice = Ready | Forked | Exited
+Notice = Ready | Forked | NotForked | Exited
 
 _encoder = msgspec.json.Encoder()
 _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

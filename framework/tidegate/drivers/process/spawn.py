@@ -21,11 +21,12 @@ from typing import IO, Any
 
 from tidegate.drivers.process import frames
 from tidegate.drivers.process.lifeline import encode_arguments
-from tidegate.errors import ExternalError
+from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (
     ExitStatus,
     SlotEnded,
     SlotForked,
+    SlotNotForked,
     ZygoteEnded,
     ZygoteEvent,
     ZygoteReady,
@@ -59,14 +60,21 @@ class OsProcesses:
         child = OsChild(
             self._start(role, arguments, log, announces=on_ready is not None, pass_fds=())
         )
-        child.watch(on_exit, on_ready)
+        try:
+            child.watch(on_exit, on_ready)
+        except RuntimeError as error:  # no thread for it: a process that nobody watches must not be
+            child.discard()
+            raise _cannot_start(role, error) from error
         return child
 
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
     ) -> OsZygote:
         """Start a zygote; what is asked of it before it is ready waits in the socket."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _cannot_start("zygote", error) from error
         with theirs:
             process = self._start(
                 "zygote",
@@ -75,7 +83,12 @@ class OsProcesses:
                 announces=False,
                 pass_fds=(theirs.fileno(),),
             )
-        return OsZygote(OsChild(process), ours, listener)
+        child = OsChild(process)
+        try:
+            return OsZygote(child, ours, listener)
+        except RuntimeError as error:
+            child.discard()
+            raise _cannot_start("zygote", error) from error
 
     def _start(
         self,
@@ -101,8 +114,8 @@ class OsProcesses:
                     pass_fds=pass_fds,
                     start_new_session=True,  # Ctrl-C is the command line's to interpret
                 )
-        except OSError as error:
-            raise ExternalError(f"Cannot start the {role} process: {error}.") from error
+        except (OSError, MemoryError) as error:
+            raise _cannot_start(role, error) from error
         _write_arguments(process, {"common": self._common, "arguments": dict(arguments)})
         return process
 
@@ -122,6 +135,13 @@ class OsChild:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def discard(self) -> None:
+        """Kill it and reap it."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            _close(stream)
 
     def watch(
         self,
@@ -186,10 +206,17 @@ class OsZygote:
                     self._listener(ZygoteReady(pid=pid))
                 case frames.Forked(index=index, pid=pid):
                     self._listener(SlotForked(index=index, pid=pid))
+                case frames.NotForked(index=index, reason=reason):
+                    self._listener(SlotNotForked(index=index, reason=reason))
                 case frames.Exited(index=index, pid=pid, status=status):
                     self._listener(SlotEnded(index=index, pid=pid, status=status))
         self._child.watch(lambda status: self._listener(ZygoteEnded(status=status)))
         self._commands.close()
+
+
+def _cannot_start(role: str, error: BaseException) -> ExternalError:
+    kind = ExternalError if refused_resource(error) is None else ResourceExhaustedError
+    return kind(f"Cannot start the {role} process: {error}.")
 
 
 def _write_arguments(process: subprocess.Popen[bytes], arguments: Mapping[str, object]) -> None:

@@ -96,7 +96,11 @@ class _Zygote:
         return True
 
     def _fork(self, start: StartSlot) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory or no process id: the other slots must live on
+            self._tell(frames.NotForked(index=start.index, reason=str(error)))
+            return
         if pid == 0:
             self._become_slot(start)
         self._children[pid] = start.index

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ import grpc
 from tidegate.drivers.local_sockets import UNIX, new_socket_path
 from tidegate.drivers.network import THIS_HOST, Network, bracketed
 from tidegate.drivers.rpc import calls
+from tidegate.drivers.threads import ThreadPool
 from tidegate.errors import RpcError
 from tidegate.ports.rpc import Handler
 from tidegate.protocol import codec
@@ -101,7 +101,10 @@ class GrpcServer:
 
     def __init__(self, handler: Handler, network: Network, wanted: int) -> None:
         self._handler = handler
-        self._threads = ThreadPoolExecutor(_SERVER_THREADS, thread_name_prefix="rpc")
+        self._threads = ThreadPool(_SERVER_THREADS, thread_name_prefix="rpc")
+        # One thread before the first call: gRPC's own thread ends, and the process is deaf from
+        # then on, if the pool raises because the operating system refuses it a first thread.
+        self._threads.submit(lambda: None).result()
         self._server = grpc.server(
             self._threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
         )

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tidegate.errors import ExternalError, InternalError, TidegateError
+from tidegate.errors import InternalError, ResourceExhaustedError, TidegateError
 from tidegate.ports.processes import (
     ExitStatus,
     Processes,
     SlotEnded,
     SlotForked,
+    SlotNotForked,
     ZygoteEnded,
     ZygoteEvent,
     ZygoteReady,
@@ -43,7 +44,7 @@ class Birth(enum.Enum):
 
     LIVES = "lives"
     REFUSED = "refused"
-    """There is no such process: ExternalError; a zygote that may not fork ends, with its slots."""
+    """There is no such process: ResourceExhaustedError, or SlotNotForked of a fork."""
     DIES = "dies"
     """It ends before it does anything."""
 
@@ -142,7 +143,7 @@ class SimProcesses:
         birth = self._births(role)
         if birth is Birth.REFUSED:
             self._scheduler.tell("may not start a %s", role)
-            raise ExternalError(f"Cannot start the {role} process: there is no room.")
+            raise ResourceExhaustedError(f"Cannot start the {role} process: there is no room.")
         return birth
 
 
@@ -210,14 +211,11 @@ class SimZygote:
         self._commands.put(None)
 
     def _serve(self) -> ExitStatus:
-        status = 0
         self._news.now(ZygoteReady(pid=self.pid))
         while (command := self._commands.get()) is not None:
             match command:
                 case StartSlot():
-                    if not self._fork(command):
-                        status = FAILED
-                        break
+                    self._fork(command)
                 case _Kill(pid=pid) if pid in self._children:
                     self._children[pid][1].kill()
                 case _Reap(pid=pid, status=status):
@@ -227,14 +225,14 @@ class SimZygote:
                     pass
         for _, slot in self._children.values():
             slot.kill()
-        return status
+        return 0
 
-    def _fork(self, start: StartSlot) -> bool:
-        """Whether there was room."""
+    def _fork(self, start: StartSlot) -> None:
         birth = self._births("slot")
         if birth is Birth.REFUSED:
             self._scheduler.tell("may not fork")
-            return False
+            self._news.now(SlotNotForked(index=start.index, reason="there is no room"))
+            return
         self._scheduler.wait(_drawn(self._scheduler, self._paces.fork_s))
         slot = self._scheduler.process(
             f"{start.job} {start.attempt} slot {start.ordinal}", self._owner
@@ -244,7 +242,6 @@ class SimZygote:
         main = _stillborn if birth is Birth.DIES else partial(self._slot, slot, start)
         slot.run_main(_guarded(slot, main, CRASHED))
         self._news.now(SlotForked(index=start.index, pid=slot.pid))
-        return True
 
     def _ended(self, pid: int, status: ExitStatus) -> None:
         reap = partial(self._commands.put, _Reap(pid, status))

@@ -16,8 +16,8 @@ from tidegate.errors import (
     KafkaNotAuthorisedError,
     KafkaUnavailableError,
     NotAllowedError,
-    RefusedError,
     TidegateError,
+    TopicAbsentError,
 )
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndOutcome, GroupCommit, TransactionFacts, TransactionState
@@ -176,7 +176,7 @@ class FakeAdmin:
         return self._asked("describe the cluster", "", lambda: self._brokers.cluster_id)
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions; RefusedError that names the topic where there is none."""
+        """Number of partitions; TopicAbsentError that names the topic where there is none."""
         return self._asked(
             f"describe topic {topic}", topic, lambda: self._brokers.partitions(self._user, topic)
         )
@@ -285,7 +285,7 @@ def _translated(what: str, error: BrokerError) -> TidegateError:
     if error.code in _DENIED:
         return NotAllowedError(f"The fake Kafka does not allow tidegate to {what}: {error}.")
     if error.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
-        return RefusedError(
+        return TopicAbsentError(
             f"The fake Kafka could not {what}: there is no such topic or partition."
         )
     return KafkaError(f"The fake Kafka could not {what}: {error}")

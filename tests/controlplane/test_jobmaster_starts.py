@@ -1,0 +1,105 @@
+"""JobMasters that do not come up: which starts count, and what becomes of the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.controlplane.test_dispatcher import A, Shell, submission
+from tidegate.controlplane.dispatcher import job_events as j
+from tidegate.controlplane.dispatcher.machine import STILLBORN_MAX, Phase
+from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
+from tidegate.protocol.messages import SubmitJob
+
+
+@pytest.fixture
+def shell() -> Shell:
+    return Shell()
+
+
+@pytest.fixture
+def running(shell: Shell) -> Shell:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    shell.started(100)
+    return shell
+
+
+def test_a_jobmaster_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(
+    shell: Shell,
+) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    for _ in range(2 * STILLBORN_MAX):
+        assert shell.machine.phase(A) is not Phase.ENDING
+        shell.event(j.StartDue(job=A, start=shell.start_number()))
+        shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=9))
+        shell.exits(1)
+        shell.machine.validate()
+    stored = shell.last(j.StoreResult)
+    assert isinstance(stored, j.StoreResult)
+    assert stored.report.state == "FAILED"
+    assert stored.report.error is not None
+    assert stored.report.error.kind == "StartFailedError"
+    assert "transactions may stay open" in stored.report.error.message
+
+
+def test_a_jobmaster_that_never_comes_through_its_import_is_followed_by_one_that_only_closes(
+    running: Shell,
+) -> None:
+    for pid in range(101, 101 + STILLBORN_MAX):
+        running.exits(-11)
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        assert running.imports(pid).close_only is None, "the first had reported"
+    running.exits(-11)
+    running.event(j.StartDue(job=A, start=running.start_number()))
+    failure = running.imports(200).close_only
+    assert failure is not None
+    assert "ended with status -11" in failure.message
+    assert "transactions may stay open" not in failure.message
+    running.report(200, "CLOSING")
+    assert running.machine.phase(A) is Phase.RUNNING
+    running.exits(-9)
+    running.event(j.StartDue(job=A, start=running.start_number()))
+    assert running.imports(201).close_only == failure, "the next one goes on with that"
+    running.report(201, "FAILED")
+    stored = running.last(j.StoreResult)
+    assert isinstance(stored, j.StoreResult)
+    assert stored.report.state == "FAILED"
+
+
+@pytest.mark.parametrize("status", [None, NO_RESOURCES])
+def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
+    running: Shell, status: int | None
+) -> None:
+    running.exits(-9)
+    for _ in range(2 * STILLBORN_MAX):
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        running.now_ms += 1_000
+        (_, waits) = running.event(
+            j.JobMasterExited(
+                job=A,
+                start=running.start_number(),
+                status=status,
+                reason="no process id",
+                refused=status is None,
+            )
+        )
+        assert isinstance(waits, j.AwaitStart)
+        assert waits.after_ms == REFUSED_START_PAUSE_MS
+        running.machine.validate()
+    shown = running.shown()
+    assert "refuses the JobMaster of a a resource: no process id" in shown.waiting_for
+    assert (shown.waiting_since_ms, shown.restarts) == (1_001_000, 1), "the kill was one restart"
+    running.event(j.StartDue(job=A, start=running.start_number()))
+    running.started(200)
+    assert running.shown().waiting_for == ""
+
+
+def test_a_jobmaster_that_has_reported_once_forgives_those_before(running: Shell) -> None:
+    for pid in range(101, 101 + 3 * STILLBORN_MAX):
+        running.exits()
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        running.imports(pid)
+        if pid % STILLBORN_MAX == 0:
+            running.report(pid)
+    assert running.machine.phase(A) is Phase.RUNNING
