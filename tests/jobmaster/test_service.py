@@ -16,7 +16,13 @@ from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.departure import GOODBYE_S, RELEASE_S
 from tidegate.controlplane.jobmaster.events import Close, JobState
-from tidegate.errors import DeposedError, StorageGoneError, TidegateError
+from tidegate.errors import (
+    DataLossError,
+    DeposedError,
+    StorageError,
+    StorageGoneError,
+    TidegateError,
+)
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
@@ -126,6 +132,16 @@ def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
     assert shell.slots_missing() == 0
     shell.loses(1, 0, serial=3)
     assert shell.slots_missing() == 1
+
+
+def test_what_delays_the_close_of_a_failed_job_does_not_hide_why_it_has_failed() -> None:
+    shell = running()
+    shell.master._fail(Attempt(1), DataLossError("output is lost"))
+    assert shell.state() is JobState.CLOSING
+    shell.master._is_retried(StorageError("the storage does not answer"))
+    shell.master.decide(e.Closed())
+    assert shell.reports[-1].state == "FAILED"
+    assert shell.reported_error() == "output is lost"
 
 
 def test_a_report_without_news_is_sent_seldom() -> None:

@@ -407,7 +407,8 @@ class JobMaster:
 
     def _is_retried(self, error: TidegateError) -> None:
         """Work in the journal thread met an error and is repeated."""
-        self._reporting.error_was(ErrorReport.of(error))
+        if self._machine.state is not JobState.CLOSING:  # else the reason of the end is told
+            self._reporting.error_was(ErrorReport.of(error))
         self._delays.failed(self._drivers.clock.monotonic(), str(error))
 
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
