@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.mutants.planting import Detector
 from tests.sinks.test_writer import Bench
 from tests.state.job import Step, declare
 from tidegate.api.state import ValueState
+from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import run_seed
 
 MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
@@ -28,6 +30,30 @@ def simulator(seed: int) -> None:
     if any(mistake in violation for mistake in MISTAKES):
         raise RuntimeError(violation)  # in the mutant, and so no find
     raise AssertionError(violation)
+
+
+@functools.cache
+def befallen(kind: str, count: int) -> tuple[int, ...]:
+    """The first seeds whose runs have this mishap or this swap."""
+    found: list[int] = []
+    for seed in range(100 * count):
+        if len(found) == count:
+            break
+        plan = Plan.drawn(random.Random(f"{seed}/plan"))
+        kinds = {each.kind for each in (*plan.mishaps, *plan.swaps) if each}
+        if kind in kinds:
+            found.append(seed)
+    return tuple(found)
+
+
+def simulator_where(kind: str, count: int) -> Detector:
+    """The simulator, in the first runs that have a mishap or a swap of this kind."""
+
+    def run(number: int) -> None:
+        simulator(befallen(kind, count)[number])
+
+    run.__doc__ = f"the simulator, runs in which {kind}"
+    return run
 
 
 def world(seed: int) -> None:

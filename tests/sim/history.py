@@ -36,7 +36,13 @@ from tidegate.ids import (
     Uid,
     VertexId,
 )
-from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.protocol.snapshots import (
+    KeyedSnapshot,
+    PreparedTransaction,
+    SourceSplit,
+    StateFile,
+    SubtaskSnapshot,
+)
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.invariants import Watch
 from tidegate.testing.sim.kafka.cluster import FakeKafka
@@ -111,14 +117,25 @@ class History:
         counter: int = 1,
         attempt: Attempt | None = None,
         offsets: tuple[int, ...] = (),
+        files: tuple[str, ...] = (),
     ) -> JournalNumber:
-        """By default of all events until now."""
+        """By default of all events until now; `files` are those of its state."""
         checkpoint = CheckpointId(attempt or self.attempt, counter)
         splits = tuple(
             SourceSplit(source=Uid("events"), topic=IN_A, partition=partition, offset=offset)
             for partition, offset in enumerate(offsets or (self.events,))
         )
-        part = SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0), splits=splits)
+        keyed = KeyedSnapshot(
+            uid=Uid("u"),
+            backend="memory",
+            first_key_group=0,
+            last_key_group=127,
+            files=tuple(StateFile(name=path, path=path, size=0, sha256="") for path in files),
+            schemas={},
+        )
+        part = SubtaskSnapshot(
+            vertex=VertexId("v"), index=SubtaskIndex(0), splits=splits, keyed=(keyed,)
+        )
         manifest = Manifest(
             job=JOB,
             checkpoint=checkpoint,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.sim.history import TIMEOUT_MS, History
+from tests.sim.history import JOB, TIMEOUT_MS, History
 from tidegate.checkpoint.journal import Accepted, Claim, Closed
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.sim.invariants import STALL_S
@@ -71,6 +71,14 @@ def test_a_checkpoint_that_names_a_newer_attempts_transaction(history: History) 
     history.watch.journal.attempt = old  # as if the claim did not count
     history.publish(txn, attempt=old)
     assert history.found == f"1-1 names {txn.transactional_id}"
+
+
+def test_a_checkpoint_whose_files_are_somewhere_else(history: History) -> None:
+    history.blobs.objects[f"{JOB}/there"] = b""
+    history.publish(counter=1, files=("there",))
+    assert history.found == ""
+    history.publish(counter=2, files=("there", "elsewhere"))
+    assert history.found == "checkpoint 1-2 names elsewhere, which is not stored"
 
 
 def test_offsets_that_go_back(history: History) -> None:

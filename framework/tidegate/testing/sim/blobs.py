@@ -4,11 +4,14 @@
 its time whatever has become of its sender by then, so a killed process leaves writes behind that
 still take effect; an answer may be lost, and the sender then knows nothing. What takes effect is
 always whole: the port promises that of every store. Nothing here decides by chance.
+
+A process asks `Storages` at each call what lies behind the path. A request goes to what was there
+when its sender has looked at the identity, also where something else is there when it arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -23,13 +26,29 @@ T = TypeVar("T")
 
 
 class MemoryBlobs:
-    """What is stored. `watch` is told of each `create` that took effect, and by which process."""
+    """What is stored. `watch` is told of each `create` that took effect, and by which process;
+    `written` of each write, whatever becomes of it.
+    """
 
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.identity = "simulated"
-        """Another value is another storage behind the same path; a faults' hook."""
+    def __init__(
+        self, identity: str = "simulated", objects: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.objects: dict[str, bytes] = dict(objects or {})
+        self.identity = identity
+        """Another value is another storage behind the same path; without one there is none."""
         self.watch: Callable[[SimProcess, str, bytes], None] | None = None
+        self.written: Callable[[SimProcess, str], None] | None = None
+
+    def seen_by(self, process: SimProcess) -> MemoryBlobs:
+        """`Storages` where nothing else ever lies behind the path."""
+        del process
+        return self
+
+
+class Storages(Protocol):
+    """What lies behind the path of the checkpoint storage, for each process."""
+
+    def seen_by(self, process: SimProcess) -> MemoryBlobs: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +84,23 @@ class StorageFaults(Protocol):
 class SimBlobStore:
     """`ports.blobs.BlobStore` of one process."""
 
-    def __init__(self, blobs: MemoryBlobs, process: SimProcess, faults: StorageFaults) -> None:
-        self._blobs, self._process, self._faults = blobs, process, faults
+    def __init__(self, storages: Storages, process: SimProcess, faults: StorageFaults) -> None:
+        self._storages, self._process, self._faults = storages, process, faults
         self._identity = ""
 
     def create(self, path: str, data: bytes) -> Created:
         """See BlobStore."""
+        here = self._confirmed()
+        self._note_write(here, "create", path)
 
         def act() -> Created:
-            if path in self._blobs.objects:
+            if path in here.objects:
                 return Created.EXISTS
-            self._blobs.objects[path] = data
-            if self._blobs.watch is not None:
-                self._blobs.watch(self._process, path, data)
+            here.objects[path] = data
+            if here.watch is not None:
+                here.watch(self._process, path, data)
             return Created.CREATED
 
-        self.confirm()
         answer = self._ask("create", path, act)
         try:
             self.confirm()
@@ -89,17 +109,17 @@ class SimBlobStore:
         return Created.UNKNOWN if answer is None else answer
 
     def put(self, path: str, data: bytes) -> None:
-        self._certainly("put", path, lambda: self._put(path, data))
+        self._put("put", path, data)
 
     def put_file(self, path: str, source: Path) -> None:
         try:
             data = source.read_bytes()
         except OSError as error:
             raise StorageError(f"cannot write {path}: {source}: {error.strerror}") from error
-        self._certainly("put_file", path, lambda: self._put(path, data))
+        self._put("put_file", path, data)
 
     def get(self, path: str) -> bytes | None:
-        return self._certainly("get", path, lambda: self._blobs.objects.get(path))
+        return self._certainly("get", path, lambda objects: objects.get(path))
 
     def get_file(self, path: str, target: Path) -> bool:
         data = self.get(path)
@@ -116,11 +136,14 @@ class SimBlobStore:
         return self._certainly(
             "list",
             prefix,
-            lambda: sorted(path for path in self._blobs.objects if path.startswith(folder)),
+            lambda objects: sorted(path for path in objects if path.startswith(folder)),
         )
 
     def delete(self, path: str) -> None:
-        self._certainly("delete", path, lambda: self._delete(path))
+        def act(objects: dict[str, bytes]) -> None:
+            objects.pop(path, None)
+
+        self._certainly("delete", path, act)
 
     def probe(self, *, allow_network_filesystem: bool = False) -> None:
         del allow_network_filesystem
@@ -128,26 +151,43 @@ class SimBlobStore:
         prove_create_if_absent(self, "of the simulation", nonce)
 
     def identify(self) -> str:
-        self._identity = self._blobs.identity
+        if not self._identity:
+            self._identity = self._storages.seen_by(self._process).identity
+            if not self._identity:
+                raise StorageError("nothing is mounted at the path of the storage")
         return self._identity
 
     def bind(self, identity: str) -> None:
         self._identity = identity
 
     def confirm(self) -> None:
-        if self._identity not in {"", self._blobs.identity}:
+        self._confirmed()
+
+    def _confirmed(self) -> MemoryBlobs:
+        """What is there, if it may be used."""
+        here = self._storages.seen_by(self._process)
+        if self._identity not in {"", here.identity}:
             raise StorageGoneError("the storage is gone, or another one is there")
+        return here
 
-    def _put(self, path: str, data: bytes) -> None:
-        self._blobs.objects[path] = data
+    def _note_write(self, here: MemoryBlobs, kind: str, path: str) -> None:
+        if here.written is not None:
+            here.written(self._process, path)
+        if not here.identity:
+            raise StorageError(f"nothing is mounted, and nobody may write there: {kind} {path}")
 
-    def _delete(self, path: str) -> None:
-        self._blobs.objects.pop(path, None)
+    def _put(self, kind: str, path: str, data: bytes) -> None:
+        self._note_write(self._confirmed(), kind, path)
 
-    def _certainly(self, kind: str, path: str, act: Callable[[], T]) -> T:
+        def act(objects: dict[str, bytes]) -> None:
+            objects[path] = data
+
+        self._certainly(kind, path, act)
+
+    def _certainly(self, kind: str, path: str, act: Callable[[dict[str, bytes]], T]) -> T:
         """As `_ask`, where an unknown outcome is an error."""
-        self.confirm()
-        answer = self._ask(kind, path, lambda: (act(),))
+        here = self._confirmed()
+        answer = self._ask(kind, path, lambda: (act(here.objects),))
         self.confirm()
         if answer is None:
             raise StorageError(f"the storage does not answer: {kind} {path}")

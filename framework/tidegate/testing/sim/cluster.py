@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.config import Config
 from tidegate.controlplane.dispatcher.service import run_jobmanager
@@ -39,6 +39,7 @@ from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.testing.sim.kafka.faults import Call, Verdict
 from tidegate.testing.sim.kafka.log import PartitionLog
 from tidegate.testing.sim.kafka.reader import FakeReader
+from tidegate.testing.sim.mounts import Elsewhere, Mounts, Who, nobody
 from tidegate.testing.sim.network import Network
 from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.processes import Announce, Paces, Role, SimProcesses, SlotMain
@@ -48,6 +49,8 @@ from tidegate.testing.sim.standing import HOST, rejoining
 from tidegate.testing.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf, SimThreads
 
 STORAGE = "sim://checkpoints"
+ELSEWHERE: Final = "elsewhere"
+"""The address, and the id, of a Kafka cluster that is not the job's."""
 
 
 class WorldClock:
@@ -82,19 +85,29 @@ class SimCluster:
         self._readers: list[tuple[SimProcess, FakeReader]] = []
         self._clients: dict[str, tuple[SimProcess, FakeProcess]] = {}
         """Kafka clients by the name that the hook of faults is told."""
+        self.mounts = Mounts(self.blobs)
+        self.elsewhere = FakeKafka(
+            WorldClock(scheduler), faults=Elsewhere(self.watch.violated), cluster_id=ELSEWHERE
+        )
+        """A Kafka cluster that is not the job's."""
+        self._astray: Who = nobody
         self._chance = scheduler.random_for("cluster")
 
     # --- what processes run (`processes.Programs`) ------------------------------------------------
 
-    def programs(self, cluster: str, config: Config, *, standing: bool = False) -> Programs:
-        """The mains of one cluster's processes."""
-        return Programs(self, cluster, config, standing=standing)
-
     def processes(
-        self, owner: SimProcess, cluster: str, config: Config, *, standing: bool = False
+        self,
+        owner: SimProcess,
+        cluster: str,
+        config: Config,
+        *,
+        standing: bool = False,
+        storage: str = "",
     ) -> SimProcesses:
-        """`ports.processes` for a process of a cluster."""
-        programs = self.programs(cluster, config, standing=standing)
+        """`ports.processes` for a process of a cluster; `storage` is the id of its storage, where
+        whoever starts it has read that.
+        """
+        programs = Programs(self, cluster, config, standing=standing, storage=storage)
         return SimProcesses(owner, programs, self._paces, self.trouble.of_start)
 
     # --- drivers --------------------------------------------------------------------------------
@@ -103,13 +116,15 @@ class SimCluster:
         """Of a process that begins."""
         return SimDrivers(self, process)
 
-    def kafka_of(self, process: SimProcess) -> FakeProcess:
-        """The Kafka clients of a process."""
-        name = f"{process.name}#{process.pid}"
+    def kafka_of(self, process: SimProcess, address: str = "") -> FakeProcess:
+        """The Kafka clients of a process, of the cluster that an address leads to."""
+        strange = address == ELSEWHERE or self._astray(process)
+        name = f"{process.name}#{process.pid}{'@' + ELSEWHERE if strange else ''}"
         known = self._clients.get(name)
         if known is not None:
             return known[1]
-        made = self.kafka.process(name, SimClock(process))
+        kafka = self.elsewhere if strange else self.kafka
+        made = kafka.process(name, SimClock(process))
         self._clients[name] = process, made
         process.on_exit.append(
             lambda _status: made.kill(drop_in_flight=self._chance.random() < 0.5)
@@ -139,6 +154,35 @@ class SimCluster:
         self.watch.asked(call, None if known is None else known[0])
         return self.trouble.decide(call)
 
+    # --- what processes see ---------------------------------------------------------------------
+
+    def mount_wrong(self, wrong: MemoryBlobs, who: Who) -> None:
+        """These see another storage; what runs the job may write nothing there."""
+
+        def written(process: SimProcess, path: str) -> None:
+            if kind_of(process) in {"jobmaster", "slot"} and wrong.identity:
+                self.watch.violated(f"{process.name} writes {path} to another storage")
+
+        wrong.written = written
+        self.mounts.mount(wrong, who)
+
+    def bury(self) -> None:
+        """End every process whose user is gone, frozen ones too."""
+        for process in self.scheduler.processes:
+            root = process
+            while root.parent is not None:
+                root = root.parent
+            if process.alive and not root.alive:
+                process.kill()
+
+    def lead_astray(self, who: Who) -> None:
+        """The brokers' addresses lead these to another Kafka cluster."""
+        self._astray = who
+
+    def all_lead_home(self) -> None:
+        """Every address leads to the job's Kafka cluster."""
+        self._astray = nobody
+
     # --- blows ----------------------------------------------------------------------------------
 
     def freeze(self, process: SimProcess) -> None:
@@ -146,14 +190,23 @@ class SimCluster:
         if process.alive and not process.frozen:
             self.scheduler.story.tell(self.scheduler.now, process.name, "is frozen")
             process.freeze()
-            self.kafka_of(process).freeze()
+            for client in self._clients_of(process):
+                client.freeze()
 
     def thaw(self, process: SimProcess) -> None:
         """SIGCONT."""
         if process.frozen:
             self.scheduler.story.tell(self.scheduler.now, process.name, "goes on")
             process.thaw()
-            self.kafka_of(process).thaw()
+            for client in self._clients_of(process):
+                client.thaw()
+
+    def _clients_of(self, process: SimProcess) -> list[FakeProcess]:
+        """At least those of the job's own cluster, which a frozen process must not make first when
+        it goes on.
+        """
+        self.kafka_of(process)
+        return [made for owner, made in self._clients.values() if owner is process]
 
 
 def kind_of(process: SimProcess) -> str:
@@ -177,10 +230,16 @@ class Programs:
     """`processes.Programs`: the mains of one cluster, as `bootstrap` runs them."""
 
     def __init__(
-        self, world: SimCluster, cluster: str, config: Config, *, standing: bool = False
+        self,
+        world: SimCluster,
+        cluster: str,
+        config: Config,
+        *,
+        standing: bool = False,
+        storage: str = "",
     ) -> None:
         self._world, self._cluster, self._config = world, cluster, config
-        self._standing = standing
+        self._standing, self._storage = standing, storage
         self.roles: Mapping[str, Role] = {
             "jobmanager": self._jobmanager,
             "jobmaster": self._jobmaster,
@@ -190,7 +249,9 @@ class Programs:
         self.slot: SlotMain = self._slot
 
     def _processes(self, owner: SimProcess) -> SimProcesses:
-        return self._world.processes(owner, self._cluster, self._config, standing=self._standing)
+        return self._world.processes(
+            owner, self._cluster, self._config, standing=self._standing, storage=self._storage
+        )
 
     def _jobmanager(
         self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
@@ -203,6 +264,7 @@ class Programs:
             self._processes(process),
             announce=announce,
             standing=self._standing,
+            storage=self._storage,
         )
 
     def _jobmaster(
@@ -280,19 +342,19 @@ class SimDrivers:
 
     def blob_store(self, url: str) -> BlobStore:
         del url  # there is one
-        return SimBlobStore(self._world.blobs, self._process, self._world.trouble)
+        return SimBlobStore(self._world.mounts, self._process, self._world.trouble)
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
-        return self._kafka.kafka_admin(kafka)
+        return self._kafka(kafka).kafka_admin(kafka)
 
     def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
-        return self._kafka.transaction_log(kafka)
+        return self._kafka(kafka).transaction_log(kafka)
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
     ) -> PartitionReader:
         self._world.watch.source_starts(self._process)
-        made = self._kafka.partition_reader(
+        made = self._kafka(kafka).partition_reader(
             kafka, group, with_end_of_partition=with_end_of_partition
         )
         self._world.reads(self._process, made)
@@ -304,7 +366,7 @@ class SimDrivers:
         transactional_id: TransactionalId | None,
         transaction_timeout_ms: int,
     ) -> Producer:
-        made = self._kafka.producer(kafka, transactional_id, transaction_timeout_ms)
+        made = self._kafka(kafka).producer(kafka, transactional_id, transaction_timeout_ms)
         if transactional_id is None:
             self._world.watch.plain_producer(made.identity, self._process)
         return made
@@ -321,9 +383,8 @@ class SimDrivers:
             self._world.network, self._process, job=job, attempt=attempt, ordinal=ordinal
         )
 
-    @property
-    def _kafka(self) -> FakeProcess:
-        return self._world.kafka_of(self._process)
+    def _kafka(self, kafka: Mapping[str, str]) -> FakeProcess:
+        return self._world.kafka_of(self._process, kafka["bootstrap.servers"])
 
 
 if TYPE_CHECKING:

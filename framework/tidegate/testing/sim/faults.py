@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -173,6 +174,8 @@ class Trouble:
         self._refused: set[str] = set()
         """Roles whose last start has failed."""
         self._outage_until_s = -1.0
+        self.hanging: Callable[[SimProcess, str], StorageVerdict | None] | None = None
+        """Of calls to a storage that hangs (`mishaps.py`); None for those that return."""
         self.over = False
 
     def stop(self) -> None:
@@ -204,7 +207,10 @@ class Trouble:
 
     def of_storage(self, process: SimProcess, kind: str, path: str) -> StorageVerdict:
         """`blobs.StorageFaults`."""
-        del process, path
+        del path
+        hanging = None if self.hanging is None else self.hanging(process, kind)
+        if hanging is not None:
+            return hanging
         weights, draw = self._weights, self._chance.random
         if draw() >= weights.storage_slow:
             delays_s = (0.0, 0.0)

@@ -9,7 +9,7 @@ violation that is raised in the process under test would be handled as one of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
@@ -70,6 +70,12 @@ class Watch:
         """Whether brokers are away for longer than a transaction may stay open."""
         self.accepting = False
         """Whether the user has said that a loss is accepted."""
+        self.must_refuse = ""
+        """Why no checkpoint may be published now, and no attempt begin."""
+        self.may_claim = False
+        """Whether one may begin all the same: a topic is compared after the claim."""
+        self.claimed: Callable[[int], None] | None = None
+        """Hears of each attempt that has claimed."""
         self._open_since_s: dict[tuple[TransactionalId, int], float] = {}
         blobs.watch = self._created
 
@@ -107,7 +113,11 @@ class Watch:
             journal.attempt, journal.submission = number, entry.submission
             journal.claimed_ms = self._kafka.now_ms()
             self._attempts[process.pid] = number
+            if self.must_refuse and not self.may_claim:
+                self.violated(f"attempt {number} has begun, although {self.must_refuse}")
             self._begins(entry)
+            if self.claimed is not None:
+                self.claimed(number)
         else:
             self._decided(entry)
 
@@ -140,6 +150,8 @@ class Watch:
     def _published(self, entry: Publication) -> None:
         journal = self.journal
         self._of_newest("published", entry.attempt)
+        if self.must_refuse:
+            self.violated(f"{entry.checkpoint} is published, although {self.must_refuse}")
         if journal.lost is not None:
             self.violated(f"{entry.checkpoint} is published after a loss that is not accepted")
         if entry.checkpoint in journal.checkpoints:
@@ -270,6 +282,9 @@ class Watch:
         data = self._blobs.objects.get(entry.manifest)
         manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
         known = self.journal.base
+        for path in sorted(manifest.files):
+            if f"{manifest.job}/{path}" not in self._blobs.objects:
+                self.violated(f"checkpoint {entry.checkpoint} names {path}, which is not stored")
         offsets: dict[tuple[str, str, int], int] = {
             (each.source, each.topic, each.partition): each.offset for each in manifest.splits
         }

@@ -51,6 +51,10 @@ class Oracle:
         self._offsets: dict[str, tuple[Origin, int]] = {}
         """By event: where it stands."""
         self._events: list[tuple[Origin, int, Event]] = []
+        self._recreated: set[str] = set()
+        """Topics that only a job that is begun anew may read."""
+        self._held: list[tuple[Origin, int, Event]] = []
+        """Their events since then."""
         self._bases: list[Mapping[Origin, int]] = [{}]
         """By generation: the positions that it began with."""
         self._published = 0
@@ -68,10 +72,21 @@ class Oracle:
 
     def expect(self, origin: Origin, event: Event, offset: int) -> None:
         """An event was committed to a source's partition."""
+        if origin.topic in self._recreated:
+            self._held.append((origin, offset, event))
+            return
         self._offsets[event.name] = origin, offset
         self._events.append((origin, offset, event))
         self._is_due(origin, event)
         self.plain.expect(origin, event, offset)
+
+    def recreated(self, topic: str) -> None:
+        """A topic was deleted and created again. No event of the old one is read any more, and
+        those of the new one are due once the job is begun anew without its checkpoint.
+        """
+        self._recreated.add(topic)
+        self._events = [event for event in self._events if event[0].topic != topic]
+        self._held = [event for event in self._held if event[0].topic != topic]
 
     def _is_due(self, origin: Origin, event: Event) -> None:
         generation = len(self._bases) - 1
@@ -94,6 +109,10 @@ class Oracle:
             )
         self._missing = sum(map(len, self._lanes.values()))
         self._bases.append(base)
+        self._recreated.clear()
+        self._events += self._held
+        self._offsets.update({event.name: (origin, at) for origin, at, event in self._held})
+        self._held = []
         for origin, offset, event in self._events:
             if offset >= base.get(origin, 0):
                 self._is_due(origin, event)

@@ -20,6 +20,8 @@ from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.state import ListState, MapState, ValueState
 
+KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
+"""Of all events; the first letter is their region."""
 IN_A, IN_B, OUT_A, OUT_B = "in-a", "in-b", "out-a", "out-b"
 
 

@@ -17,12 +17,14 @@ from typing import Any, Final, NamedTuple
 from tidegate.checkpoint.retention import RETAINED_MIN
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import CheckpointSettings
+from tidegate.testing.sim import mishaps, swaps
 from tidegate.testing.sim.faults import Weights
 from tidegate.testing.sim.load import Load
-from tidegate.testing.sim.pipelines import BRANCHED, SHAPES, Event, Shape, Sided, TwoSinks
+from tidegate.testing.sim.mishaps import Mishap
+from tidegate.testing.sim.pipelines import BRANCHED, KEYS, SHAPES, Event, Shape, Sided, TwoSinks
+from tidegate.testing.sim.swaps import Swap
 from tidegate.testing.sim.weather import Weather
 
-KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
 TOLERATED_OUTAGE_MS: Final = 400_000
 """Faults of a run last less than this in all, so none of them is a loss by right."""
 BY_HAND: Final = 0.3
@@ -39,6 +41,10 @@ BRANCHES: Final = 0.5
 FAILING_OPENS: Final = 0.2
 """Share of the runs whose user code cannot connect for a while when it opens."""
 FAILING_OPEN_S: Final = (1.0, 8.0)
+CRASHING: Final = 0.12
+"""Share of the runs whose user code raises at many records for a while; in half of these from the
+beginning on, so that one attempt after the other opens transactions and publishes nothing."""
+CRASHING_S: Final = (1.0, 6.0)
 IMPATIENT_OUTAGE_MS: Final = 5_000
 """The same in runs with a blackout."""
 
@@ -88,6 +94,12 @@ class Plan:
     failing_open: tuple[float, float] | None
     """From when to when user code raises as it opens; attempts then crash one after the other, and
     none of them publishes anything."""
+    mishaps: tuple[Mishap, ...]
+    """What befalls the storage, and what one host sees instead of it."""
+    swaps: tuple[Swap | None, ...]
+    """By life: what is another one when it begins."""
+    crashing: tuple[float, float] | None
+    """From when to when user code raises at many records."""
 
     @property
     def blackout_s(self) -> float:
@@ -135,6 +147,11 @@ class Plan:
             retention=retention,
             standing=standing,
             failing_open=_failing_open(chance, weights),
+            mishaps=mishaps.drawn(chance, weights, standing=standing),
+            swaps=swaps.drawn(
+                chance, lives, shape, losing=bool(weights.blackout), retention=retention
+            ),
+            crashing=_crashing(chance, weights),
         )
 
 
@@ -178,6 +195,14 @@ def _failing_open(chance: random.Random, weights: Weights) -> tuple[float, float
         return None
     begin_s = chance.uniform(0.0, weights.wild_s)
     return begin_s, min(begin_s + chance.uniform(*FAILING_OPEN_S), weights.wild_s)
+
+
+def _crashing(chance: random.Random, weights: Weights) -> tuple[float, float] | None:
+    """A time within that of faults, in some runs."""
+    if chance.random() >= CRASHING:
+        return None
+    begin_s = chance.choice((0.0, chance.uniform(0.0, weights.wild_s)))
+    return begin_s, min(begin_s + chance.uniform(*CRASHING_S), weights.wild_s)
 
 
 def _by_hand(

@@ -32,11 +32,13 @@ from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.protocol.versions import TIDEGATE
 from tidegate.testing.sim.blows import Striker
-from tidegate.testing.sim.cluster import SimCluster
+from tidegate.testing.sim.cluster import STORAGE, SimCluster
 from tidegate.testing.sim.counting import Violation
 from tidegate.testing.sim.faults import Trouble
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
+from tidegate.testing.sim.mishaps import Mishaps
 from tidegate.testing.sim.oracle import Oracle
+from tidegate.testing.sim.pipelines import Event
 from tidegate.testing.sim.plan import Input, Life, Plan
 from tidegate.testing.sim.retention import Retention
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
@@ -49,6 +51,7 @@ from tidegate.testing.sim.surroundings import (
     opening,
     surroundings,
 )
+from tidegate.testing.sim.swaps import Swaps
 from tidegate.testing.sim.weather import Fates
 
 QUIET_S: Final = 400.0
@@ -98,7 +101,7 @@ def run_seed(
         run = Run(seed, scheduler, folder)
         plan = run.plan
         with (
-            loaded(scheduler, plan.load),
+            loaded(scheduler, plan.load, plan.crashing),
             opening(scheduler, plan.failing_open),
             declared(plan.shape),
         ):
@@ -122,6 +125,11 @@ class Run:
         self._striker = Striker(self.world, plan.weights)
         self._watch = self.world.watch
         self._watch.may_lose = bool(plan.weights.blackout)
+        self._mishaps = Mishaps(self.world, plan.mishaps, self._has_begun)
+        self._swaps = Swaps(self.world, self._oracle, plan.swaps, self._append)
+        self._life_number = 0
+        self._present = ""
+        """The id of the submission that was made last."""
         self._retention = Retention(self.world, scheduler.random_for("retention"))
         self._lives = list(plan.lives)
         self._tries = self._life_tries = 0
@@ -134,6 +142,7 @@ class Run:
         self._stuck: str | None = None
         for topic, partitions in plan.partitions.items():
             self.world.kafka.create_topic(topic, partitions)
+            self.world.elsewhere.create_topic(topic, partitions)
         self._sequences: dict[PartitionLog, int] = {}
 
     # --- the run --------------------------------------------------------------------------------
@@ -151,6 +160,7 @@ class Run:
             self._retention.begin()
         self._run_life()
         self._striker.begin()
+        self._mishaps.begin()
         blackout_s = self.plan.blackout_s
         if blackout_s:
             when_s = scheduler.random_for("blackout").uniform(0.1, 0.6) * weights.wild_s
@@ -217,6 +227,7 @@ class Run:
             return
         self._scheduler.story.tell(self._scheduler.now, "world", "all faults are over")
         self._striker.stop()
+        self._mishaps.stop()
         self._quiet_since_s = self._scheduler.now
 
     def _look(self) -> None:
@@ -238,6 +249,8 @@ class Run:
             f"{'retention; ' if plan.retention else ''}"
             f"{'a standing cluster; ' if plan.standing else ''}"
             f"{'user code cannot open; ' if plan.failing_open else ''}"
+            f"{'user code crashes; ' if plan.crashing else ''}"
+            f"{''.join(f'{each.kind}; ' for each in (*plan.mishaps, *plan.swaps) if each)}"
             f"{plan.settings}"
         )
 
@@ -246,28 +259,35 @@ class Run:
     def _write(self, each: Input) -> None:
         """Append a record, or one of a transaction that is ended at once."""
         origin = Origin(each.topic, each.partition)
-        log = self.world.kafka.log(origin)
-        record = Record(msgspec.json.encode(each.event), each.event.key.encode(), (), 0)
-        at = log.end
         if each.committed and not self.plan.retention:
-            sequence = self._sequences.get(log, 0)
-            log.append(INPUT_PRODUCER, 0, sequence, [record], is_open=None)
-            self._sequences[log] = sequence + 1
+            self._append(origin, each.event)
         else:
-            producer, epoch = INPUT_PRODUCER + 1, self._written
-            log.append(producer, epoch, 0, [record], is_open=lambda: True)
+            log = self.world.kafka.log(origin)
+            producer, epoch, at = INPUT_PRODUCER + 1, self._written, log.end
+            log.append(producer, epoch, 0, [_record(each.event)], is_open=lambda: True)
             log.mark(producer, epoch, 0, commit=each.committed)
-        if each.committed:
-            self._oracle.expect(origin, each.event, at)
+            if each.committed:
+                self._oracle.expect(origin, each.event, at)
         self._written += 1
+
+    def _append(self, origin: Origin, event: Event) -> None:
+        """A record without a transaction."""
+        log = self.world.kafka.log(origin)
+        sequence, at = self._sequences.get(log, 0), log.end
+        log.append(INPUT_PRODUCER, 0, sequence, [_record(event)], is_open=None)
+        self._sequences[log] = sequence + 1
+        self._oracle.expect(origin, event, at)
 
     # --- the user -------------------------------------------------------------------------------
 
     def _run_life(self) -> None:
         """`tidegate run`, once more."""
         life = self._lives[0]
+        self._mishaps.correct()
         self._tries += 1
         self._life_tries += 1
+        if self._life_tries == 1:
+            self._swaps.before(self._life_number)
         self._watch.accepting = self._losses_told >= LOSS_TOLD
         process = self._scheduler.process(f"run-{self._tries}")
         user = _User(self, life, process, f"c{self._tries}")
@@ -288,13 +308,23 @@ class Run:
         if over:
             del self._lives[0]
             self._life_tries = 0
+            self._life_number += 1
         if not self._lives:
             self._done = True
             return
         self._scheduler.call_later(AGAIN_S, self._run_life)
 
     def _ended(self, report: JobReport) -> None:
-        """A job fails where a loss is stated and not accepted, and never else."""
+        """A job fails where a loss is stated and not accepted, or where what it trusts was swapped,
+        and never else.
+        """
+        if self._swaps.refused(report):
+            return
+        if self._swaps.in_force:
+            self._watch.violated(
+                f"the job is {report.state.lower()}, and must be refused: "
+                f"{self._swaps.in_force.kind}"
+            )
         lost = self._watch.journal.lost is not None
         error = report.error
         if report.state == "FAILED" and lost and error and error.kind == DataLossError.__name__:
@@ -311,6 +341,8 @@ class Run:
     def may_end(self, life: Life) -> bool:
         """Whether a life's time to stop has come."""
         self._watch.look_at_plain_sinks()
+        if self._swaps.in_force:
+            return False
         if self._written < len(self.plan.inputs):
             share = self._scheduler.now / self.plan.weights.wild_s
         else:
@@ -330,6 +362,7 @@ class Run:
         graph, id_ = build(self.plan.shape.pipeline, {}), f"submission-{number}"
         restore = self._restore(life)
         self._by_hand = None if restore == "latest" else id_
+        self._present = id_
         return Submission(
             job=JobName(graph.name),
             reference=self.plan.shape.reference,
@@ -346,23 +379,34 @@ class Run:
             restore=restore,
             accept_loss=self._watch.accepting,
             take_over=False,
+            restore_to_other_cluster=self._swaps.consents,
             id=id_,
         )
+
+    def _has_begun(self) -> bool:
+        """Whether the job of the present life has claimed."""
+        return bool(self._present) and self._watch.journal.submission == self._present
 
     def _restore(self, life: Life) -> str:
         """What the user says; whoever has to run it again goes on from the last checkpoint."""
         known = self._watch.journal.known(self.plan.settings["checkpoint"]["retained"])
         if life.back is None or not known or self._life_tries > 1:
-            return "latest"
+            return self._swaps.restore
         return known[min(life.back, len(known) - 1)]
 
     def config(self, life: Life) -> Config:
         """The configuration of a life."""
         settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
         settings["job"]["parallelism"] = life.parallelism
+        if self._swaps.bootstrap:
+            settings["kafka"] = {"bootstrap": self._swaps.bootstrap}
         settings["taskmanager"] = {"slots": life.slots}
         settings["cluster"]["task_managers"] = life.task_managers
         return Config.from_dict(settings)
+
+
+def _record(event: Event) -> Record:
+    return Record(msgspec.json.encode(event), event.key.encode(), (), 0)
 
 
 class _User:
@@ -389,8 +433,8 @@ class _User:
         run, config = self._run, self._run.config(self._life)
         submission = run.submission(self._life, config, self._cluster_name)
         with contextlib.ExitStack() as ending:
-            client = self._client(config, ending)
             try:
+                client = self._client(config, ending)
                 client.submit(submission)
                 self._submitted = True
                 self.report = client.wait(
@@ -407,7 +451,10 @@ class _User:
         """Of a cluster that begins now; it ends with this process at the latest."""
         world, standing = self._run.world, self._run.plan.standing
         drivers = world.drivers(self._process)
-        processes = world.processes(self._process, self._cluster_name, config, standing=standing)
+        storage = "" if standing else drivers.blob_store(STORAGE).identify()
+        processes = world.processes(
+            self._process, self._cluster_name, config, standing=standing, storage=storage
+        )
         if standing:
             parts = drivers.rpc, drivers.clock, drivers.threads
             return StandingCluster(processes, *parts, config).client()

@@ -26,6 +26,8 @@ from tidegate.testing.sim.scheduler import Scheduler
 
 IDLE_WAIT_S: Final = 0.08
 CODE_DIGEST: Final = "simulated"
+CRASHES: Final = 0.5
+"""Of the records that come while user code crashes, those at which it does."""
 KEYED_STATE: Final = "tidegate.dataplane.state.step.KeyedState"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
@@ -78,11 +80,16 @@ def opening(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterat
 
 
 @contextlib.contextmanager
-def loaded(scheduler: Scheduler, load: Load) -> Iterator[None]:
-    """The limits of a load, and what a record costs."""
-    chance = scheduler.random_for("work")
+def loaded(
+    scheduler: Scheduler, load: Load, crashing: tuple[float, float] | None
+) -> Iterator[None]:
+    """The limits of a load, what a record costs, and from when to when user code raises at some."""
+    chance, crashes = scheduler.random_for("work"), scheduler.random_for("crashes")
 
     def work() -> None:
+        crashes_now = crashing is not None and crashing[0] <= scheduler.now < crashing[1]
+        if crashes_now and crashes.random() < CRASHES:
+            raise ValueError("the service has given nonsense")
         if load.work_s:
             scheduler.wait(2 * load.work_s * chance.random())
 

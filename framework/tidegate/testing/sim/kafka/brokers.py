@@ -98,6 +98,13 @@ class Brokers:
         self.topics[name] = list(partitions)
         self._topic_ids[name] = f"fake-topic-id-{self._topics_made:08d}"
 
+    def become_mirror(self, cluster_id: str) -> None:
+        """Another cluster with the same records: other ids, and no group's offsets."""
+        self.cluster_id = cluster_id
+        self._offsets.clear()
+        for name, logs in self.topics.items():
+            self.create_topic(name, logs)
+
     def mark(self, origin: Origin, producer_id: int, epoch: int, commit: bool) -> None:
         """WriteTxnMarkers of the coordinator. A partition that was deleted meanwhile needs none."""
         found = self.topics.get(origin.topic, ())

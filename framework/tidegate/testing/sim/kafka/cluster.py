@@ -148,6 +148,18 @@ class FakeKafka:
         """With all that is in it. One of this name that is created later has another id."""
         del self._brokers.topics[name]
 
+    @property
+    def cluster_id(self) -> str:
+        """The id that the brokers tell."""
+        return self._brokers.cluster_id
+
+    def become_mirror(self, cluster_id: str) -> None:
+        """From now on this is another cluster, to which all records were copied, each to its
+        offset. It knows no transactional id and no consumer group, and its topics have other ids.
+        """
+        self._brokers.become_mirror(cluster_id)
+        self.coordinator.forget()
+
     def log(self, origin: Origin) -> PartitionLog:
         """A partition, to look into to trim (`start`), or to elect a leader of."""
         return self._brokers.topics[origin.topic][origin.partition]

@@ -203,6 +203,10 @@ class TransactionCoordinator:
             and origin in found.partitions
         )
 
+    def forget(self) -> None:
+        """For simulators: as one that has never heard of any id. Nothing may be open."""
+        self._known.clear()
+
     def spend_epochs(self, name: TransactionalId, epoch: int) -> None:
         """For tests: as if the id had been initialised so often that its epoch is `epoch`."""
         self._known[name].epoch = epoch

@@ -1,0 +1,197 @@
+"""What befalls the checkpoint storage of a run, and what one host sees instead of it.
+
+A *mishap* begins at a time and lasts for a few seconds, until the operator has corrected it. Calls
+hang: they never return, or much later than any patience. The storage vanishes, as an unmounted one,
+or another one lies behind its path, empty or an older copy. One host's new slots see another
+storage or reach another Kafka cluster. A job waits or restarts meanwhile, publishes nothing that it
+cannot restore, writes nowhere else, and goes on by itself.
+
+Not in runs with a blackout: a job without its storage commits nothing, and what it has published
+would then be lost by right. A standing JobManager that is started again asks the path for the
+storage's id, as nobody tells it; so it never meets another storage here (`standing`). Nor do its
+calls hang for ever: nobody watches over them, so they are only late.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tidegate.testing.sim.blobs import MemoryBlobs, StorageVerdict
+from tidegate.testing.sim.cluster import SimCluster, host_of, kind_of
+from tidegate.testing.sim.faults import Weights
+from tidegate.testing.sim.mounts import ANOTHER, Who, everyone, nothing, older_copy
+from tidegate.testing.sim.scheduler import SimProcess
+
+MISHAPS: Final = 0.25
+"""Share of the runs in which anything goes wrong that have some."""
+LATEST: Final = 0.7
+"""Of the time of faults, the share after which none begins; most begin early."""
+SECONDS: Final = (0.5, 6.0)
+HANGS: Final = "the storage hangs"
+VANISHES: Final = "the storage vanishes"
+REPLACED: Final = "another storage lies behind the path"
+SLOTS_ELSEWHERE: Final = "a host sees another storage"
+SLOTS_ASTRAY: Final = "a host reaches another Kafka cluster"
+KINDS: Final = (HANGS, VANISHES, REPLACED, SLOTS_ELSEWHERE, SLOTS_ASTRAY)
+COPIES: Final = 0.8
+"""Of the other storages that one host sees, those that are copies."""
+OF_A_HOST: Final = frozenset({SLOTS_ELSEWHERE, SLOTS_ASTRAY})
+LONGER_S: Final = 4.0
+"""So much longer these last, as only a deployment meets them."""
+LOOK_S: Final = 0.1
+"""Until it is looked again whether the job has begun."""
+HANGING: Final = 0.4
+"""Of the calls to a storage that hangs, those that do."""
+FOR_EVER: Final = 0.5
+"""Of these, those that never return; others are late."""
+LATE_S: Final = (1.0, 12.0)
+SLOW_S: Final = 3.0
+"""The latest for those that nobody watches over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mishap:
+    """One of them."""
+
+    kind: str
+    at_s: float
+    """Not before that: it waits for a job that has begun."""
+    lasts_s: float
+
+
+def drawn(chance: random.Random, weights: Weights, *, standing: bool) -> tuple[Mishap, ...]:
+    """Of a run: none in most, one or two in others, one after the other."""
+    if chance.random() >= MISHAPS or not weights.any() or weights.blackout:
+        return ()
+    kinds = [kind for kind in KINDS if not (standing and kind == REPLACED)]
+    mishaps, at_s = [], 0.0
+    for _ in range(chance.randint(1, 2)):
+        at_s += (LATEST * weights.wild_s - at_s) * chance.random() ** 2
+        kind, lasts_s = chance.choice(kinds), chance.uniform(*SECONDS)
+        mishaps.append(Mishap(kind, at_s, lasts_s + (LONGER_S if kind in OF_A_HOST else 0.0)))
+    return tuple(mishaps)
+
+
+class Mishaps:
+    """Those of one run, carried out. `begun` says whether the job that runs has claimed: what lies
+    behind the path when somebody begins to use it is `swaps.py`'s matter.
+    """
+
+    def __init__(
+        self, world: SimCluster, mishaps: Sequence[Mishap], begun: Callable[[], bool]
+    ) -> None:
+        self._world, self._mishaps, self._begun = world, mishaps, begun
+        self._scheduler = world.scheduler
+        self._chance = world.scheduler.random_for("mishaps")
+        self._now: Mishap | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """Let each come at its time."""
+        if self._mishaps:
+            self._world.trouble.hanging = self._verdict
+        for each in self._mishaps:
+            self._scheduler.call_later(each.at_s, partial(self._begins, each))
+
+    def stop(self) -> None:
+        """None is left, and none will come."""
+        self._over = True
+        self.correct()
+
+    def correct(self) -> None:
+        """The operator sees to it, before the job is run again at the latest."""
+        if self._now is not None:
+            self._tell("corrected: %s", self._now.kind)
+            self._now = None
+            self._world.mounts.correct()
+            self._world.all_lead_home()
+
+    def _begins(self, mishap: Mishap) -> None:
+        if self._over:
+            return
+        host = self._host() if mishap.kind in OF_A_HOST else None
+        if self._now is not None or not self._begun() or (mishap.kind in OF_A_HOST and not host):
+            self._scheduler.call_later(LOOK_S, partial(self._begins, mishap))
+            return
+        self._now = mishap
+        self._tell("%s%s", mishap.kind, f": {host.name}" if host else "")
+        ends = partial(self._ends, mishap)
+        if host is None:
+            self._come_true(mishap.kind, everyone)
+            self._scheduler.call_later(mishap.lasts_s, ends)
+            return
+        later = partial(self._scheduler.call_later, mishap.lasts_s, ends)
+        self._come_true(mishap.kind, self._new_slots_of(host, later))
+        for process in self._slots():  # the host comes up anew, without its volumes and names
+            if host_of(process) is host:
+                process.kill()
+
+    def _come_true(self, kind: str, who: Who) -> None:
+        world = self._world
+        if kind == VANISHES:
+            world.mount_wrong(nothing(), who)
+        elif kind == REPLACED:
+            world.mount_wrong(self._another(ANOTHER), who)
+        elif kind == SLOTS_ELSEWHERE:
+            # A copy has the same identity: only the claim tells it from the job's storage.
+            is_copy = self._chance.random() < COPIES
+            identity = world.blobs.identity if is_copy else ANOTHER
+            world.mount_wrong(self._another(identity), who)
+        elif kind == SLOTS_ASTRAY:
+            world.lead_astray(who)
+
+    def _ends(self, mishap: Mishap) -> None:
+        if self._now is mishap:
+            self.correct()
+
+    def _another(self, identity: str) -> MemoryBlobs:
+        """Empty, or from before the attempt that lives."""
+        if self._chance.random() < 0.5:
+            return MemoryBlobs(identity)
+        return older_copy(self._world.blobs, self._world.watch.journal.attempt, identity)
+
+    def _slots(self) -> list[SimProcess]:
+        return [
+            process
+            for process in self._scheduler.processes
+            if process.alive and kind_of(process) == "slot"
+        ]
+
+    def _host(self) -> SimProcess | None:
+        """One that runs slots."""
+        hosts = {host_of(process).pid: host_of(process) for process in self._slots()}
+        return hosts[self._chance.choice(sorted(hosts))] if hosts else None
+
+    def _new_slots_of(self, host: SimProcess, met: Callable[[], None]) -> Who:
+        """`met` is called once, when the first of them looks: nobody corrects what nobody met."""
+        since_s, told = self._scheduler.now, False
+
+        def sees(process: SimProcess) -> bool:
+            nonlocal told
+            is_new = process.started_s >= since_s and kind_of(process) == "slot"
+            if not is_new or host_of(process) is not host:
+                return False
+            if not told:
+                told = True
+                met()
+            return True
+
+        return sees
+
+    def _verdict(self, process: SimProcess, kind: str) -> StorageVerdict | None:
+        """Of a call to the storage while it hangs; None for those that do not."""
+        if self._now is None or self._now.kind != HANGS or self._chance.random() >= HANGING:
+            return None
+        if kind_of(process) in {"jobmaster", "slot"}:
+            if self._chance.random() < FOR_EVER:
+                self._tell("a call never returns: %s of %s", kind, process.name)
+                return StorageVerdict(hangs=True)
+            return StorageVerdict(answer_s=self._chance.uniform(*LATE_S))
+        return StorageVerdict(answer_s=self._chance.uniform(0.0, SLOW_S))
+
+    def _tell(self, what: str, *details: object) -> None:
+        self._scheduler.story.tell(self._scheduler.now, "world", what, *details)

@@ -1,0 +1,153 @@
+"""What befalls the checkpoint storage: what processes see of it, that runs meet it, and that a job
+without its guards is found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.mutants.finders import befallen
+from tests.sim.contracts import World
+from tests.sim.test_blobs import Always
+from tidegate.checkpoint.journal import entry_path
+from tidegate.errors import StorageError, StorageGoneError
+from tidegate.ids import JobName, JournalNumber
+from tidegate.ports.blobs import Created
+from tidegate.testing.sim import mishaps
+from tidegate.testing.sim.blobs import AT_ONCE, MemoryBlobs, SimBlobStore
+from tidegate.testing.sim.kafka.faults import Api, Call
+from tidegate.testing.sim.mounts import (
+    ANOTHER,
+    Elsewhere,
+    Mounts,
+    everyone,
+    nothing,
+    older_copy,
+)
+from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.run import run_seed
+from tidegate.testing.sim.story import Told
+
+SEEDS = range(400)
+
+
+class Host:
+    """One process and its way to a storage that may be replaced."""
+
+    def __init__(self) -> None:
+        self.world = World(0)
+        self.right = MemoryBlobs()
+        self.mounts = Mounts(self.right)
+        self.store = SimBlobStore(self.mounts, self.world.process, Always(AT_ONCE))
+
+    def does(self, act: Callable[[], None]) -> None:
+        self.world.run(act)
+        self.world.scheduler.close()
+
+
+@pytest.mark.parametrize("wrong", [nothing(), MemoryBlobs(ANOTHER)], ids=["nothing", "another"])
+def test_who_is_bound_to_a_storage_uses_no_other(wrong: MemoryBlobs) -> None:
+    host = Host()
+
+    def act() -> None:
+        host.store.bind(host.store.identify())
+        host.mounts.mount(wrong, everyone)
+        with pytest.raises(StorageGoneError):
+            host.store.put("a", b"1")
+        with pytest.raises(StorageGoneError):
+            host.store.create("b", b"1")
+        with pytest.raises(StorageGoneError):
+            host.store.get("a")
+        host.mounts.correct()
+        assert host.store.create("b", b"1") is Created.CREATED
+
+    host.does(act)
+    assert (wrong.objects, host.right.objects) == ({}, {"b": b"1"})
+
+
+def test_who_is_bound_to_nothing_finds_nothing_and_cannot_write_there() -> None:
+    host = Host()
+
+    def act() -> None:
+        host.mounts.mount(nothing(), everyone)
+        assert host.store.get("a") is None
+        with pytest.raises(StorageError, match="nothing is mounted"):
+            host.store.put("a", b"1")
+        with pytest.raises(StorageError, match="nothing is mounted"):
+            host.store.identify()
+
+    host.does(act)
+
+
+def test_a_create_during_which_the_storage_vanishes_is_unknown_and_was_made_in_it() -> None:
+    host = Host()
+
+    def act() -> None:
+        host.store.identify()
+        host.right.watch = lambda *_: host.mounts.mount(MemoryBlobs(ANOTHER), everyone)
+        assert host.store.create("a", b"1") is Created.UNKNOWN
+
+    host.does(act)
+    assert host.right.objects == {"a": b"1"}
+
+
+def test_an_older_copy_lacks_the_claim_of_the_attempt_and_all_after_it() -> None:
+    blobs, job = MemoryBlobs(), JobName("j")
+    paths = [entry_path(job, JournalNumber(number)) for number in (1, 2, 3)]
+    blobs.objects = dict.fromkeys((*paths, "j/manifests/1-1.json"), b"")
+    copy = older_copy(blobs, 2, blobs.identity)
+    assert sorted(copy.objects) == [paths[0], "j/manifests/1-1.json"]
+
+
+def test_a_job_may_look_at_another_kafka_cluster_and_work_on_none() -> None:
+    told: list[str] = []
+    elsewhere = Elsewhere(told.append)
+    elsewhere.decide(Call(Api.METADATA, "slot"))
+    elsewhere.decide(Call(Api.LIST_TRANSACTIONS, "slot"))
+    assert told == []
+    elsewhere.decide(Call(Api.FETCH, "slot"))
+    assert told == ["slot asks another Kafka cluster for Fetch"]
+
+
+def plan(seed: int) -> Plan:
+    return Plan.drawn(random.Random(f"{seed}/plan"))
+
+
+def test_some_runs_have_mishaps_of_each_kind_and_none_in_which_output_may_be_lost() -> None:
+    plans = [plan(seed) for seed in SEEDS]
+    some = [each for each in plans if each.mishaps]
+    assert 0.1 < len(some) / len(plans) < 0.3
+    kinds = Counter(mishap.kind for each in some for mishap in each.mishaps)
+    assert kinds.keys() == set(mishaps.KINDS)
+    for each in some:
+        assert not each.weights.blackout
+        assert not (each.standing and mishaps.REPLACED in {one.kind for one in each.mishaps})
+
+
+MET = {
+    mishaps.HANGS: ("a call never returns", "ends with status 75"),
+    mishaps.VANISHES: ("the storage is gone", "is back; the job continues"),
+    mishaps.REPLACED: ("the storage is gone", "is back; the job continues"),
+    mishaps.SLOTS_ELSEWHERE: ("StorageMismatchError",),
+    mishaps.SLOTS_ASTRAY: ("ClusterMismatchError",),
+}
+"""What processes say of each kind when they meet it."""
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("kind", mishaps.KINDS)
+def test_jobs_meet_it_and_come_to_their_end(kind: str) -> None:
+    said = Counter[str]()
+
+    def listen(told: Told) -> None:
+        line = str(told)
+        said.update(sign for sign in MET[kind] if sign in line)
+
+    for seed in befallen(kind, 15):
+        outcome = run_seed(seed, listen=listen)
+        assert outcome.violation is None, f"tidegate sim --seed {seed}: {outcome.violation}"
+    assert said.keys() == set(MET[kind])
