@@ -1,22 +1,26 @@
-"""Questions to a cluster whose leaders are being elected: they are asked again, and no other.
+"""Questions to a cluster whose leaders are being elected, or whose broker has just died: they are
+asked again, and no other.
 
-Method: the client under the admin is replaced by one that answers from a list. What real brokers
-say is in tests/contracts and integration.
+Method: the client under the admin is replaced by one that answers from a list, or not at all. What
+real brokers say is in tests/contracts and integration (`test_dead_broker.py`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from tidegate.drivers.kafka import admin as admin_module
+from tidegate.drivers.kafka import asking
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.elements import Origin
-from tidegate.errors import TidegateError
+from tidegate.errors import KafkaUnavailableError, TidegateError
 
 FIRST, SECOND = Origin("orders", 0), Origin("orders", 1)
 
@@ -45,7 +49,7 @@ class Answering:
 
 def admin_over(client: Answering) -> KafkaClusterAdmin:
     admin: Any = KafkaClusterAdmin({"bootstrap.servers": "localhost:1"})
-    admin._client = client
+    admin._clients.current = client
     return admin  # type: ignore[no-any-return]
 
 
@@ -63,10 +67,100 @@ def test_offsets_are_asked_for_again_while_a_leader_is_elected(code: int) -> Non
     """Topics that were made a moment ago: a broker may know less of their leaders than we do."""
     client = Answering({FIRST: KafkaError(code), SECOND: 7}, {FIRST: 5, SECOND: 7})
     assert admin_over(client).latest([FIRST, SECOND]) == {FIRST: 5, SECOND: 7}
-    assert client.asked == [{FIRST, SECOND}] * 2
+    assert client.asked == [{FIRST, SECOND}, {FIRST}]
 
 
 def test_another_error_is_told_at_once() -> None:
     client = Answering({FIRST: KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)})
     with pytest.raises(TidegateError, match="orders-0"):
         admin_over(client).latest([FIRST])
+
+
+class Silent:
+    """Has learnt of a leader that is dead: says nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Future[Any]] = []
+
+    def list_offsets(
+        self, asked: Mapping[TopicPartition, object], **_: object
+    ) -> dict[TopicPartition, Future[Any]]:
+        futures = {each: Future[Any]() for each in asked}
+        self.waiting += futures.values()
+        return futures
+
+
+class Brokers:
+    """Tells the configuration of brokers; of the dead nobody says anything."""
+
+    def __init__(self, limits: Mapping[str, int], dead: frozenset[str]) -> None:
+        self._limits, self._dead = limits, dead
+
+    def list_topics(self, **_: object) -> object:
+        return SimpleNamespace(brokers=dict.fromkeys([*self._limits, *self._dead]))
+
+    def describe_configs(self, asked: list[Any], **_: object) -> dict[Any, Future[Any]]:
+        futures = {}
+        for resource in asked:
+            futures[resource] = future = Future[Any]()
+            if resource.name not in self._dead:
+                value = str(self._limits[resource.name])
+                future.set_result({admin_module.MAX_TIMEOUT_NAME: SimpleNamespace(value=value)})
+        return futures
+
+
+def in_turn(admin: KafkaClusterAdmin, *clients: object) -> None:
+    """The clients that the admin makes."""
+    following = iter(clients)
+    found: Any = admin._clients
+    found.current = next(following)
+    found._make = lambda: next(following)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(admin_module, "ANSWER_TIMEOUT_S", 0.5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_client_that_waits_for_a_dead_leader_is_not_waited_for() -> None:
+    """It would wait until its request times out, and again with the next request."""
+    admin = admin_over(Answering())
+    in_turn(admin, Silent(), Silent(), Answering({FIRST: 5}))
+    assert admin.latest([FIRST]) == {FIRST: 5}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_slow_answer_to_the_first_question_counts() -> None:
+    admin, slow = admin_over(Answering()), Silent()
+    in_turn(admin, slow, *(Silent() for _ in range(100)))
+    answers = threading.Timer(0.2, lambda: slow.waiting[0].set_result(SimpleNamespace(offset=5)))
+    answers.start()
+    assert admin.latest([FIRST]) == {FIRST: 5}
+    answers.join()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_partition_without_an_answer_has_no_offset() -> None:
+    """The client says "invalid" of it, without an error: an end before any position."""
+    invalid = {FIRST: OFFSET_INVALID, SECOND: 7}
+    assert admin_over(Answering(invalid, {FIRST: 5})).latest([FIRST, SECOND]) == {
+        FIRST: 5,
+        SECOND: 7,
+    }
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_any_answer_the_brokers_are_named() -> None:
+    admin = admin_over(Answering())
+    in_turn(admin, *(Silent() for _ in range(100)))
+    with pytest.raises(KafkaUnavailableError, match="tell the offsets of orders-0"):
+        admin.latest([FIRST])
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_limit_of_a_broker_that_has_just_died_is_that_of_the_others() -> None:
+    admin = admin_over(Answering())
+    in_turn(admin, Brokers({"1": 900, "3": 800}, frozenset({"2"})))
+    assert admin.transaction_max_timeout_ms() == 800

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -28,6 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
     OffsetSpec,
 )
 
+from tidegate.drivers.kafka.asking import AdminClients, Question
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.elements import Origin
 from tidegate.errors import (
@@ -41,13 +43,13 @@ from tidegate.errors import (
 )
 from tidegate.ports.kafka import GroupCommit
 
+K = TypeVar("K")
+
 ANSWER_TIMEOUT_S: Final = 9.0
 """For one question: an unreachable broker is reported within ten seconds, and a busy one with 100
 partitions to make has been seen to need 8."""
 METADATA_TRY_S: Final = 1.0
 """After so long without an answer it is looked whether our credentials were refused meanwhile."""
-ELECTION_PAUSE_S: Final = 0.05
-"""Between questions while a partition has no leader: milliseconds for a new topic."""
 MAX_TIMEOUT_NAME: Final = "transaction.max.timeout.ms"
 MAX_BYTES_NAME: Final = "max.message.bytes"
 
@@ -102,8 +104,9 @@ class KafkaClusterAdmin:
         self._servers = bootstrap_servers(settings)
         self._denied: Code | None = None
         ours: dict[str, object] = {"error_cb": self._on_error, "logger": CLIENT_LOG}
+        config = librdkafka(_for_admin(settings), ours)
         try:
-            self._client = AdminClient(librdkafka(_for_admin(settings), ours))
+            self._clients = AdminClients(lambda: AdminClient(config))
         except KafkaException as error:
             raise RefusedError(
                 f"A Kafka client cannot be made: {error.args[0].str()}. Check kafka.properties."
@@ -164,11 +167,15 @@ class KafkaClusterAdmin:
 
     def _group_commits(self, asked: ConsumerGroupTopicPartitions) -> dict[Origin, GroupCommit]:
         what = f"read the offsets of consumer group {asked.group_id}"
-        future = self._client.list_consumer_group_offsets(
-            [asked], request_timeout=ANSWER_TIMEOUT_S
-        )[asked.group_id]
+        answers = self._answers(
+            [asked.group_id],
+            lambda _: what,
+            lambda client, _, left_s: client.list_consumer_group_offsets(
+                [asked], request_timeout=left_s
+            ),
+        )
         found = {}
-        for each in self._result(what, future).topic_partitions:
+        for each in answers[asked.group_id].topic_partitions:
             if each.error is not None:
                 raise self._translated(what, each.error)
             if each.offset >= 0:
@@ -182,35 +189,36 @@ class KafkaClusterAdmin:
 
         Reading it needs a right on the cluster, DESCRIBE_CONFIGS, that no job needs otherwise.
         """
-        limits = []
-        for broker in self._metadata().brokers:
-            resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-            what = f"read {MAX_TIMEOUT_NAME} of broker {broker}"
-            future = self._client.describe_configs([resource], request_timeout=ANSWER_TIMEOUT_S)
-            try:
-                limits.append(int(self._result(what, future[resource])[MAX_TIMEOUT_NAME].value))
-            except NotAllowedError:
-                return None
-        check(limits, "metadata names at least one broker")
-        return min(limits)
+        brokers = [str(broker) for broker in self._metadata().brokers]
+        check(brokers, "metadata names at least one broker")
+        try:
+            found = self._answers(
+                brokers,
+                lambda broker: f"read {MAX_TIMEOUT_NAME} of broker {broker}",
+                _configs_of(ConfigResource.Type.BROKER),
+                enough=True,  # one that has died a moment ago is still named
+            )
+        except NotAllowedError:
+            return None
+        return min(int(each[MAX_TIMEOUT_NAME].value) for each in found.values())
 
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
         """`max.message.bytes` of each topic that we may read it of.
 
         Reading it needs DESCRIBE_CONFIGS on the topic, a right that no job needs otherwise.
         """
-        if not topics:
-            return {}
-        what = f"read {MAX_BYTES_NAME} of the topics {', '.join(sorted(topics))}"
-        asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-        futures = self._client.describe_configs(asked, request_timeout=ANSWER_TIMEOUT_S)
-        found = {}
-        for resource, future in futures.items():
-            try:
-                found[resource.name] = int(self._result(what, future)[MAX_BYTES_NAME].value)
-            except RefusedError as error:  # no right, or no such topic: other checks name that
-                _log.debug("the limit is not known", extra={"why": str(error)})
-        return found
+        question = Question(self._clients, _configs_of(ConfigResource.Type.TOPIC), _passes)
+        question.answer(topics, ANSWER_TIMEOUT_S)
+        for topic in topics:
+            if topic not in question.found:
+                refused = self._unanswered(f"read {MAX_BYTES_NAME} of {topic}", question, topic)
+                if not isinstance(refused, RefusedError):
+                    raise refused
+                # No right, or no such topic: other checks name that.
+                _log.debug("the limit is not known", extra={"why": str(refused)})
+        return {
+            topic: int(configs[MAX_BYTES_NAME].value) for topic, configs in question.found.items()
+        }
 
     def close(self) -> None:
         """Nothing is open that dropping the client does not close."""
@@ -218,23 +226,29 @@ class KafkaClusterAdmin:
     def _described(self, topic: str) -> Any:
         # Unlike a metadata request of the client, this one never creates the topic that it asks
         # for.
-        future = self._client.describe_topics(
-            TopicCollection([topic]),
-            include_authorized_operations=True,
-            request_timeout=ANSWER_TIMEOUT_S,
-        )[topic]
-        return self._result(f"describe topic {topic}", future)
+        answers = self._answers(
+            [topic],
+            lambda _: f"describe topic {topic}",
+            lambda client, topics, left_s: client.describe_topics(
+                TopicCollection(topics),
+                include_authorized_operations=True,
+                request_timeout=left_s,
+            ),
+        )
+        return answers[topic]
 
     def _metadata(self) -> Any:
         end_s = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
             left_s = end_s - time.monotonic()
             try:
-                return self._client.list_topics(timeout=max(0.1, min(METADATA_TRY_S, left_s)))
+                return self._clients.current.list_topics(
+                    timeout=max(0.1, min(METADATA_TRY_S, left_s))
+                )
             except KafkaException as error:
                 cause = error.args[0]
                 # Reports of refused credentials are taken by `poll`.
-                self._client.poll(0)
+                self._clients.current.poll(0)
                 hopeless = self._denied is not None or cause.code() not in _UNREACHABLE
                 if hopeless or time.monotonic() >= end_s:
                     raise self._translated("describe the cluster", cause) from None
@@ -246,49 +260,53 @@ class KafkaClusterAdmin:
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[Origin, int]:
         """Asks again while leaders are being elected: a topic may have been made a moment ago."""
-        asked = list(origins)
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        while True:
-            found, moved = self._offsets_once(asked, spec, isolation)
-            if moved is None:
-                return found
-            if time.monotonic() > deadline:
-                raise self._translated("tell offsets", moved)
-            time.sleep(ELECTION_PAUSE_S)
 
-    def _offsets_once(
-        self, origins: list[Origin], spec: OffsetSpec, isolation: IsolationLevel
-    ) -> tuple[dict[Origin, int], Any]:
-        """Offsets, and the error of a partition whose leader is being elected."""
-        if not origins:
-            return {}, None
-        futures = self._client.list_offsets(
-            {TopicPartition(*origin): spec for origin in origins},
-            isolation_level=isolation,
-            request_timeout=ANSWER_TIMEOUT_S,
+        def ask(
+            client: AdminClient, missing: list[Origin], left_s: float
+        ) -> dict[Origin, Future[Any]]:
+            futures = client.list_offsets(
+                {TopicPartition(*origin): spec for origin in missing},
+                isolation_level=isolation,
+                request_timeout=left_s,
+            )
+            return {Origin(each.topic, each.partition): f for each, f in futures.items()}
+
+        answers = self._answers(
+            list(origins),
+            lambda origin: f"tell the offsets of {origin.topic}-{origin.partition}",
+            ask,
         )
-        found, moved = {}, None
-        for each, future in futures.items():
-            what = f"tell the offsets of {each.topic}-{each.partition}"
-            try:
-                offset = future.result(ANSWER_TIMEOUT_S + 1).offset
-            except KafkaException as error:
-                moved = error.args[0]
-                if moved.code() not in _ELECTING:
-                    raise self._translated(what, moved) from None
-            except TimeoutError:
-                raise self._unreachable(what) from None
-            else:
-                found[Origin(each.topic, each.partition)] = offset
-        return found, moved
+        return {origin: answer.offset for origin, answer in answers.items()}
 
-    def _result(self, what: str, future: Any) -> Any:
-        try:
-            return future.result(ANSWER_TIMEOUT_S + 1)
-        except KafkaException as error:
-            raise self._translated(what, error.args[0]) from None
-        except TimeoutError:
-            raise self._unreachable(what) from None
+    def _answers(
+        self,
+        about: list[K],
+        what: Callable[[K], str],
+        ask: Callable[[AdminClient, list[K], float], Mapping[K, Future[Any]]],
+        *,
+        enough: bool = False,
+    ) -> dict[K, Any]:
+        """What each is answered; raises the error of the first that is not. `enough` leaves those
+        out of whom nobody says anything, if there are others.
+        """
+        question = Question(self._clients, ask, _passes)
+        in_time = question.answer(about, ANSWER_TIMEOUT_S, enough=enough)
+        for each in about:
+            error = question.failed.get(each)
+            silent = error is None or _passes(error.args[0])
+            if each not in question.found and not (enough and in_time and silent):
+                raise self._unanswered(what(each), question, each)
+        return question.found
+
+    def _unanswered(self, what: str, question: Question[K], about: K) -> TidegateError:
+        error = question.failed.get(about)
+        if error is not None:
+            return self._translated(what, error.args[0])
+        return (
+            self._unreachable(what)
+            if self._denied is None
+            else self._translated(what, self._denied)
+        )
 
     def _translated(self, what: str, cause: Any) -> TidegateError:
         code = cause.code()
@@ -329,6 +347,27 @@ class KafkaClusterAdmin:
         # Refused credentials look like an unreachable broker to whoever waits for an answer.
         if event.code() in _DENIED:
             self._denied = event
+
+
+def _passes(cause: Any) -> bool:
+    """Whether another try may help."""
+    return cause.code() in _UNREACHABLE or cause.code() in _ELECTING
+
+
+def _configs_of(
+    kind: Any,
+) -> Callable[[AdminClient, list[str], float], dict[str, Future[Any]]]:
+    """Asks for the configuration of topics or brokers."""
+
+    def ask(client: AdminClient, names: list[str], left_s: float) -> dict[str, Future[Any]]:
+        resources = [ConfigResource(kind, name) for name in names]
+        futures: dict[str, Future[Any]] = {}
+        for resource in resources:  # a request for several brokers at once is refused
+            asked = client.describe_configs([resource], request_timeout=left_s)
+            futures[resource.name] = asked[resource]
+        return futures
+
+    return ask
 
 
 def _reason(denied: Any) -> str:

@@ -1,0 +1,92 @@
+"""Questions to a cluster of three brokers of which one was killed a moment ago.
+
+Such a broker is still named as the leader of its partitions, and maybe as the controller, until its
+session ends. Whoever asks then must not wait for it once others have taken its place, and must
+never take the silence of a leader for an offset.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tidegate.drivers.kafka.admin import KafkaClusterAdmin
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.elements import Origin
+from tidegate.errors import KafkaError
+
+T = TypeVar("T")
+
+NODES = 3
+PARTITIONS = 6
+TOPIC = "orders"
+BESIDE_S = 6.0
+"""Behind the brokers' own failover: a second until another client asks, for each of two questions
+that need leaders, and a busy machine."""
+GIVE_UP_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    folder: Path = tmp_path_factory.mktemp("kafka")
+    with EmbeddedKafka.start(directory=folder, nodes=NODES, owned=True) as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, NODES)]).values():
+            made.result()
+        yield kafka
+
+
+@pytest.mark.parametrize("node", range(NODES))
+def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> None:
+    """What a recovery and a submit ask: each took nine seconds, or failed the submit."""
+    origins = [Origin(TOPIC, partition) for partition in range(PARTITIONS)]
+    brokers.kill(node)
+    try:
+        answered = threading.Thread(target=_ask_all, args=(brokers.bootstrap, origins))
+        answered.start()
+        dead = node + 1
+        _wait_until(brokers, lambda part: part.leader not in {dead, -1}, TOPIC)
+        failover_s = time.monotonic()
+        answered.join(GIVE_UP_S)
+        assert time.monotonic() - failover_s < BESIDE_S
+    finally:
+        brokers.restart(node)
+        _wait_until(brokers, lambda part: len(part.isrs) == NODES)
+
+
+def _ask_all(bootstrap: str, origins: list[Origin]) -> None:
+    """Each question until it is answered: a failover may take longer than a question waits."""
+    admin = KafkaClusterAdmin({"bootstrap.servers": bootstrap})
+    assert _answer(lambda: admin.partitions(TOPIC)) == PARTITIONS
+    assert _answer(admin.transaction_max_timeout_ms)
+    assert _answer(lambda: admin.earliest(origins)) == dict.fromkeys(origins, 0)
+    assert _answer(lambda: admin.latest(origins)) == dict.fromkeys(origins, 0)
+    assert _answer(lambda: admin.max_message_bytes([TOPIC]))[TOPIC]
+
+
+def _answer(ask: Callable[[], T]) -> T:
+    while True:
+        try:
+            return ask()
+        except KafkaError:
+            continue
+
+
+def _wait_until(brokers: EmbeddedKafka, holds: Callable[[Any], bool], *topics: str) -> None:
+    """Wait until this holds of every partition, as a client says that is made at the moment."""
+    end_s = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < end_s:
+        admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
+        found = admin.list_topics(timeout=10).topics
+        parts = [part for name in topics or found for part in found[name].partitions.values()]
+        if all(map(holds, parts)):
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the brokers do not recover")
