@@ -223,21 +223,6 @@ class TestJobMaster:
         shown = running.shown()
         assert (shown.records_in, shown.checkpoints_completed, shown.restarts) == (76, 5, 1)
 
-    def test_that_dies_again_and_again_is_awaited_longer_and_longer(self, running: Shell) -> None:
-        pauses = []
-        for pid in range(101, 106):
-            awaits = running.exits()[-1]
-            assert isinstance(awaits, j.AwaitStart)
-            pauses.append(awaits.after_ms)
-            running.event(j.StartDue(job=A, start=awaits.start))
-            running.started(pid)
-        assert pauses == [0, 1_000, 2_000, 4_000, 8_000]
-        running.now_ms += 60_000
-        running.report(105)
-        awaits = running.exits()[-1]
-        assert isinstance(awaits, j.AwaitStart)
-        assert awaits.after_ms == 0
-
     def test_that_was_replaced_is_refused(self, running: Shell) -> None:
         running.exits()
         running.event(j.StartDue(job=A, start=1))

@@ -237,6 +237,23 @@ class TestLocal:
         died = r.TaskManagerExited(id=TaskManagerId("tm-7-9"), status=-9)
         assert starts("tm-7-10") in rm.handle(died, 10)
 
+    def test_those_that_die_after_they_have_started_slots_are_replaced_within_a_second(
+        self,
+    ) -> None:
+        """They can live; somebody kills them."""
+        rm = ResourceManager(EPOCH, 1, 1000)
+        rm.start(0)
+        pauses = []
+        for number in range(1, 7):
+            register(rm, f"tm-7-{number}")
+            given = rm.handle(r.Asked(ask=1, message=request("a", 1, attempt=number)), 0)
+            (slot,) = [each for each in given if isinstance(each, r.StartSlotAt)]
+            rm.handle(r.SlotStarted(slot=slot.slot, serial=slot.serial), 0)
+            exited = r.TaskManagerExited(id=TaskManagerId(f"tm-7-{number}"), status=-9)
+            begun = rm.handle(exited, 0)
+            pauses += [each.after_ms for each in begun if isinstance(each, r.StartTaskManager)]
+        assert pauses == [0, *[1_000] * 5]
+
     def test_those_that_die_together_are_one_failure(self) -> None:
         rm = ResourceManager(EPOCH, 4, 1000)
         begun = rm.start(0)

@@ -34,6 +34,34 @@ def test_a_quiet_time_begins_the_delay_anew() -> None:
     assert one.next(20.4) is None
 
 
+def test_pauses_between_attempts_that_run_are_a_small_part_of_the_time() -> None:
+    """Processes that are killed every half a minute, say: each wait was up to a minute."""
+    one, now_s, delays = strategy(), 0.0, []
+    for _ in range(12):
+        delay_s = one.next(now_s)
+        assert delay_s is not None
+        delays.append(delay_s)
+        now_s += delay_s + 30.0
+    assert max(delays) == pytest.approx(1.5)
+
+
+def test_a_job_that_fails_at_once_again_waits_as_long_as_before() -> None:
+    """A record that stops every attempt stops the long pauses only if the attempt ran for long."""
+    one, now_s, delays = strategy(), 0.0, []
+    for _ in range(12):
+        delay_s = one.next(now_s)
+        assert delay_s is not None
+        delays.append(delay_s)
+        now_s += delay_s + 19.9
+    assert delays[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert delays[10:] == [60.0, 60.0]
+
+
+def test_a_long_run_does_not_forgive_the_count() -> None:
+    one = strategy(attempts=2)
+    assert [one.next(now_s) for now_s in (0.0, 100.0, 200.0)] == [0.1, 0.2, None]
+
+
 def test_fixed_delays_are_counted() -> None:
     one = strategy(strategy="fixed_delay", delay="3 s", attempts=2)
     assert [one.next(float(n)) for n in range(3)] == [3.0, 3.0, None]

@@ -1,7 +1,9 @@
 """How long to wait before a process is started again.
 
 The first death costs no pause: whoever was killed once should be back at once. Those that follow in
-short order double it; a life of some length forgives everything. Pure.
+short order double it; a life of some length forgives everything, and one in which the process did
+its work forgives all but one. The pauses are for a process that cannot live (a full disk, a broken
+installation), and one that has worked can. Pure.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from dataclasses import dataclass
 
 FIRST_MS = 1_000
 LONGEST_MS = 30_000
-"""A process that cannot live (a full disk, a broken installation) then costs one start in 30 s."""
+"""A process that cannot live then costs one start in 30 s."""
 FORGIVEN_AFTER_MS = 20_000
 """Longer than any start takes, shorter than what a person waits between two tries by hand."""
+LEFT_AFTER_WORK = 1
+"""Failures that count on after a life with work in it: one that dies each time that it has done a
+little is started once in `FIRST_MS`, and not all the time."""
 
 
 @dataclass(slots=True)
@@ -26,10 +31,12 @@ class Backoff:
         """The process is up."""
         self._lives_since_ms = now_ms
 
-    def died(self, now_ms: int) -> None:
-        """The process ended without having been asked to."""
+    def died(self, now_ms: int, *, worked: bool) -> None:
+        """The process ended without having been asked to; `worked` where it had done its work."""
         if self.is_forgiven(now_ms):
             self.failures = 0
+        elif worked:
+            self.failures = min(self.failures, LEFT_AFTER_WORK)
         self._lives_since_ms = None
         self.failures += 1
 

@@ -125,6 +125,8 @@ class _Job:
     since_ms: int = 0
     """When the phase began; of STARTING, when its process did, which may have been put off."""
     heard_ms: int = 0
+    worked: bool = False
+    """The present or last JobMaster has completed a checkpoint."""
     reported: bool = False
     """The present JobMaster has: it is through its import, and reports at intervals from then."""
     report: JobReport | None = None
@@ -369,6 +371,7 @@ class Dispatcher:
                 job.report = report
                 job.heard_ms = now_ms
                 job.reported, job.stillborn = True, 0
+                job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
             yield Reply(ask=ask, message=Done())
 
@@ -397,7 +400,7 @@ class Dispatcher:
             return
         job.refused_since_ms = 0
         job.stillborn += not job.reported
-        job.backoff.died(now_ms)
+        job.backoff.died(now_ms, worked=job.worked)
         error = ErrorReport.of(
             ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
         )
@@ -444,7 +447,7 @@ class Dispatcher:
             yield _kill(job, "it was deposed")
             yield FreeSlots(job=name)
         job.pid, job.result_under_way = 0, False
-        job.backoff.died(now_ms)
+        job.backoff.died(now_ms, worked=job.worked)
         error = ErrorReport.of(
             DeposedError(f"The JobMaster of {name} was deposed by one that was given up before.")
         )
@@ -500,7 +503,7 @@ class Dispatcher:
     def _start(self, job: _Job, now_ms: int) -> Iterator[Instruction]:
         self._become(job, Phase.STARTING, now_ms)
         self._starts += 1
-        job.start, job.reported = self._starts, False
+        job.start, job.reported, job.worked = self._starts, False, False
         yield StartJobMaster(job=job.submission.job, start=job.start)
 
     def _end(self, job: _Job, report: JobReport, now_ms: int) -> Iterator[Instruction]:

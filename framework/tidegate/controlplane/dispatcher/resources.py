@@ -124,6 +124,8 @@ class _TaskManager:
     pid: int
     heard_ms: int
     slots: list[_Slot]
+    worked: bool = False
+    """It has started a slot."""
 
 
 @dataclass(slots=True)
@@ -237,7 +239,7 @@ class ResourceManager:
                     del self._starting[id_]
                     self._refused = status == NO_RESOURCES
                     if not self._refused:
-                        self._local_died(id_, now_ms)
+                        self._local_died(id_, now_ms, worked=False)
                 yield from self._lose(id_, f"its process ended with status {status}", now_ms)
             case JobGone(job=job):
                 self._requests.pop(job, None)
@@ -349,6 +351,7 @@ class ResourceManager:
         slot = self._find(id_, serial)
         if slot is not None and slot.phase is SlotPhase.STARTING:
             slot.become(SlotPhase.OCCUPIED)
+            self._task_managers[id_.task_manager].worked = True
 
     def _slot_not_started(self, id_: SlotId, serial: int, reason: str) -> Iterator[Instruction]:
         # Refused or unanswered: in both cases StopSlot makes sure that nothing of it runs.
@@ -386,7 +389,7 @@ class ResourceManager:
         if tm is None:
             return
         if self._is_local(id_):
-            self._local_died(id_, now_ms)
+            self._local_died(id_, now_ms, worked=tm.worked)
         for slot in tm.slots:
             if slot.phase in _LIVE:
                 yield from self._tell_lost(slot, f"TaskManager {id_} is lost: {reason}")
@@ -475,14 +478,14 @@ class ResourceManager:
                 pause_ms = max(pause_ms, REFUSED_START_PAUSE_MS)
             yield StartTaskManager(id=id_, after_ms=pause_ms)
 
-    def _local_died(self, id_: TaskManagerId, now_ms: int) -> None:
+    def _local_died(self, id_: TaskManagerId, now_ms: int, *, worked: bool) -> None:
         """What ends several at once (a host that stood still) is one failure, not one for each:
         only those count that were started after the last that did, or after a quiet time.
         """
         is_of_last = int(id_.removeprefix(self._local_prefix)) <= self._failed_up_to
         if not is_of_last or self._backoff.is_forgiven(now_ms):
             self._failed_up_to = self._started
-            self._backoff.died(now_ms)
+            self._backoff.died(now_ms, worked=worked)
 
     # --- looking up
 

@@ -7,15 +7,25 @@ ask about an error that no restart can help (`errors.is_recoverable`).
 The strategies are Flink's: `exponential_delay` (the default; the delay begins anew after the job
 ran quietly for `reset_after`), `fixed_delay`, `failure_rate` (so many failures within an interval
 fail the job) and `none`. `attempts` bounds the restarts of the first two; None is without end.
+
+The exponential delay is for a job that fails again as soon as it is started. One that runs for a
+while between two failures (brokers that are restarted one by one, processes that are killed) waits
+for a small part of that while only.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from tidegate.config import RestartSettings
+
+RAN_S: Final = 20.0
+"""An attempt that ran for so long did not fail of its start. `dispatcher/backoff.py` has the same
+for processes."""
+SHARE: Final = 0.05
+"""The longest pause behind such an attempt, as a part of the time that it ran."""
 
 
 class RestartStrategy(Protocol):
@@ -56,6 +66,9 @@ class ExponentialDelay:
         if quiet_s >= settings.reset_after / 1000:
             self._delay_s = settings.initial_delay / 1000
             self._restarts = 0
+        elif quiet_s >= RAN_S:
+            shortest_s = settings.initial_delay / 1000
+            self._delay_s = min(self._delay_s, max(SHARE * quiet_s, shortest_s))
         if self._restarts == settings.attempts:
             return None
         self._restarts += 1
