@@ -138,7 +138,7 @@ NO_TOPIC_IDS_BEFORE_PUBLICATION = (
         _look, "    yield from check_topics(splits, facts.pop(), patience)\n", "    facts.pop()\n"
     ),
 )
-NO_CONFIRMATION = (Edit(Confirmation.heard, ">= REPEATED_S", ">= 0.0"),)
+NO_CONFIRMATION = (Edit(Confirmation.heard, ">= self._repeated_s", ">= 0.0"),)
 
 MUTANTS = [
     Mutant("an attempt does not claim", NO_CLAIM, world, 100, 1, "no claim"),
