@@ -81,9 +81,9 @@ def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
 
 
 def test_a_submit_is_given_up_when_nobody_answers_and_at_once_where_it_is_refused() -> None:
-    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here")
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", patience_s=3)
     with pytest.raises(RpcError, match="gone"):
-        gone.submit(submission(), patience_s=3)
+        gone.submit(submission())
     refused = Client(Lines(Refused(reason="live")), VirtualClock(), "here")
     with pytest.raises(RefusedError, match="live"):
         refused.submit(submission())
@@ -93,9 +93,9 @@ def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
     late = Lines(RpcError("nobody"), RpcError("nobody"), JobList(jobs=()))
     Client(late, VirtualClock(), "here").wait_until_up()
     assert len(late.calls) == 3
-    never = Client(Lines(*[RpcError("nobody")] * 100), VirtualClock(), "here")
+    never = Client(Lines(*[RpcError("nobody")] * 100), VirtualClock(), "here", patience_s=3)
     with pytest.raises(RpcError, match="nobody"):
-        never.wait_until_up(patience_s=3)
+        never.wait_until_up()
 
 
 def test_what_is_refused_is_raised() -> None:
@@ -118,9 +118,9 @@ def test_waiting_has_limits() -> None:
     client = Client(Lines(*[state("RUNNING")] * 100), VirtualClock(), "here")
     with pytest.raises(RpcError, match="has not come so far within 3 s"):
         client.wait(A, timeout_s=3)
-    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here")
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", patience_s=3)
     with pytest.raises(RpcError, match="gone"):
-        gone.wait(A, patience_s=3)
+        gone.wait(A)
 
 
 def test_waiting_asks_less_often_while_there_is_no_news() -> None:
@@ -302,6 +302,22 @@ class TestLocalCluster:
         cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
         assert REFUSED_S_MAX <= clock.now < REFUSED_S_MAX + 2
         with pytest.raises(ResourceExhaustedError, match="for 120 s: no process id"):
+            cluster.address()
+        cluster.close()
+
+    def test_is_waited_for_longer_than_its_starts_may_be_refused(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        assert cluster.client()._patience_s > 2 * REFUSED_S_MAX
+        cluster.close()
+
+    def test_says_no_word_of_resources_where_the_start_fails_of_something_else(self) -> None:
+        jobmanagers = Jobmanagers()
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
+        jobmanagers.started[0][0](NO_RESOURCES)
+        jobmanagers.refuses = FAILED_STARTS_MAX
+        jobmanagers.started[1][0](1)
+        with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
             cluster.address()
         cluster.close()
 

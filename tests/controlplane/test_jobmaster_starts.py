@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.controlplane.test_dispatcher import A, Shell, submission
+from tests.controlplane.parts import registration
+from tests.controlplane.test_dispatcher import EPOCH, A, Shell, submission
 from tidegate.controlplane.dispatcher import job_events as j
-from tidegate.controlplane.dispatcher.machine import STILLBORN_MAX, Phase
+from tidegate.controlplane.dispatcher.machine import START_MS_MAX, STILLBORN_MAX, Phase
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
-from tidegate.protocol.messages import SubmitJob
+from tidegate.protocol.messages import Refused, SubmitJob
 
 
 @pytest.fixture
@@ -103,3 +106,45 @@ def test_a_jobmaster_that_has_reported_once_forgives_those_before(running: Shell
         if pid % STILLBORN_MAX == 0:
             running.report(pid)
     assert running.machine.phase(A) is Phase.RUNNING
+
+
+def test_a_jobmaster_of_another_version_is_put_off_and_named(running: Shell) -> None:
+    """The package was upgraded under a JobManager that runs."""
+    running.exits(-9)
+    for _ in range(2 * STILLBORN_MAX):
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        running.event(j.JobMasterStarted(job=A, start=running.start_number(), pid=300))
+        newer = msgspec.structs.replace(
+            registration(A, EPOCH, "master 300", 300), tidegate_version="999.0"
+        )
+        assert isinstance(running.ask(newer), Refused)
+        waits = running.exits(1)[-1]
+        assert isinstance(waits, j.AwaitStart)
+        running.machine.validate()
+    shown = running.shown()
+    assert "999.0" in shown.waiting_for
+    assert "Restart the JobManager" in shown.waiting_for
+    assert shown.restarts == 1, "the kill was one restart"
+
+
+def test_a_jobmaster_whose_storage_hangs_is_no_failed_start(running: Shell) -> None:
+    for pid in range(101, 101 + 2 * STILLBORN_MAX):
+        running.exits(STORAGE_HANGS)
+        running.event(j.StartDue(job=A, start=running.start_number()))
+        assert running.imports(pid).close_only is None
+        running.report(pid, "RECOVERING", attempt=0, planned=False)
+
+
+def test_a_jobmaster_that_imports_is_not_through_and_may_be_silent(running: Shell) -> None:
+    running.exits(-9)
+    running.event(j.StartDue(job=A, start=running.start_number()))
+    running.imports(101)
+    running.report(101, "RECOVERING", attempt=0, planned=False)
+    running.now_ms += START_MS_MAX
+    assert running.event(j.Tick()) == []
+    running.report(101, "RUNNING")
+    running.report(101, "RECOVERING", attempt=0, planned=False)  # and plans once more
+    running.now_ms += START_MS_MAX
+    assert running.event(j.Tick()) == []
+    running.now_ms += 1
+    assert isinstance(running.event(j.Tick())[0], j.KillJobMaster)

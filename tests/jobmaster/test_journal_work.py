@@ -269,11 +269,21 @@ def test_without_a_plan_a_job_that_has_never_run_claims_nothing() -> None:
 
 
 def test_a_plan_that_may_succeed_later_is_no_reason_to_close() -> None:
-    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    made = work(posted)
+    first = work(queue.SimpleQueue())
+    first._claim()
+    made = work(queue.SimpleQueue())
+    made._effects, made._claimed_attempt = first._effects, first._claimed_attempt
     with pytest.raises(UserCodeError, match="is down"):
         made._recover(UserCodeError("the database is down"), lambda _: None)
-    assert made._runner().run(kinds()) == ["claim"]
+    assert made._runner().run(kinds()) == ["claim", "claim"]
+
+
+def test_without_a_plan_a_submission_that_has_not_run_does_not_claim_yet() -> None:
+    """Its first claim compares the journal with the groups of the sources, which the plan names."""
+    made = work(queue.SimpleQueue())
+    with pytest.raises(UserCodeError, match="is down"):
+        made._recover(UserCodeError("the database is down"), lambda _: None)
+    assert made._runner().run(entries()) == 0
 
 
 def test_without_a_plan_a_job_whose_last_checkpoint_is_published_is_finished() -> None:

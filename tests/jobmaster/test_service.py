@@ -5,6 +5,7 @@ word of a slot's end it takes for which slot.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,12 +16,13 @@ from tidegate.checkpoint.coordination import Published
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.departure import GOODBYE_S, RELEASE_S
+from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import Close, JobState
 from tidegate.errors import (
     DataLossError,
     DeposedError,
+    KafkaUnavailableError,
     StorageError,
-    StorageGoneError,
     TidegateError,
 )
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
@@ -377,19 +379,50 @@ def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
     assert live.coordinator.counts.failed_in_a_row == (0 if gone else tolerable + 1)
 
 
-def test_a_job_is_planned_when_its_storage_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell, waiting, recovered = Shell(), list[Callable[[], None]](), list[object]()
+def test_a_job_is_planned_when_its_code_is_there_and_reports_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shell, fetching, recovered = Shell(), list[Callable[[Any], None]](), list[object]()
     journal = cast("Any", shell.master._journal)
-    journal.wait_for_storage = lambda then, replaced: waiting.append(then)
+    journal.fetch_code = fetching.append
     journal.recover = lambda plan, claimed, done: recovered.append(plan)
-    journal.storage = SimpleNamespace(store=None)
-    plan = SimpleNamespace(subtasks=SUBTASKS)
-    answers: list[Any] = [StorageGoneError("X is gone."), plan]
-    monkeypatch.setattr(service, "try_plan", lambda *_: answers.pop(0))
+    plan, imported = shell.master._plan, list[object]()
+
+    def try_plan(*given: object) -> object:
+        imported.append(given[2])
+        return plan
+
+    monkeypatch.setattr(service, "try_plan", try_plan)
+    monkeypatch.setattr(service, "JobPlan", SimpleNamespace)
     shell.master._plan = None
     shell.master.decide(e.Begin())
     assert recovered == []
     assert shell.state() is JobState.RECOVERING
-    waiting.pop()()
-    assert recovered == [plan]
-    assert shell.master._machine.restarts == 0
+    assert [report.planned for report in shell.reports] == [False]
+    fetching.pop()(tmp_path)
+    assert (imported, recovered) == ([tmp_path], [plan])
+    shell.master.keep_watch()
+    assert shell.reports[-1].planned
+
+
+def test_a_jobmaster_that_was_replaced_while_it_fetched_the_code_claims_nothing() -> None:
+    shell, fetching = Shell(), list[Callable[[Any], None]]()
+    cast("Any", shell.master._journal).fetch_code = fetching.append
+    shell.master._plan = None
+    shell.master.decide(e.Begin())
+    fetching.pop()(ProcedureStopped("another JobMaster has the job"))
+    assert shell.state() is JobState.BACKING_OFF
+
+
+@pytest.mark.parametrize(("final_checkpoint", "outcome"), [(True, "finished"), (False, "canceled")])
+def test_a_stop_does_not_wait_for_recoveries_that_fail(
+    final_checkpoint: bool, outcome: str
+) -> None:
+    shell = Shell()
+    shell.master.decide(e.Begin())
+    shell.master.decide(e.StopRequested(final_checkpoint=final_checkpoint))
+    assert shell.state() is JobState.RECOVERING
+    shell.master.decide(e.RecoveryFailed(error=KafkaUnavailableError("no broker answers")))
+    assert shell.state() is JobState.CLOSING
+    shell.run_until(1.0)
+    assert shell.closed == [outcome]

@@ -26,8 +26,10 @@ class Clock:
 class Store:
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def confirm(self) -> None:
+        self.asked.put(True)
         answer = self.answers.get(timeout=30)
         if answer is not None:
             raise answer
@@ -36,6 +38,7 @@ class Store:
 class Watched:
     def __init__(self) -> None:
         self.store, self.clock = Store(), Clock()
+        self.calls = StorageCalls(cast("Any", self.clock))
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.watch = StorageWatch(
             cast(
@@ -43,7 +46,7 @@ class Watched:
                 SimpleNamespace(
                     store=self.store,
                     where="/mnt/x",
-                    calls=StorageCalls(cast("Any", self.clock)),
+                    calls=self.calls,
                     timeout_s=120.0,
                 ),
             ),
@@ -105,3 +108,15 @@ def test_a_failure_without_a_look_under_way_begins_one() -> None:
         watched.store.answers.put(None)
         watched.posted.get(timeout=30)()
     assert judged == ["", ""]
+
+
+def test_a_look_that_hangs_is_a_call_that_is_watched() -> None:
+    watched = Watched()
+    watched.watch.look()
+    assert watched.store.asked.get(timeout=30)
+    call = watched.calls.hanging(-1.0)
+    assert call is not None
+    assert call.what == "the look at the storage"
+    watched.store.answers.put(None)
+    watched.posted.get(timeout=30)()
+    assert watched.calls.hanging(-1.0) is None

@@ -225,6 +225,9 @@ class JobReport(Message, frozen=True, kw_only=True):
     """Why the checkpoint storage cannot be used just now; empty while it can."""
     stopped: str = ""
     """How a user's stop ended a finished job: a `StopEnd`; empty where its input has ended."""
+    planned: bool = True
+    """False while the JobMaster has no plan of the job: it fetches the code, or imports it and says
+    nothing meanwhile."""
 
     def is_news(self, before: JobReport | None) -> bool:
         """Whether it says anything that `before` does not, but for when."""

@@ -50,30 +50,37 @@ M = TypeVar("M", bound=Message)
 class Client:
     """Talks to the JobManager at `address`, which may be a function that knows the present one."""
 
-    def __init__(self, rpc: Rpc, clock: Clock, address: str | Callable[[], str]) -> None:
+    def __init__(
+        self,
+        rpc: Rpc,
+        clock: Clock,
+        address: str | Callable[[], str],
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`patience_s`: how long a JobManager is waited for that nobody reaches."""
         self._rpc = rpc
+        self._patience_s = patience_s
         self._clock = clock
         self._address = address
         self._connected: tuple[str, RpcClient] | None = None
 
-    def submit(
-        self, submission: Submission, code: bytes = b"", patience_s: float = PATIENCE_S
-    ) -> None:
+    def submit(self, submission: Submission, code: bytes = b"") -> None:
         """Start a job, once; returns when it will run whatever happens to the cluster.
 
         `code` is the archive that the submission names.
 
-        RefusedError where the cluster does not take it, RpcError when nobody has answered for
-        `patience_s`: then it may have been taken, or not.
+        RefusedError where the cluster does not take it, RpcError when nobody has answered for the
+        patience: then it may have been taken, or not.
         """
         if not submission.id:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
         message = SubmitJob(submission=submission, code=code)
-        self._repeated(lambda: self._call(message, Done, SUBMIT_TIMEOUT_S), patience_s)
+        self._repeated(lambda: self._call(message, Done, SUBMIT_TIMEOUT_S))
 
-    def wait_until_up(self, patience_s: float = PATIENCE_S) -> None:
+    def wait_until_up(self) -> None:
         """Return when a JobManager answers; RpcError if none has within the patience."""
-        self._repeated(self.list, patience_s)
+        self._repeated(self.list)
 
     def report(self, job: JobName) -> JobReport:
         """The job as it is; RefusedError if the cluster knows none of that name."""
@@ -97,7 +104,7 @@ class Client:
         not know the job, or if it had ended before; RpcError when nobody has answered for the
         patience.
         """
-        told = self._repeated(lambda: self.report(job).epoch, PATIENCE_S)
+        told = self._repeated(lambda: self.report(job).epoch)
         unanswered = False
 
         def tell() -> None:
@@ -112,7 +119,7 @@ class Client:
                 if not unanswered:
                     raise
 
-        self._repeated(tell, PATIENCE_S)
+        self._repeated(tell)
 
         def tell_again(report: JobReport) -> None:
             nonlocal told
@@ -135,11 +142,10 @@ class Client:
         *,
         until: Callable[[JobReport], bool] | None = None,
         timeout_s: float | None = None,
-        patience_s: float = PATIENCE_S,
     ) -> JobReport:
         """Wait until the job has ended, or `until` says so; returns its last report.
 
-        `on_report` hears of every report. RpcError when nobody has answered for `patience_s`, or
+        `on_report` hears of every report. RpcError when nobody has answered for the patience, or
         after `timeout_s` in all.
         """
         clock = self._clock
@@ -150,7 +156,7 @@ class Client:
             try:
                 report = self.report(job)
             except RpcError:
-                if clock.monotonic() - heard > patience_s:
+                if clock.monotonic() - heard > self._patience_s:
                     raise
             else:
                 heard = clock.monotonic()
@@ -169,13 +175,13 @@ class Client:
             self._connected[1].close()
             self._connected = None
 
-    def _repeated(self, ask: Callable[[], T], patience_s: float) -> T:
+    def _repeated(self, ask: Callable[[], T]) -> T:
         began = self._clock.monotonic()
         while True:
             try:
                 return ask()
             except RpcError:
-                if self._clock.monotonic() - began > patience_s:
+                if self._clock.monotonic() - began > self._patience_s:
                     raise
                 self._clock.sleep(POLL_S)
 

@@ -28,9 +28,13 @@ REFUSED_S_MAX = 120.0
 """For so long a start is tried again that the operating system refuses (no memory, no process id,
 no disk space): others on the machine free what they hold. Then the cluster is given up; somebody
 may watch the command, and the job continues with the next one."""
+PATIENCE_S = 600.0
+"""How long a client waits for a JobManager that is alive and not up: it may wait for a checkpoint
+storage that is gone. One that cannot be started is given up sooner."""
 CLOSE_TIMEOUT_S = 5.0
 LOG = "jobmanager.log"
 
+_NO_RESOURCES = f"The operating system refused it a resource: its log {LOG} says more."
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +111,7 @@ class LocalCluster:
 
     def client(self) -> Client:
         """A client that follows the JobManager over its restarts."""
-        return Client(self._rpc, self._clock, self.address)
+        return Client(self._rpc, self._clock, self.address, patience_s=PATIENCE_S)
 
     def close(self) -> None:
         """End the JobManager and everything below it."""
@@ -141,8 +145,9 @@ class LocalCluster:
                 )
             except ExternalError as error:
                 _log.warning("the JobManager cannot be started yet: %s", error)
-                self._count_failure(refused=isinstance(error, ResourceExhaustedError))
-                self._refusal = str(error)
+                refused = isinstance(error, ResourceExhaustedError)
+                self._count_failure(refused=refused)
+                self._refusal = str(error) if refused else ""
                 if not self._given_up():
                     return False
                 self._gone.set()
@@ -167,6 +172,7 @@ class LocalCluster:
             self._exits.append(status)
             if not was_up:
                 self._count_failure(refused=status == NO_RESOURCES)
+                self._refusal = "" if status != NO_RESOURCES else _NO_RESOURCES
             given_up = self._given_up()
             if given_up:
                 self._gone.set()

@@ -135,8 +135,10 @@ class _Job:
     stop_told: bool = False
     """To the present one, or it is on its way."""
     stillborn: int = 0
-    refused_since_ms: int = 0
-    """Wall clock of the first of the starts in a row that the operating system has refused."""
+    put_off_since_ms: int = 0
+    """Wall clock of the first of the starts in a row that the host did not allow."""
+    other_version: str = ""
+    """Why the present JobMaster was refused, if its tidegate or Python is another one."""
     close_only: ErrorReport | None = None
     """The job has failed by this, and its next JobMasters only close it."""
     backoff: Backoff = field(default_factory=Backoff)
@@ -338,13 +340,14 @@ class Dispatcher:
         sender = f"The JobMaster of {message.job} at {message.address}"
         other = difference(sender, message.tidegate_version, message.python_version)
         if other is not None:
+            job.other_version = other
             yield Reply(ask=ask, message=Refused(reason=other))
             return
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_told = False
             job.backoff.lives(now_ms)
-            job.refused_since_ms = 0
+            job.put_off_since_ms = 0
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
             yield Reply(ask=ask, message=Refused(reason=reason))
@@ -370,7 +373,8 @@ class Dispatcher:
             if job.phase is Phase.RUNNING:
                 job.report = report
                 job.heard_ms = now_ms
-                job.reported, job.stillborn = True, 0
+                if report.planned:  # it is through its import
+                    job.reported, job.stillborn = True, 0
                 job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
             yield Reply(ask=ask, message=Done())
@@ -396,10 +400,19 @@ class Dispatcher:
         if job.phase in {Phase.ENDING, Phase.ENDED}:
             return
         if not job.reported and (exited.refused or status == NO_RESOURCES):
-            yield from self._wait_for_resources(job, how, now_ms, wall_ms)
+            why = (
+                f"The operating system refuses the JobMaster of {name} a resource: {how}. Give the "
+                "JobManager's host more memory, disk space, files or processes"
+            )
+            yield from self._put_off(job, why, now_ms, wall_ms)
             return
-        job.refused_since_ms = 0
-        job.stillborn += not job.reported
+        if job.other_version:
+            why = f"{job.other_version} Restart the JobManager, so that all processes are alike"
+            yield from self._put_off(job, why, now_ms, wall_ms)
+            return
+        job.put_off_since_ms = 0
+        # A storage that hangs says nothing about the start: the next JobMaster may find it well.
+        job.stillborn += not job.reported and status != STORAGE_HANGS
         job.backoff.died(now_ms, worked=job.worked)
         error = ErrorReport.of(
             ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
@@ -415,23 +428,18 @@ class Dispatcher:
         self._become(job, Phase.WAITING, now_ms)
         yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
-    def _wait_for_resources(
-        self, job: _Job, how: str, now_ms: int, wall_ms: int
-    ) -> Iterator[Instruction]:
-        """Try the start again for as long as the operating system refuses it. The job has done
-        nothing wrong, so this counts neither as a failed start nor as a restart.
+    def _put_off(self, job: _Job, why: str, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
+        """Try the start again for as long as the host does not allow it. The job has done nothing
+        wrong, so this counts neither as a failed start nor as a restart.
         """
         name = job.submission.job
-        job.refused_since_ms = job.refused_since_ms or wall_ms
+        job.put_off_since_ms = job.put_off_since_ms or wall_ms
+        job.other_version = ""
         last = job.report or JobReport(job=name, state=JobState.CREATED.name)
         job.report = msgspec.structs.replace(
             last,
-            waiting_for=(
-                f"The operating system refuses the JobMaster of {name} a resource: {how}. Give the "
-                "JobManager's host more memory, disk space, files or processes; the start is tried "
-                "again until it succeeds"
-            ),
-            waiting_since_ms=job.refused_since_ms,
+            waiting_for=f"{why}; the start is tried again until it succeeds",
+            waiting_since_ms=job.put_off_since_ms,
             reported_ms=wall_ms,
         )
         self._become(job, Phase.WAITING, now_ms)
@@ -488,7 +496,8 @@ class Dispatcher:
                     pass
 
     def _silence_ms_max(self, job: _Job) -> int:
-        return self.silence_ms_max if job.reported else max(START_MS_MAX, self.silence_ms_max)
+        imports = not job.reported or (job.report is not None and not job.report.planned)
+        return max(START_MS_MAX, self.silence_ms_max) if imports else self.silence_ms_max
 
     # --- moves
 

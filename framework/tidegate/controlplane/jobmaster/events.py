@@ -13,8 +13,8 @@ from typing import Final
 from tidegate.errors import TidegateError
 from tidegate.ids import Attempt, SlotId, SubtaskId
 
-STORAGE_HANGS: Final = 75
-"""Exit status of a JobMaster whose storage call did not return (EX_TEMPFAIL of sysexits.h)."""
+STORAGE_HANGS: Final = 74
+"""Exit status of a JobMaster whose storage call did not return (EX_IOERR of sysexits.h)."""
 
 
 class StopEnd(enum.StrEnum):

@@ -12,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from tidegate.config import CheckpointSettings
+from tidegate.config import CheckpointSettings, Config
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
+from tidegate.controlplane.jobmaster.plan_of_job import installed_code
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
-from tidegate.errors import StorageGoneError
+from tidegate.errors import StorageGoneError, TidegateError, from_foreign
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
+from tidegate.protocol.messages import Submission
 
 PAUSE_S: Final = 0.5
 """Between two looks for a storage that is gone."""
@@ -49,6 +51,23 @@ class JobStorage:
         if self.identity:
             store.bind(self.identity)
         return store
+
+    def fetch_code(
+        self, submission: Submission, config: Config, replaced: Callable[[], bool]
+    ) -> Path | TidegateError | None:
+        """The folder of the submission's code on this host, as soon as the storage is there; None
+        for a submission without an archive. Or why there is none; ProcedureStopped as
+        `wait_until_there`.
+        """
+        while True:
+            try:
+                self.wait_until_there(replaced)
+                with self.calls.during("the code of the job"):
+                    return installed_code(submission, config, self.store)
+            except StorageGoneError:
+                continue  # it has vanished between the two
+            except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
+                return from_foreign(error)
 
     def wait_until_there(self, replaced: Callable[[], bool]) -> None:
         """Return when the storage is there. The restart strategy does not count the wait: nothing

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from tidegate.api.topics import topic_of
@@ -42,7 +43,7 @@ from tidegate.checkpoint.procedures.cluster_check import (
 from tidegate.checkpoint.restore import Restoration
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped, untold
+from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
@@ -184,17 +185,14 @@ class JournalWork:
         #: When it was last sure that nobody had taken this process's place.
         self._sure_until_s = 0.0
 
-    def wait_for_storage(self, then: Action, replaced: Callable[[ProcedureStopped], None]) -> None:
-        """Call `then` when the storage is there, or `replaced` if the job got another JobMaster."""
+    def fetch_code(self, done: Callable[[Path | TidegateError | None], None]) -> None:
+        """Fetch the code of the job to this host, as soon as its storage is there. Not in the loop:
+        a storage that hangs must not silence the process.
+        """
 
         def work() -> None:
-            try:
-                self.storage.wait_until_there(self._replaced)
-            except ProcedureStopped as error:
-                stopped = error
-                self._post(lambda: replaced(stopped))
-            else:
-                self._post(then)
+            found = self.storage.fetch_code(self._submission, self._config, self._replaced)
+            self._post(lambda: done(found))
 
         self._submit(work)
 
@@ -443,9 +441,15 @@ class JournalWork:
     def _claim_for(self, plan: JobPlan | TidegateError) -> OwnJournal:
         """A claim, or the error that left the job without a plan where nothing of it has run."""
         self._journal = None
-        if not isinstance(plan, TidegateError) or is_recoverable(plan):
-            if not self._has_claimed and not isinstance(plan, TidegateError):
+        if not isinstance(plan, TidegateError):
+            if not self._has_claimed:
                 self._commits = self._group_commits(plan)
+            return self._claim()
+        if is_recoverable(plan):
+            if not self._claimed_attempt:
+                # The first claim of a submission compares the journal with what Kafka knows of the
+                # job, which needs the plan. Nothing of the submission has run yet.
+                raise plan
             return self._claim()
         journal = self._claim_to_close()
         if journal is None:

@@ -293,12 +293,15 @@ class JobMachine:
             self._stop = event
         if self.state in {JobState.CREATED, JobState.RECOVERING, JobState.CLOSING}:
             return []  # the recovery is finished first: what is published must become visible
-        if not event.final_checkpoint:
-            return self._close(JobState.CANCELED)
-        if self.state is JobState.RUNNING:
+        if event.final_checkpoint and self.state is JobState.RUNNING:
             return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=self._live()))
-        if self.state is JobState.STOPPING:
+        if event.final_checkpoint and self.state is JobState.STOPPING:
             return []
+        return self._stopped_without_checkpoint(event)
+
+    def _stopped_without_checkpoint(self, stop: StopRequested) -> list[Instruction]:
+        if not stop.final_checkpoint:
+            return self._close(JobState.CANCELED)
         return self._finish(StopEnd.WITHOUT_CHECKPOINT)
 
     def _failed(self, error: TidegateError) -> list[Instruction]:
@@ -321,6 +324,9 @@ class JobMachine:
         self._forget_attempt()
         if delay_s is None:
             return ended + self._close(JobState.FAILED)
+        if in_recovery and self._stop is not None:
+            # As a stop between two attempts: the close settles, and it does not try for ever.
+            return ended + self._stopped_without_checkpoint(self._stop)
         self.restarts += 1
         self._backing_off = True
         back_off = BackOff(delay_s=delay_s, restart=self.restarts)

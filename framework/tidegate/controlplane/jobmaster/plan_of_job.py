@@ -20,7 +20,7 @@ from tidegate.api.stored import key_text, state_text
 from tidegate.api.topics import topic_of
 from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
 from tidegate.config import CheckpointSettings, Config
-from tidegate.errors import StorageError, TidegateError, from_foreign
+from tidegate.errors import TidegateError, from_foreign
 from tidegate.graph.logical import Graph, Node
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
@@ -83,12 +83,10 @@ def plan_job(submission: Submission, config: Config, code: Path | None = None) -
     )
 
 
-def try_plan(submission: Submission, config: Config, storage: BlobStore) -> JobPlan | TidegateError:
-    """The plan of a job from its code on this host, or why there is none."""
+def try_plan(submission: Submission, config: Config, code: Path | None) -> JobPlan | TidegateError:
+    """The plan of a job from the folder of its code, or why there is none."""
     try:
-        return plan_job(submission, config, installed_code(submission, config, storage))
-    except StorageError as error:
-        return error
+        return plan_job(submission, config, code)
     except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
         _log.warning("the job cannot be planned", exc_info=True)
         return from_foreign(error)

@@ -109,6 +109,8 @@ class Reporting:
         live: LiveAttempt | None,
         delay: Delay | None = None,
         storage_trouble: str = "",
+        *,
+        planned: bool = True,
     ) -> JobReport:
         """The job as it stands; `delay` is what it has waited for."""
         metrics = self._before if live is None else _sum(self._before, live)
@@ -143,6 +145,7 @@ class Reporting:
             reported_ms=self._clock.now_ms(),
             storage_trouble=storage_trouble,
             stopped=machine.stopped,
+            planned=planned,
         )
 
     def _since_ms(self, delay: Delay | None) -> int:

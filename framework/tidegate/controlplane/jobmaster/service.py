@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
@@ -24,6 +25,7 @@ from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.departure import SlotDeparture
+from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.journal_work import (
     JournalWork,
@@ -37,8 +39,9 @@ from tidegate.controlplane.jobmaster.reporting import Reporting
 from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
+from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.loop import EventLoop
-from tidegate.errors import ExternalError, InternalError, StorageGoneError, TidegateError
+from tidegate.errors import ExternalError, InternalError, TidegateError
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
@@ -235,31 +238,34 @@ class JobMaster:
     # --- attempts -------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Plan the job if it has no plan yet, and recover it.
-
-        The code of the job lies in the checkpoint storage. While that is gone there is no plan, and
-        nothing can be claimed; the wait is no failure of an attempt.
+        """Plan the job if it has no plan yet, and recover it. The code of the job lies in the
+        checkpoint storage: while that is gone there is no plan, and nothing can be claimed.
         """
-        plan = self._planned()
-        if isinstance(plan, StorageGoneError):
-            self._journal.wait_for_storage(then=self._recover, replaced=self._recovery_failed)
+        known = self._failure or self._plan
+        if known is None:
+            self._journal.fetch_code(self._plan_and_recover)
+        else:
+            self._recover_with(known)
+
+    def _plan_and_recover(self, code: Path | TidegateError | None) -> None:
+        """Import the user's code, in the main thread as everywhere, which may take minutes. Where
+        there is no plan, the next attempt tries again.
+        """
+        if isinstance(code, ProcedureStopped):
+            self._recovery_failed(code)
             return
-        self._journal.recover(plan, claimed=self._claimed, done=self._is_recovered)
-
-    def _planned(self) -> JobPlan | TidegateError:
-        """The plan, or why there is none; the next attempt tries again.
-
-        It imports the user's code, in the main thread as everywhere, and may take minutes.
-        """
-        if self._failure is not None:
-            return self._failure
-        if self._plan is None:
-            planned = try_plan(self._submission, self._config, self._journal.storage.store)
-            if isinstance(planned, TidegateError):
-                return planned
+        planned = (
+            code
+            if isinstance(code, TidegateError)
+            else try_plan(self._submission, self._config, code)
+        )
+        if isinstance(planned, JobPlan):
             self._plan = planned
-            self._machine.planned(self._plan.subtasks)
-        return self._plan
+            self._machine.planned(planned.subtasks)
+        self._recover_with(planned)
+
+    def _recover_with(self, plan: JobPlan | TidegateError) -> None:
+        self._journal.recover(plan, claimed=self._claimed, done=self._is_recovered)
 
     def _claimed(self, attempt: Attempt) -> None:
         self._waiting_since_s = self._drivers.clock.monotonic()
@@ -502,7 +508,7 @@ class JobMaster:
 
     def _observe_delay(self) -> None:
         now_s = self._drivers.clock.monotonic()
-        self._delays.observe(now_s, self._waits_for())
+        self._delays.observe(now_s, waits_for(self._machine, self._live, self._departure))
         delay = self._delays.to_log(now_s)
         if delay is not None:
             _log.warning(
@@ -514,29 +520,16 @@ class JobMaster:
                 },
             )
 
-    def _waits_for(self) -> str:
-        """What the job waits for at the moment; empty if it does not wait."""
-        live = self._live
-        match self._machine.state:
-            case JobState.CLOSING:
-                return self._departure.waits_for
-            case JobState.RECOVERING:
-                return (
-                    "The recovery commits the last checkpoint and fences transactions of older "
-                    "attempts"
-                )
-            case JobState.WAITING_FOR_SLOTS:
-                return f"{self._machine.slots_missing} slots are missing"
-            case JobState.DEPLOYING:
-                return "The slots restore their state and open their functions"
-            case JobState.RUNNING | JobState.STOPPING if live is not None:
-                return live.waits_for()
-        return ""
-
     def _report_now(self) -> JobReport:
         self._observe_delay()
         delay = self._delays.delay(self._drivers.clock.monotonic())
-        return self._reporting.report(self._machine, self._live, delay, self._storage.trouble)
+        return self._reporting.report(
+            self._machine,
+            self._live,
+            delay,
+            self._storage.trouble,
+            planned=self._plan is not None or self._failure is not None,
+        )
 
     def _report(self) -> None:
         self._send(self._report_now())

@@ -2,7 +2,8 @@
 
 The journal thread finds out as well, but only when it writes, and a call to a storage that hangs
 does not return. A look reads one small file, in a thread of its own; while a look does not return
-there is no second one, and its duration is the news. The checkpoint coordinator suspends
+there is no second one, and its duration is the news. It counts as a call that hangs, too: what is
+judged after a look must not wait for ever. The checkpoint coordinator suspends
 checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. A checkpoint that fails is
 judged after one more look (`look_then`): the storage may have vanished since the last one, and then
 the failure does not count. One thing is decided here: a JobMaster whose journal thread hangs in a
@@ -36,7 +37,7 @@ class StorageWatch:
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._storage, self._process = storage, drivers.process
-        self._store, self._where = storage.store, storage.where
+        self._store, self._where, self._calls = storage.store, storage.where, storage.calls
         self._clock, self._post = drivers.clock, post
         self._pool = drivers.threads.pool(1, name="storage-watch")
         self._looking_since_s: float | None = None
@@ -99,7 +100,8 @@ class StorageWatch:
     def _work(self) -> None:
         gone: str | None = ""
         try:
-            self._store.confirm()
+            with self._calls.during("the look at the storage"):
+                self._store.confirm()
         except StorageGoneError as error:
             gone = str(error)
         except StorageError as error:

@@ -1,0 +1,29 @@
+"""What a job waits for at the moment, in words: for the status and the log (`delays.py`).
+
+It decides nothing and has no deadline. Whoever waits has.
+"""
+
+from __future__ import annotations
+
+from tidegate.controlplane.jobmaster.attempt import LiveAttempt
+from tidegate.controlplane.jobmaster.departure import SlotDeparture
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.machine import JobMachine
+
+
+def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotDeparture) -> str:
+    """Empty if the job does not wait."""
+    match machine.state:
+        case JobState.CLOSING:
+            return departure.waits_for
+        case JobState.RECOVERING:
+            return (
+                "The recovery commits the last checkpoint and fences transactions of older attempts"
+            )
+        case JobState.WAITING_FOR_SLOTS:
+            return f"{machine.slots_missing} slots are missing"
+        case JobState.DEPLOYING:
+            return "The slots restore their state and open their functions"
+        case JobState.RUNNING | JobState.STOPPING if live is not None:
+            return live.waits_for()
+    return ""
