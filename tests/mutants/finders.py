@@ -12,7 +12,7 @@ from typing import Any
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.quiet import Quiet
 from tests.dataplane.test_task import World as TaskWorld
-from tests.mutants.planting import Detector
+from tests.mutants.planting import COSTLY, Detector
 from tests.sinks.test_writer import Bench
 from tests.state.job import Step, declare
 from tidegate.api.state import ValueState
@@ -30,6 +30,9 @@ def simulator(seed: int) -> None:
     if any(mistake in violation for mistake in MISTAKES):
         raise RuntimeError(violation)  # in the mutant, and so no find
     raise AssertionError(violation)
+
+
+COSTLY.add(simulator)
 
 
 @functools.cache
@@ -53,6 +56,7 @@ def simulator_where(kind: str, count: int) -> Detector:
         simulator(befallen(kind, count)[number])
 
     run.__doc__ = f"the simulator, runs in which {kind}"
+    COSTLY.add(run)
     return run
 
 

@@ -27,6 +27,9 @@ from tidegate.errors import TidegateError
 Detector = Callable[[int], object]
 """Runs under a seed; raises if something is wrong."""
 
+COSTLY: set[Detector] = set()
+"""Those that simulate whole clusters (`finders.py`)."""
+
 FOUND = (AssertionError, pytest.fail.Exception, Broken, Wrong, TidegateError)
 
 
@@ -96,13 +99,15 @@ def must_be_found(mutant: Mutant) -> None:
     assert finds_nothing(mutant.detector, tried)
 
 
-def to_be_found(mutants: Iterable[Mutant], costly: Detector | None = None) -> list[Any]:
+def to_be_found(mutants: Iterable[Mutant]) -> list[Any]:
     """Without those of which it is only measured how often their detector finds them; those of a
-    `costly` one are left out of `make check`.
+    costly one are left out of `make check`.
     """
     return [
         pytest.param(
-            mutant, id=mutant.name, marks=pytest.mark.seeds if mutant.detector is costly else ()
+            mutant,
+            id=mutant.name,
+            marks=pytest.mark.seeds if mutant.detector in COSTLY else (),
         )
         for mutant in mutants
         if mutant.found_min

@@ -274,6 +274,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS, costly=simulator))
+@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
 def test_it_is_found(mutant: Mutant) -> None:
     must_be_found(mutant)

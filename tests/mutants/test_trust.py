@@ -12,14 +12,19 @@ import pytest
 from tests.checkpoint import test_lost_tail as tail_tests
 from tests.checkpoint import test_other_cluster as cluster_tests
 from tests.jobmaster import test_journal_work as journal_tests
-from tests.mutants.finders import once, quiet
+from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.test_commit_protocol import NO_TOPIC_IDS
 from tests.slot import test_shared_view as view_tests
 from tidegate.checkpoint.lost_tail import find_lost_tail
-from tidegate.checkpoint.procedures.claim import _refuse
+from tidegate.checkpoint.procedures.claim import _refuse, _refuse_used_name
 from tidegate.checkpoint.procedures.cluster_check import refuse_manifest, refuse_other_cluster
 from tidegate.checkpoint.procedures.fencing import fence_older
+from tidegate.controlplane.jobmaster.job_storage import JobStorage
+from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.slot.shared_view import _check_storage, check_view
+from tidegate.testing.sim import mishaps, swaps
 
 
 def backup(test: Callable[[tail_tests.Backup], object]) -> Detector:
@@ -53,6 +58,11 @@ CLUSTER_CHANGES = Edit(
     'if not fresh and state.kafka_cluster not in {"", cluster}:',
     "if False:",
 )
+NOT_CLOSED = Edit(
+    JobMachine._failed,
+    "return ended + self._close(JobState.FAILED)",
+    "return ended + self._end(JobState.FAILED)",
+)
 NO_CLAIMED_ATTEMPT = Edit(_refuse, "if state.attempt < asked.claimed_attempt:", "if False:")
 NO_STORAGE_CHECK = Edit(
     _check_storage,
@@ -68,7 +78,51 @@ NO_IDS = Edit(find_lost_tail, "attempt = max(attempts, default=Attempt(0))", "at
 NO_OFFSETS = Edit(find_lost_tail, "newest = _newest_committed(state, commits)", "newest = None")
 LOST_ATTEMPTS_OPEN = Edit(fence_older, "    allowed += _of_lost_attempts(journal, listed)\n", "")
 
+NAME_IS_FREE = Edit(_refuse_used_name, "if others:", "if False:")
+NOT_BOUND = Edit(vars(JobStorage)["store"].func, "if self.identity:", "if False:")
+WAITS_FOR_EVER = Edit(StorageWatch._leave_if_hanging, "if call is not None:", "if False:")
+
+
+def found_where(name: str, edit: Edit, kind: str, seeds: int, found_min: int = 1) -> Mutant:
+    """By the simulator, in runs with a mishap or a swap of this kind."""
+    return Mutant(name, (edit,), simulator_where(kind, seeds), seeds, found_min)
+
+
+IN_RUNS = [
+    found_where(
+        "a checkpoint of another Kafka cluster is restored",
+        NO_CLUSTER_CHECK,
+        swaps.OTHER_CLUSTER,
+        20,
+    ),
+    found_where(
+        "a checkpoint of another Kafka cluster is restored", NO_CLUSTER_CHECK, swaps.MIRROR, 20
+    ),
+    found_where("a restore compares no topic ids", NO_TOPIC_IDS[0], swaps.RECREATED, 20),
+    found_where("a journal that lacks its end is claimed", OLD_JOURNAL, swaps.OLDER, 20),
+    found_where("a name that Kafka knows is free", NAME_IS_FREE, swaps.EMPTY, 20),
+    found_where("a failed job is not closed", NOT_CLOSED, swaps.RECREATED, 20),
+    found_where(
+        "a slot does not look for its attempt's claim",
+        NO_STORAGE_CHECK,
+        mishaps.SLOTS_ELSEWHERE,
+        60,
+        0,
+    ),
+    found_where(
+        "a slot does not compare its Kafka cluster",
+        NO_CLUSTER_OF_SLOTS,
+        mishaps.SLOTS_ASTRAY,
+        20,
+    ),
+    found_where("a JobMaster uses whatever lies behind the path", NOT_BOUND, mishaps.REPLACED, 20),
+    found_where(
+        "a JobMaster waits for a call that never returns", WAITS_FOR_EVER, mishaps.HANGS, 40
+    ),
+]
+
 MUTANTS = [
+    *IN_RUNS,
     Mutant(
         "a checkpoint of another Kafka cluster is restored",
         (NO_CLUSTER_CHECK,),

@@ -58,6 +58,21 @@ def test_the_close_of_an_attempt_after_a_newer_claim(history: History) -> None:
     assert history.found == "attempt 1 closed after attempt 2 claimed"
 
 
+def test_a_job_that_has_ended_and_whose_journal_is_open(history: History) -> None:
+    history.watch.ended("another", "FAILED")
+    assert history.found == "", "nothing of it has run"
+    history.watch.ended("s", "FAILED")
+    assert history.found == "the job is failed, and its journal ends with claim of attempt 1"
+
+
+def test_a_job_that_has_ended_otherwise_than_its_journal_says(history: History) -> None:
+    history.create(Closed, attempt=history.attempt, outcome="finished")
+    history.watch.ended("s", "FINISHED")
+    assert history.found == ""
+    history.watch.ended("s", "FAILED")
+    assert history.found == "the job is failed, and its journal ends with closed"
+
+
 def test_two_publications_of_one_checkpoint(history: History) -> None:
     history.publish(counter=7)
     history.publish(counter=7)

@@ -385,6 +385,15 @@ class Watch:
                     self.violated(f"{name} of a dead attempt is open for {now_s - since_s:.0f} s")
         self._open_since_s = open_now
 
+    def ended(self, submission: str, state: str) -> None:
+        """A job is told to have ended: if anything of it has run, its journal says so, too."""
+        journal = self.journal
+        if journal.submission != submission or journal.lost is not None:
+            return
+        last = journal.entries[len(journal.entries)]
+        if not isinstance(last, Closed) or last.outcome.upper() != state:
+            self.violated(f"the job is {state.lower()}, and its journal ends with {short(last)}")
+
     def nothing_open(self) -> None:
         """At the end of a job: no transaction of it is left, and every loss was stated."""
         for each in self._owed:

@@ -72,10 +72,10 @@ class Oracle:
 
     def expect(self, origin: Origin, event: Event, offset: int) -> None:
         """An event was committed to a source's partition."""
+        self._offsets[event.name] = origin, offset
         if origin.topic in self._recreated:
             self._held.append((origin, offset, event))
             return
-        self._offsets[event.name] = origin, offset
         self._events.append((origin, offset, event))
         self._is_due(origin, event)
         self.plain.expect(origin, event, offset)
@@ -111,7 +111,6 @@ class Oracle:
         self._bases.append(base)
         self._recreated.clear()
         self._events += self._held
-        self._offsets.update({event.name: (origin, at) for origin, at, event in self._held})
         self._held = []
         for origin, offset, event in self._events:
             if offset >= base.get(origin, 0):

@@ -318,6 +318,7 @@ class Run:
         """A job fails where a loss is stated and not accepted, or where what it trusts was swapped,
         and never else.
         """
+        self._watch.ended(self._present, report.state)
         if self._swaps.refused(report):
             return
         if self._swaps.in_force:
