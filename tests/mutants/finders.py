@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import tempfile
 from collections.abc import Callable
@@ -36,28 +37,47 @@ COSTLY.add(simulator)
 
 
 @functools.cache
+def plan_of(seed: int) -> Plan:
+    """What a seed draws."""
+    return Plan.drawn(random.Random(f"{seed}/plan"))
+
+
+def first(count: int, wanted: Callable[[Plan], object]) -> tuple[int, ...]:
+    """The first seeds whose plans are wanted."""
+    seeds = (seed for seed in itertools.count() if wanted(plan_of(seed)))
+    return tuple(itertools.islice(seeds, count))
+
+
 def befallen(kind: str, count: int) -> tuple[int, ...]:
     """The first seeds whose runs have this mishap or this swap."""
-    found: list[int] = []
-    for seed in range(100 * count):
-        if len(found) == count:
-            break
-        plan = Plan.drawn(random.Random(f"{seed}/plan"))
-        kinds = {each.kind for each in (*plan.mishaps, *plan.swaps) if each}
-        if kind in kinds:
-            found.append(seed)
-    return tuple(found)
+    return first(
+        count, lambda plan: kind in {each.kind for each in (*plan.mishaps, *plan.swaps) if each}
+    )
+
+
+def simulator_in(which: str, seeds: Callable[[], tuple[int, ...]]) -> Detector:
+    """The simulator, in these runs only."""
+
+    def run(number: int) -> None:
+        simulator(seeds()[number])
+
+    run.__doc__ = f"the simulator, runs {which}"
+    COSTLY.add(run)
+    return run
 
 
 def simulator_where(kind: str, count: int) -> Detector:
     """The simulator, in the first runs that have a mishap or a swap of this kind."""
+    return simulator_in(f"in which {kind}", functools.partial(befallen, kind, count))
 
-    def run(number: int) -> None:
-        simulator(befallen(kind, count)[number])
 
-    run.__doc__ = f"the simulator, runs in which {kind}"
-    COSTLY.add(run)
-    return run
+def simulator_in_haste(count: int) -> Detector:
+    """The simulator, in the first runs whose checkpoints are soon given up."""
+
+    def seeds() -> tuple[int, ...]:
+        return first(count, lambda plan: plan.load.hasty_ms is not None)
+
+    return simulator_in("whose checkpoints are soon given up", seeds)
 
 
 def world(seed: int) -> None:

@@ -7,7 +7,14 @@ import pytest
 from tests.checkpoint import test_restore as restore_tests
 from tests.checkpoint import test_state_names as name_tests
 from tests.dataplane import test_task as task_tests
-from tests.mutants.finders import once, restored, simulator, task, writer
+from tests.mutants.finders import (
+    once,
+    restored,
+    simulator,
+    simulator_in_haste,
+    task,
+    writer,
+)
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_channels import traffic
 from tests.sinks import test_writer as writer_tests
@@ -296,6 +303,13 @@ MUTANTS = [
     ),
     Mutant("a transaction from behind the barrier is named", BEHIND_THE_BARRIER, simulator, 40, 0),
     Mutant(
+        "a transaction from behind the barrier is named",
+        BEHIND_THE_BARRIER,
+        simulator_in_haste(60),
+        60,
+        0,
+    ),
+    Mutant(
         "records are sent before the flush of those before has returned",
         BEFORE_THE_FLUSH,
         writer(NOT_BEFORE_THE_FLUSH),
@@ -325,6 +339,14 @@ MUTANTS = [
         simulator,
         40,
         0,
+        "aborted checkpoint drops prepared",
+    ),
+    Mutant(
+        "what was prepared is dropped when its checkpoint aborts",
+        DROPS_PREPARED,
+        simulator_in_haste(40),
+        40,
+        1,
         "aborted checkpoint drops prepared",
     ),
     Mutant(

@@ -32,6 +32,11 @@ def backup(test: Callable[[tail_tests.Backup], object]) -> Detector:
     return once(test, tail_tests.Backup)
 
 
+def decided(made: tail_tests.Backup) -> None:
+    """`test_lost_tail.test_who_says_what_to_restore_has_decided`"""
+    tail_tests.test_who_says_what_to_restore_has_decided(made, "1-1")
+
+
 def in_a_folder(test: Callable[[Path], object]) -> Detector:
     """A test that is given an empty folder."""
 
@@ -203,9 +208,7 @@ MUTANTS = [
     Mutant(
         "ids of lost attempts stay open",
         (LOST_ATTEMPTS_OPEN,),
-        backup(
-            lambda made: tail_tests.test_who_says_what_to_restore_has_decided(made, "1-1"),
-        ),
+        backup(decided),
         1,
         1,
     ),

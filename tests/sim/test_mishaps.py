@@ -147,7 +147,7 @@ def test_jobs_meet_it_and_come_to_their_end(kind: str) -> None:
         line = str(told)
         said.update(sign for sign in MET[kind] if sign in line)
 
-    for seed in befallen(kind, 15):
+    for seed in befallen(kind, 10):
         outcome = run_seed(seed, listen=listen)
         assert outcome.violation is None, f"tidegate sim --seed {seed}: {outcome.violation}"
     assert said.keys() == set(MET[kind])
