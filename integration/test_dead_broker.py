@@ -1,4 +1,4 @@
-"""Questions to a cluster of three brokers of which one was killed a moment ago.
+"""Questions to a cluster of three brokers of which one was killed a moment ago, or says nothing.
 
 Such a broker is still named as the leader of its partitions, and maybe as the controller, until its
 session ends. Whoever asks then must not wait for it once others have taken its place, and must
@@ -7,9 +7,11 @@ never take the silence of a leader for an offset.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
 from tidegate.elements import Origin
 from tidegate.errors import KafkaError
 
@@ -58,6 +61,35 @@ def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> N
         assert time.monotonic() - failover_s < BESIDE_S
     finally:
         brokers.restart(node)
+        _wait_until(brokers, lambda part: len(part.isrs) == NODES)
+
+
+def test_a_broker_that_says_nothing_leaves_time_for_the_others(
+    brokers: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a host that is gone. The first broker that was tried had all of the eight seconds, and
+    an attempt failed whose slots all had to connect.
+    """
+    frozen, *others = brokers.bootstrap.split(",")
+    tried: list[int] = []
+
+    def frozen_first(bootstrap: Sequence[Any]) -> Any:
+        ports = [int(each.partition(":")[2]) for each in (others if tried else [frozen])]
+        tried.append(ports[0])
+        return next(each for each in bootstrap if each.port == ports[0])
+
+    monkeypatch.setattr("kafka.net.manager.random.choice", frozen_first)
+    (pid, *_) = brokers.pids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        log = KafkaTransactionLog({"bootstrap.servers": brokers.bootstrap})
+        try:
+            assert log.cluster_id()
+        finally:
+            log.close()
+        assert len(tried) >= 2
+    finally:
+        os.kill(pid, signal.SIGCONT)
         _wait_until(brokers, lambda part: len(part.isrs) == NODES)
 
 

@@ -39,6 +39,9 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S: Final = 8.0
 """For the first connection: with one retry by the caller still within the 10 s after which a user
 is told that no broker answers."""
+FIRST_TRY_MS: Final = 1_000
+"""For the first broker that is tried, and twice as long for each that follows: the library gives
+all of the time to the first, although that may be on a host that is gone, and others answer."""
 REQUEST_TIMEOUT_MS: Final = 10_000
 """A coordinator that is silent for so long is looked up again; the default would be 30 s."""
 RECONNECT_BACKOFF_MAX_MS: Final = 1_000
@@ -215,7 +218,8 @@ class ControlConnection:
 class _FirstConnection:
     """Listens to the library's first connection, of which it only logs why it failed.
 
-    Refused credentials end it at once: without this they are tried until the timeout.
+    Refused credentials end it at once: without this they are tried until the timeout. A broker that
+    says nothing leaves time for the others.
     """
 
     def __init__(self) -> None:
@@ -237,13 +241,23 @@ class _FirstConnection:
                 raise self.failure
             return back_off(node_id)
 
+        connect, try_ms = manager.get_connection, FIRST_TRY_MS
+
+        def briefly(node_id: object, timeout_ms: float | None = None, **how: Any) -> Any:
+            nonlocal try_ms
+            if timeout_ms is not None:
+                timeout_ms, try_ms = min(timeout_ms, try_ms), 2 * try_ms
+            return connect(node_id, timeout_ms=timeout_ms, **how)
+
         manager.update_backoff = noted
+        manager.get_connection = briefly
         return made
 
     def done(self) -> None:
         """Listen no more."""
         for made in self._made:
-            vars(made._manager).pop("update_backoff", None)
+            for name in ("update_backoff", "get_connection"):
+                vars(made._manager).pop(name, None)
 
     def abandon(self) -> None:
         """Close what the library leaves behind when it cannot connect: a thread, sockets."""
