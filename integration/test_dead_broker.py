@@ -64,6 +64,25 @@ def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> N
         _wait_until(brokers, lambda part: len(part.isrs) == NODES)
 
 
+def test_transactions_are_listed_of_a_broker_that_came_back(brokers: EmbeddedKafka) -> None:
+    """A JobMaster that was started without it asked a broker of which its client did not know: its
+    next recovery, and each sweep, failed for five minutes.
+    """
+    brokers.kill(0)
+    try:
+        admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
+        _until(lambda: len(admin.list_topics(timeout=10).brokers) < NODES)
+        log = KafkaTransactionLog({"bootstrap.servers": brokers.bootstrap}, deadline_s=10.0)
+        assert log.list("tidegate.") == {}
+    finally:
+        brokers.restart(0)
+        _wait_until(brokers, lambda part: len(part.isrs) == NODES)
+    try:
+        assert log.list("tidegate.") == {}
+    finally:
+        log.close()
+
+
 def test_a_broker_that_says_nothing_leaves_time_for_the_others(
     brokers: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +132,19 @@ def _answer(ask: Callable[[], T]) -> T:
 
 def _wait_until(brokers: EmbeddedKafka, holds: Callable[[Any], bool], *topics: str) -> None:
     """Wait until this holds of every partition, as a client says that is made at the moment."""
-    end_s = time.monotonic() + GIVE_UP_S
-    while time.monotonic() < end_s:
+
+    def whole() -> bool:
         admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
         found = admin.list_topics(timeout=10).topics
         parts = [part for name in topics or found for part in found[name].partitions.values()]
-        if all(map(holds, parts)):
-            return
+        return all(map(holds, parts))
+
+    _until(whole)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + GIVE_UP_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise TimeoutError("the brokers do not recover")
         time.sleep(0.1)
-    raise TimeoutError("the brokers do not recover")

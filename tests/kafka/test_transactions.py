@@ -7,6 +7,7 @@ integration/test_kafka_drivers.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,8 +34,15 @@ class Script:
         self.requests: list[Any] = []
         self.nodes: list[int] = []
         self.lookups = 0
-        self.cluster = SimpleNamespace(_coordinators={}, cluster_id="c")
+        self.updates = 0
+        self.cluster = SimpleNamespace(
+            _coordinators={}, cluster_id="c", request_update=self._request_update
+        )
+        self._conns: dict[int, Any] = {}
         self._manager = self
+
+    def _request_update(self) -> None:
+        self.updates += 1
 
     async def _find_coordinator_ids(self, names: list[str], key_type: Any) -> dict[str, int]:
         known = self.cluster._coordinators
@@ -104,6 +112,39 @@ def test_a_coordinator_that_moved_is_looked_up_again(moved: Any) -> None:
     assert facts.state is TransactionState.ONGOING
     assert (facts.producer_id, facts.epoch, facts.start_ms) == (7, 2, 99)
     assert script.nodes == [101, 102, 103]
+
+
+def test_a_broker_that_is_not_known_is_looked_for_before_the_next_try() -> None:
+    """One that came back since the client connected: the library would learn of it in five
+    minutes, and a recovery that lists transactions of all brokers waited for that.
+    """
+    script = Script(theirs.UnknownBrokerIdError(), described())
+    assert log_of(script).describe(NAME) is not None
+    assert script.updates == 1
+    moved = Script(theirs.NotCoordinatorError(), described())
+    log_of(moved).describe(NAME)
+    assert moved.updates == 0
+
+
+class Connection:
+    """Of the library, as far as it is looked at."""
+
+    def __init__(self, silent_s: float, *in_flight: object) -> None:
+        self.connected = True
+        self.in_flight_requests = in_flight
+        self.transport = SimpleNamespace(last_read=time.monotonic() - silent_s)
+
+    def close(self) -> None:
+        self.connected = False
+
+
+def test_a_request_without_an_answer_ends_the_other_silent_connections() -> None:
+    """Else each would cost ten seconds, one after the other, if all of them were forgotten."""
+    script = Script(theirs.RequestTimedOutError(), described())
+    heard, silent, asked = Connection(1.0), Connection(11.0), Connection(11.0, "request")
+    script._conns = {1: heard, 2: silent, 3: asked}
+    assert log_of(script).describe(NAME) is not None
+    assert [each.connected for each in (heard, silent, asked)] == [True, False, True]
 
 
 def test_a_busy_coordinator_is_still_the_right_one() -> None:

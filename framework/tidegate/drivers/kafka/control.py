@@ -171,8 +171,7 @@ class ControlConnection:
             try:
                 return once()
             except RETRY as error:
-                if transactional_id is not None:
-                    self.forget(transactional_id, error)
+                self.forget(transactional_id, error)
                 if time.monotonic() + pause > end:
                     raise KafkaUnavailableError(
                         f"Kafka at {self.servers} could not {what} within {self._deadline_s:.0f} "
@@ -186,14 +185,22 @@ class ControlConnection:
             except FOREIGN as error:
                 raise self.translated(what, error) from None
 
-    def forget(self, transactional_id: TransactionalId, error: Exception) -> None:
-        """Drop the cached coordinator, unless the answer shows that it is the right one."""
+    def forget(self, transactional_id: TransactionalId | None, error: Exception) -> None:
+        """Drop what the error says of the connections, and the cached coordinator of the id, unless
+        the answer shows that it is the right one.
+        """
         if isinstance(error, theirs.ConcurrentTransactionsError) or self._admin is None:
             return
-        cached = self._admin._manager.cluster._coordinators
-        if len(cached) > COORDINATORS_MAX:
-            cached.clear()
-        cached.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+        manager = self._admin._manager
+        if transactional_id is not None:
+            cached = manager.cluster._coordinators
+            if len(cached) > COORDINATORS_MAX:
+                cached.clear()
+            cached.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+        if isinstance(error, theirs.UnknownBrokerIdError):
+            manager.run(_look_for_brokers, manager)
+        if isinstance(error, theirs.RequestTimedOutError):
+            manager.run(_close_silent, manager)
         if isinstance(error, theirs.KafkaConnectionError):
             # The library leaves the socket of each failed connection in a cycle. A slot collects so
             # rarely that an outage could use up its file descriptors.
@@ -213,6 +220,24 @@ class ControlConnection:
                 f"({type(error).__name__})."
             )
         return KafkaError(f"Kafka at {self.servers} could not {what}: {error}")
+
+
+async def _look_for_brokers(manager: Any) -> None:
+    """Have the library learn of the brokers anew: one that came back while it was connected stays
+    unknown to it for five minutes, whoever else names it.
+    """
+    manager.cluster.request_update()
+
+
+async def _close_silent(manager: Any) -> None:
+    """Close the connections that wait for nothing and have had no answer for as long as the request
+    that timed out: the next would wait as long on each if a firewall or a host has forgotten them.
+    """
+    heard_before = time.monotonic() - REQUEST_TIMEOUT_MS / 1000
+    for connection in list(manager._conns.values()):
+        idle = connection.connected and not connection.in_flight_requests
+        if idle and connection.transport.last_read < heard_before:
+            connection.close()
 
 
 class _FirstConnection:
