@@ -1,294 +1,335 @@
-"""How long readers wait for new output after a broker's death, and after repeated kills.
+"""How long readers wait for new output after deaths of brokers and processes, and killed runs.
 
 Three brokers, a steady feed, and a reader of committed records that does not know what is attacked.
 A figure counts from the kill to the first record that was produced after it and is visible. Beside
-each broker's death a hand-written transactional producer does the same on the same brokers: its
-figure is the failover of Kafka itself, which no job can be faster than. The phases of a recovery
-are the states that the job reports, each with the seconds that the job stayed in it.
+it a hand-written transactional producer does the same on the same brokers: its figure is the
+failover of Kafka itself, which no job can be faster than. The phases of a recovery are those of the
+JobMaster's log, each with its seconds.
+
+Each broker dies in turn, by itself and together with a slot or the JobMaster; then each kind of
+process while one broker is away; then a slot again and again; then the command with all that it has
+started, once, and again every half to three seconds.
+
+    python -m integration.bench.recovery            prints the table
+    python -m integration.bench --only recovery     puts it into docs/benchmarks.md as well
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from integration.bench.data import PARTITIONS
-from integration.bench.feed import Feed, produced_s
+from integration.bench.feed import Feed
 from integration.bench.page import Table
+from integration.bench.recovery_probes import GIVE_UP_S, Loop, Reader, phases
+from integration.chaos.cluster import NODES, Brokers
 from integration.running import Report, TidegateRun, runs_with_checkpoint
-from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.jars import VERSIONS
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import TransactionState
 
 COPY: Final = "integration.bench.pipelines:Passthrough"
-NODES: Final = 3
+JOB: Final = "bench-passthrough"
 FEED_PER_S: Final = 200
 SETTLE_S: Final = 3.0
-GIVE_UP_S: Final = 150.0
-KILLED_RUNS: Final = 4
-LIFE_S: Final = 2.0
+LIVES_S: Final = (0.5, 3.0, 1.0, 2.5, 1.5, 2.0, 0.7, 3.0)
 """How long a run lives that is killed again and again."""
-LOOP_EVERY_S: Final = 0.1
-GOAL_BROKER: Final = "the brokers' own + 2 s"
-GOAL_RUN: Final = "4 s"
+STARTS: Final = 3
+SLOT_KILLS: Final = 5
+FAILOVER_GOAL: Final = "the brokers' own + 2 s"
+RUN_GOAL: Final = "4 s"
+PROCESSES: Final[dict[str, Callable[[Report], int]]] = {
+    "slot": lambda report: report["slots"][0]["pid"],
+    "TaskManager": lambda report: report["slots"][0]["task_manager_pid"],
+    "JobMaster": lambda report: report["jobmaster_pid"],
+    "JobManager": lambda report: report["jobmanager_pid"],
+}
+
+Row = list[str]
 
 
-class Reader:
-    """Reads committed records of a topic in a thread and keeps when the newest was produced."""
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """The brokers, the topics, and where runs have their folders."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._newest_s = 0.0
-        self._over = threading.Event()
-        settings = {
-            "bootstrap.servers": bootstrap,
-            "group.id": "bench-recovery",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 10,
-            "reconnect.backoff.max.ms": 200,
-            "topic.metadata.refresh.interval.ms": 500,
-            "log_level": 0,
+    brokers: Brokers
+    folder: Path
+
+    def home(self) -> Path:
+        """A new folder of a run."""
+        home = self.folder / f"run-{time.time_ns()}"
+        home.mkdir()
+        return home
+
+    def run(self, home: Path, *options: str) -> TidegateRun:
+        """The command, started."""
+        config: dict[str, Any] = {
+            "sources.clicks.topic": "feed",
+            "sinks.copies.topic": "out",
+            "checkpoint.interval": "1 s",
+            "job.parallelism": "2",
         }
-        self._consumer = Consumer(settings)
-        self._consumer.assign([TopicPartition(topic, each, 0) for each in range(PARTITIONS)])
-        self._thread = threading.Thread(target=self._read, name="reader")
-        self._thread.start()
-
-    def first_after(self, then_s: float) -> float:
-        """Seconds from `then_s` until a record that was produced after it was seen."""
-        end_s = time.time() + GIVE_UP_S
-        while time.time() < end_s:
-            if self._newest_s > then_s:
-                return time.time() - then_s
-            time.sleep(0.01)
-        raise TimeoutError(f"no new record within {GIVE_UP_S:g} s")
-
-    def close(self) -> None:
-        """Stop to read."""
-        self._over.set()
-        self._thread.join()
-        self._consumer.close()
-
-    def _read(self) -> None:
-        while not self._over.is_set():
-            for message in self._consumer.consume(500, 0.05):
-                value = message.value()
-                if message.error() is None and value is not None:
-                    self._newest_s = max(self._newest_s, produced_s(value))
+        bootstrap = self.brokers.bootstrap
+        return TidegateRun(home, bootstrap, pipeline=COPY, options=options, config=config)
 
 
-class Loop:
-    """A transactional producer as one writes it by hand: what fails is begun again."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that runs while it is attacked, and who watches it."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._bootstrap, self._topic = bootstrap, topic
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="loop")
-        self._thread.start()
+    run: TidegateRun
+    home: Path
+    reader: Reader
+    probe: Reader
 
-    def close(self) -> None:
-        """Stop to write."""
-        self._over.set()
-        self._thread.join()
+    def row(self, what: str, attack: Callable[[], object], goal: str = "") -> Row:
+        """Attack, and wait for new output of the job and of the loop by hand."""
+        own: list[float] = []
+        killed_s = time.time()
+        attack()
+        waits = threading.Thread(target=lambda: own.append(self.probe.first_after(killed_s)))
+        waits.start()
+        took_s = self.reader.first_after(killed_s)
+        waits.join()
+        found = phases(_log(self.home), killed_s, took_s, ran=True)
+        return said([what, f"{took_s:.1f} s", found, f"{own[0]:.1f} s", goal])
 
-    def _write(self) -> None:
-        while not self._over.is_set():
-            try:
-                self._produce()
-            except KafkaException:
-                time.sleep(0.05)
+    def kill(self, process: str) -> None:
+        """One of the processes of the job."""
+        os.kill(self.pid(process), signal.SIGKILL)
 
-    def _produce(self) -> None:
-        producer = Producer(
-            {
-                "bootstrap.servers": self._bootstrap,
-                "transactional.id": "bench-recovery-loop",
-                "transaction.timeout.ms": 60_000,
-                "reconnect.backoff.max.ms": 200,
-                "log_level": 0,
-            }
+    def pid(self, process: str) -> int:
+        """Of a process of the job, once it has one."""
+        report = self.run.wait_for(
+            process, lambda found: bool(found["slots"] and found["jobmaster_pid"]), GIVE_UP_S
         )
-        producer.init_transactions(30)
-        while not self._over.wait(LOOP_EVERY_S):
-            producer.begin_transaction()
-            for partition in range(PARTITIONS):
-                value = b"%020d" % time.time_ns()
-                producer.produce(self._topic, value, partition=partition)
-            producer.commit_transaction(30)
+        return PROCESSES[process](report)
 
-
-class Phases:
-    """In which states a job was, from its reports."""
-
-    def __init__(self, run: TidegateRun) -> None:
-        self._run, self._over = run, threading.Event()
-        self.seen: list[tuple[float, str]] = []
-        self._thread = threading.Thread(target=self._watch, name="phases")
-        self._thread.start()
-
-    def after(self, then_s: float, took_s: float) -> str:
-        """Each state between the kill and the new output, with its seconds."""
-        end_s = then_s + took_s
-        begins = [(max(at, then_s), state) for at, state in self.seen if at < end_s]
-        spans: dict[str, float] = {}
-        for (at, state), (following, _) in zip(begins, [*begins[1:], (end_s, "")], strict=True):
-            spans[state] = spans.get(state, 0.0) + following - at
-        shown = {state: span for state, span in spans.items() if span >= 0.05}
-        return ", ".join(f"{state.lower()} {span:.1f}" for state, span in shown.items())
-
-    def close(self) -> None:
-        """Stop to watch."""
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.02):
-            report = self._run.report
-            if report is not None and (not self.seen or self.seen[-1][1] != report["state"]):
-                self.seen.append((time.time(), report["state"]))
+    def settled(self) -> Report:
+        """Wait until it runs as if nothing had been."""
+        report = self.run.wait_for("a checkpoint", runs_with_checkpoint, GIVE_UP_S)
+        self.reader.first_after(time.time())
+        self.probe.first_after(time.time())
+        time.sleep(SETTLE_S)
+        return report
 
 
 def measure_recovery() -> Table:
-    """A row for each broker's death, and for a run that is killed again and again."""
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        with EmbeddedKafka.start(directory=folder / "kafka", nodes=NODES, owned=True) as kafka:
-            topics = _topics(kafka, "feed", "out", "probe")
-            rows += [_broker_dies(kafka, topics, folder, node) for node in range(NODES)]
-            rows += _slots_die(kafka, topics, folder)
-            rows.append(_runs_die(kafka, topics, folder))
+    """A row for each kind of death."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Brokers(VERSIONS[0], Path(scratch, "kafka")) as brokers,
+    ):
+        rig = Rig(brokers, Path(scratch))
+        _make_topics(brokers, "feed", "out", "probe")
+        rows = [*_deaths(rig), *_killed_runs(rig)]
     return Table(
         "Recovery under pressure",
-        ["what", "new output after", "phases of the job, s", "the brokers' own", "goal"],
+        ["what", "new output after", "phases, s", "a loop by hand", "goal"],
         rows,
-        "Three brokers on the machine of the job, replication 3, checkpoints every second, "
-        f"{FEED_PER_S} records a second.",
+        "From the kill (of a run: from its start) to the first visible record that was produced "
+        "after it. Three brokers on the machine of the job, replication 3, min.insync.replicas 2, "
+        f"sessions of 3 s, checkpoints every second, {FEED_PER_S} records a second, two subtasks. "
+        "The loop by hand is a transactional producer on the same brokers: its figure is their own "
+        "failover. Times of phases are from the JobMaster's log.",
     )
 
 
-def _broker_dies(
-    kafka: EmbeddedKafka, topics: Mapping[str, str], folder: Path, node: int
-) -> list[str]:
-    probe = Reader(kafka.bootstrap, topics["probe"])
-    loop = Loop(kafka.bootstrap, topics["probe"])
-    try:
-        with _running(kafka, topics, folder) as (run, reader, phases):
-            _settled(run, reader)
-            probe.first_after(time.time())
-            own: list[float] = []
-            killed_s = time.time()
-            kafka.kill(node)
-            waits = threading.Thread(target=lambda: own.append(probe.first_after(killed_s)))
-            waits.start()
-            took_s = reader.first_after(killed_s)
-            waits.join()
-            told = phases.after(killed_s, took_s)
-            kafka.restart(node)
-            time.sleep(SETTLE_S)
-            what = f"kill -9 of broker {node + 1} of {NODES}"
-            return [what, f"{took_s:.1f} s", told, f"{own[0]:.1f} s", GOAL_BROKER]
-    finally:
-        loop.close()
-        probe.close()
+def _deaths(rig: Rig) -> Iterator[Row]:
+    """Of brokers and processes under one job, which goes on all the time."""
+    brokers = rig.brokers
+    with _watched(rig) as job:
+        for victim in (_leader, _coordinator, _controller):
+            job.settled()
+            node = victim(brokers)
+            what = f"kill -9 of the {ROLES[victim]}: it {_roles(brokers, node)}"
+            yield job.row(what, partial(brokers.kill, node), FAILOVER_GOAL)
+            brokers.start(node)
+        for process in ("slot", "JobMaster"):
+            job.settled()
+            node, pid = brokers.leader("feed", 0), job.pid(process)
 
+            def both(node: int = node, pid: int = pid) -> None:
+                brokers.kill(node)
+                os.kill(pid, signal.SIGKILL)
 
-def _slots_die(
-    kafka: EmbeddedKafka, topics: Mapping[str, str], folder: Path
-) -> Iterator[list[str]]:
-    with _running(kafka, topics, folder) as (run, reader, phases):
-        _settled(run, reader)
-        for number in range(5):
-            report = run.wait_for("slots", lambda found: bool(found["slots"]), GIVE_UP_S)
-            killed_s = time.time()
-            os.kill(report["slots"][0]["pid"], signal.SIGKILL)
-            took_s = reader.first_after(killed_s)
-            what = f"kill -9 of a slot, the {number + 1}. in a row, one a second"
-            yield [what, f"{took_s:.1f} s", phases.after(killed_s, took_s), "", ""]
+            what = f"kill -9 of a broker and of the {process} together"
+            yield job.row(what, both, FAILOVER_GOAL)
+            brokers.start(node)
+        job.settled()
+        brokers.kill(0)
+        for process in PROCESSES:
+            job.settled()
+            what = f"one broker of three is away: kill -9 of the {process}"
+            yield job.row(what, partial(job.kill, process))
+        brokers.start(0)
+        job.settled()
+        for number in range(SLOT_KILLS):
+            what = f"kill -9 of a slot, {number + 1}. in a row, a second after the output"
+            yield job.row(what, partial(job.kill, "slot"))
             time.sleep(1.0)
 
 
-def _runs_die(kafka: EmbeddedKafka, topics: Mapping[str, str], folder: Path) -> list[str]:
-    """A run that is killed two seconds after its start, and started again at once."""
-    took: list[float] = []
-    home = folder / "killed"
-    home.mkdir()
-    reader = Reader(kafka.bootstrap, topics["out"])
+def _killed_runs(rig: Rig) -> Iterator[Row]:
+    """The command is killed with all that it has started, and started again."""
+    home = rig.home()
+    reader = Reader(rig.brokers.bootstrap, "out")
     try:
-        with Feed(kafka.bootstrap, topics["feed"], FEED_PER_S):
-            for number in range(KILLED_RUNS):
-                began_s = time.time()
-                with _run(kafka, topics, home):
-                    if number < KILLED_RUNS - 1:
-                        time.sleep(LIFE_S)
-                    else:
-                        took.append(reader.first_after(began_s))
-            for _ in range(2):
-                began_s = time.time()
-                with _run(kafka, topics, home):
-                    took.append(reader.first_after(began_s))
+        with Feed(rig.brokers.bootstrap, "feed", FEED_PER_S):
+            _run_once(rig, home, reader, "--take-over")
+            took = [_run_once(rig, home, reader) for _ in range(STARTS)]
+            yield _of_runs("`run`, killed with its whole process group and started again", took)
+            seen = sum(_killed_after(rig, home, reader, life_s) for life_s in LIVES_S)
+            took = [_run_once(rig, home, reader)]
+            lives = f"{min(LIVES_S):g} to {max(LIVES_S):g} s after its start"
+            row = _of_runs(
+                f"the same after it was killed {len(LIVES_S)} times, {lives}; of these lives "
+                f"{seen} showed output",
+                took,
+            )
+            yield row
+            rig.brokers.kill(0)
+            took = [_run_once(rig, home, reader)]
+            yield _of_runs("`run` started at once after a broker's death", took, "")
+            took = [_run_once(rig, home, reader)]
+            yield _of_runs("`run` started while one broker of three is away", took)
+            rig.brokers.start(0)
     finally:
         reader.close()
-    what = f"`run` started again after {KILLED_RUNS - 1} kills within {LIFE_S:g} s, and twice more"
-    told = f"median of {len(took)}; the longest {max(took):.1f}"
-    return [what, f"{statistics.median(took):.1f} s", told, "", GOAL_RUN]
 
 
-def _settled(run: TidegateRun, reader: Reader) -> Report:
-    report = run.wait_for("a checkpoint", runs_with_checkpoint, GIVE_UP_S)
-    reader.first_after(time.time())
-    time.sleep(SETTLE_S)
-    return report
+def _of_runs(what: str, took: list[tuple[float, str]], goal: str = RUN_GOAL) -> Row:
+    """The median of several starts, with its phases."""
+    median_s = statistics.median_low([took_s for took_s, _ in took])
+    found = next(found for took_s, found in took if took_s == median_s)
+    of = f" (median of {len(took)})" if len(took) > 1 else ""
+    return said([what, f"{median_s:.1f} s{of}", found, "", goal])
+
+
+def _run_once(rig: Rig, home: Path, reader: Reader, *options: str) -> tuple[float, str]:
+    """Start the command, wait for its output, and kill everything that it has started."""
+    began_s = time.time()
+    with rig.run(home, *options) as run:
+        took_s = reader.first_after(began_s)
+        _kill_all(run)
+    return took_s, phases(_log(home), began_s, took_s, ran=False)
+
+
+def _killed_after(rig: Rig, home: Path, reader: Reader, life_s: float) -> bool:
+    """Whether a run showed output that is killed so soon."""
+    began_s = time.time()
+    with rig.run(home) as run:
+        time.sleep(life_s)
+        _kill_all(run)
+    return reader.newest_s > began_s
+
+
+def _kill_all(run: TidegateRun) -> None:
+    """The command's process group, which it leads."""
+    with suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)
 
 
 @contextmanager
-def _running(
-    kafka: EmbeddedKafka, topics: Mapping[str, str], folder: Path
-) -> Iterator[tuple[TidegateRun, Reader, Phases]]:
-    home = folder / f"run-{time.time_ns()}"
-    home.mkdir()
-    reader = Reader(kafka.bootstrap, topics["out"])
+def _watched(rig: Rig) -> Iterator[Job]:
+    """A job that is fed and read, beside the loop by hand."""
+    bootstrap = rig.brokers.bootstrap
+    reader, probe = Reader(bootstrap, "out"), Reader(bootstrap, "probe")
+    loop = Loop(bootstrap, "probe")
     try:
-        with (
-            Feed(kafka.bootstrap, topics["feed"], FEED_PER_S),
-            _run(kafka, topics, home, "--take-over") as run,
-        ):
-            phases = Phases(run)
-            try:
-                yield run, reader, phases
-            finally:
-                phases.close()
+        home = rig.home()
+        with Feed(bootstrap, "feed", FEED_PER_S), rig.run(home) as run:
+            yield Job(run, home, reader, probe)
     finally:
+        loop.close()
+        probe.close()
         reader.close()
 
 
-def _run(kafka: EmbeddedKafka, topics: Mapping[str, str], home: Path, *options: str) -> TidegateRun:
-    config: dict[str, Any] = {
-        "sources.clicks.topic": topics["feed"],
-        "sinks.copies.topic": topics["out"],
-        "checkpoint.interval": "1 s",
-        "job.parallelism": "2",
-    }
-    options = options or ("--take-over",)
-    return TidegateRun(home, kafka.bootstrap, pipeline=COPY, options=options, config=config)
+def _roles(brokers: Brokers, node: int) -> str:
+    """What the broker does for the job."""
+    leads = sum(brokers.leader("feed", number) == node for number in range(PARTITIONS))
+    open_ = _open_transactions(brokers)
+    coordinates = sum(brokers.coordinator(each) == node for each in open_)
+    controls = ", and is the active controller" if _controller(brokers) == node else ""
+    return (
+        f"leads {leads} of {PARTITIONS} input partitions, coordinates {coordinates} of "
+        f"{len(open_)} open transactions{controls}"
+    )
 
 
-def _topics(kafka: EmbeddedKafka, *names: str) -> dict[str, str]:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+def _leader(brokers: Brokers) -> int:
+    return brokers.leader("feed", 0)
+
+
+def _coordinator(brokers: Brokers) -> int:
+    """Of the most open transactions of the job."""
+    return statistics.mode(map(brokers.coordinator, _open_transactions(brokers)))
+
+
+def _controller(brokers: Brokers) -> int:
+    """The node that leads the metadata quorum, by the newest that a node has written down."""
+    found = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in brokers.kafka.directory.glob("*/data/__cluster_metadata-0/quorum-state")
+    ]
+    newest = max(found, key=lambda state: (state["leaderEpoch"], state["leaderId"]))
+    return int(newest["leaderId"]) - 1
+
+
+ROLES: Final = {
+    _leader: "leader of an input partition",
+    _coordinator: "coordinator of open transactions",
+    _controller: "active controller",
+}
+
+
+def _open_transactions(brokers: Brokers) -> list[TransactionalId]:
+    """Of the job; there are some most of the time."""
+    log = KafkaTransactionLog({"bootstrap.servers": brokers.bootstrap})
+    try:
+        end_s = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < end_s:
+            listed = log.list("tidegate.")
+            found = [each for each, state in listed.items() if state is TransactionState.ONGOING]
+            if found:
+                return found
+        raise TimeoutError("the job has no open transactions")
+    finally:
+        log.close()
+
+
+def _make_topics(brokers: Brokers, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})
     made = admin.create_topics([NewTopic(name, PARTITIONS, NODES) for name in names])
     for future in made.values():
         future.result()
-    return {name: name for name in names}
+
+
+def _log(home: Path) -> Path:
+    return home / ".tidegate" / "logs" / JOB / "jobmaster.log"
+
+
+def said(row: Row) -> Row:
+    """Tell a row as soon as it is known: all of them take minutes."""
+    print("  ".join(each for each in row if each), flush=True)
+    return row
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from integration.chaos.reasons import SLOW_S, reason
 from integration.chaos.scenarios import Result
 
 RESULTS = "kill-matrix.json"
@@ -75,6 +76,9 @@ def page(results: Results, due: int) -> str:
     for result in results.values():
         sections.setdefault(result.section, []).append(result)
     parts = [TITLE, INTRODUCTION.strip(), summary(list(results.values()), due)]
+    slow = slow_ones(results.values())
+    if slow:
+        parts += [f"## Slower than {SLOW_S:g} s, and why", slower(slow)]
     for name, found in sections.items():
         title, renderer = SECTIONS.get(name, (name.capitalize(), rows))
         parts += [f"## {title}", renderer(found)]
@@ -95,8 +99,24 @@ def summary(results: Sequence[Result], due: int) -> str:
         ("cells", f"{len(results)} of {due} run, {len(results) - len(wrong)} exact"),
         ("kills and faults", str(sum(result.kills for result in results))),
         ("recovery", seconds(results)),
+        (f"slower than {SLOW_S:g} s", f"{len(slow_ones(results))} cells"),
     ]
     return table(("what", "figure"), facts)
+
+
+def slow_ones(results: Iterable[Result]) -> list[Result]:
+    """Those for which a reason is due."""
+    return [result for result in results if max(result.recovery_s, default=0.0) > SLOW_S]
+
+
+def slower(results: Iterable[Result]) -> str:
+    """Each slow cell with its reason, the slowest first."""
+    columns = ("cell", "recovery", "run on", "why")
+    ordered = sorted(results, key=lambda result: -max(result.recovery_s))
+    return table(
+        columns,
+        [(f"`{each.cell}`", seconds([each]), each.date, reason(each.cell)) for each in ordered],
+    )
 
 
 def rows(results: Sequence[Result]) -> str:

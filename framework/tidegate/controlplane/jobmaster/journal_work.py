@@ -304,6 +304,7 @@ class JournalWork:
         self.storage.wait_until_there(self._replaced)
         # With the claim: what is done about it is the same whatever fails from here on.
         journal = self._journal = self._claim_for(plan)
+        _log.info("claimed", extra={"attempt": journal.attempt})
         if not isinstance(plan, TidegateError):
             self._post(lambda: claimed(journal.attempt))
         run = self._runner().run

@@ -1,0 +1,64 @@
+"""The phases of a recovery, as the bench reads them from a JobMaster's log."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from integration.bench.recovery_probes import phases, spans, told, transitions
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.drivers.logs import LogFormat
+
+BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+
+
+def line(after_s: float, message: str, **extra: object) -> str:
+    """As the JobMaster's own log writes it."""
+    record = logging.makeLogRecord(
+        {"name": "tidegate.x", "levelname": "INFO", "msg": message, "created": BEGAN + after_s}
+    )
+    record.__dict__.update(extra)
+    return LogFormat(role="jobmaster", job="j", pid=1).format(record)
+
+
+def test_each_line_begins_a_phase() -> None:
+    lines = [
+        line(0.0, "job", state=JobState.RECOVERING.value, attempt=None),
+        line(0.25, "claimed", attempt=7),
+        line(0.5, "recovered", attempt=7, ended=1, fenced=2),
+        line(0.75, "job", state=JobState.WAITING_FOR_SLOTS.value, attempt=7),
+        line(1.0, "job", state=JobState.DEPLOYING.value, attempt=7),
+        line(1.25, "a word about state=running", attempt=7),
+        line(1.5, "job", state=JobState.RUNNING.value, attempt=7),
+    ]
+    found = [(at - BEGAN, phase) for at, phase in transitions(lines)]
+    assert found == [
+        (0.0, "claiming"),
+        (0.25, "settling, fencing"),
+        (0.5, "resolving the restore"),
+        (0.75, "waiting for slots"),
+        (1.0, "deploying, restoring"),
+        (1.5, "running until visible"),
+    ]
+
+
+def test_phases_add_up_to_the_time_until_the_output() -> None:
+    begun = [(1.0, "claiming"), (2.0, "deploying, restoring"), (3.0, "claiming"), (9.0, "late")]
+    found = spans(begun, 0.5, 5.0, ran=True)
+    assert found == {"noticing, starting": 0.5, "claiming": 3.0, "deploying, restoring": 1.0}
+    assert told({**found, "short": 0.01}) == (
+        "noticing, starting 0.5, claiming 3.0, deploying, restoring 1.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ran", "phase"), [(True, "running until visible"), (False, "noticing, starting")]
+)
+def test_without_a_line_it_runs_on_or_never_began(tmp_path: Path, ran: bool, phase: str) -> None:
+    log = tmp_path / "jobmaster.log"
+    assert phases(log, BEGAN, 2.0, ran=ran) == f"{phase} 2.0"
+    log.write_text(line(-1.0, "claimed", attempt=1) + "\n")
+    assert phases(log, BEGAN, 2.0, ran=ran) == f"{phase} 2.0"
