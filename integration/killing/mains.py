@@ -85,7 +85,7 @@ def run_slot(
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """A JobMaster that may end at a `jobmaster.` point."""
-    service.SWEEP_INTERVAL_S = SWEEP_S  # type: ignore[misc]
+    service.SWEEP_AFTER_S = SWEEP_S, SWEEP_S  # type: ignore[misc]
     journal_work.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
     traps = _traps()
     return run_real_jobmaster(job, address, epoch, JobMasterDrivers(traps, drivers))

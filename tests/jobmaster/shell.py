@@ -89,6 +89,7 @@ class Shell:
             SimpleNamespace(
                 recover=lambda plan, claimed, done: None,
                 abandon=lambda: None,
+                sweep=lambda: None,
                 confirm=lambda done: done(None),
                 close=lambda outcome, stopped, done: self.closed.append(outcome),
             ),

@@ -55,6 +55,16 @@ def running() -> Shell:
     return shell
 
 
+def test_the_first_sweeps_come_soon_and_then_every_ten_seconds() -> None:
+    """What the recovery missed, because a coordinator was elected a moment before, holds readers
+    back until a sweep finds it.
+    """
+    shell, swept = running(), []
+    shell.master._journal.sweep = lambda: swept.append(shell.now_s)  # type: ignore[method-assign]
+    shell.run_until(40.0)
+    assert swept == [1.0, 3.0, 7.0, 15.0, 25.0, 35.0]
+
+
 def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
     shell = fourth()
     shell.master._close(Close(outcome=JobState.FINISHED))

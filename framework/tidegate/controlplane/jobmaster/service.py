@@ -72,8 +72,9 @@ REPORT_INTERVAL_S: Final = 0.5
 SLOT_REQUEST_INTERVAL_S: Final = 2.0
 """Between two requests for slots that are missing: a message may be lost."""
 
-SWEEP_INTERVAL_S: Final = 10.0
-"""Between two sweeps: transactions of zombies lose nothing, but readers wait behind them."""
+SWEEP_AFTER_S: Final = (1.0, 10.0)
+"""The first sweep, and the longest time to the next, each twice as long as before. A coordinator
+that was elected a moment ago lists nothing yet; readers wait behind what a recovery has missed."""
 
 _log = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class JobMaster:
                 self._deploy()
             case e.Run():
                 self._required_live().start()
-                self._sweep_later(instruction.attempt)
+                self._sweep_later(instruction.attempt, SWEEP_AFTER_S[0])
             case e.TakeFinalCheckpoint():
                 self._required_live().stop()
             case e.EndAttempt(attempt=attempt):
@@ -481,13 +482,13 @@ class JobMaster:
         if complete.final:
             self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))
 
-    def _sweep_later(self, attempt: Attempt) -> None:
+    def _sweep_later(self, attempt: Attempt, after_s: float) -> None:
         def sweep() -> None:
             if self._live is not None and self._live.attempt == attempt:
                 self._journal.sweep()
-                self._sweep_later(attempt)
+                self._sweep_later(attempt, min(2 * after_s, SWEEP_AFTER_S[1]))
 
-        self._loop.call_later(SWEEP_INTERVAL_S, sweep)
+        self._loop.call_later(after_s, sweep)
 
     # --- watching and reporting -----------------------------------------------------------------
 
