@@ -7,6 +7,7 @@ back: every total once, in order. Nothing is written below the mount point.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from integration.mistakes import Folder, Run
+from integration.standing import TIDEGATE
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.storage.file_systems import MOUNTS, parse_mounts
 from tidegate.drivers.storage.local import LocalStore
@@ -159,3 +161,44 @@ def test_a_second_storage_behind_the_same_path_is_not_written_to(
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
         assert run.stop().code == 0
     folder.assert_exact(60)
+
+
+def test_a_standing_jobmanager_that_starts_without_its_storage_waits_for_it(
+    tmp_path: Path, disk: Disk
+) -> None:
+    """An empty mount point is no new storage: its jobs would be forgotten."""
+    log = tmp_path / "log"
+
+    def serve() -> subprocess.Popen[bytes]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        settings = {**CONFIG, "jobmanager.port": str(port), "jobmanager.host": "127.0.0.1"}
+        words = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                [TIDEGATE, "jobmanager", *words], cwd=tmp_path, stdout=output, stderr=output
+            )
+
+    def says(server: subprocess.Popen[bytes], what: str) -> None:
+        until_s = time.monotonic() + 60
+        while what not in log.read_text(encoding="utf-8"):
+            assert server.poll() is None, log.read_text(encoding="utf-8")
+            assert time.monotonic() < until_s, log.read_text(encoding="utf-8")
+            time.sleep(0.1)
+
+    first = serve()
+    try:
+        says(first, "serving: ")
+    finally:
+        first.terminate()
+        first.wait(30)
+    disk.unmount()
+    second = serve()
+    try:
+        says(second, "the JobManager waits")
+        assert list(disk.point.iterdir()) == []
+        disk.mount()
+        says(second, "serving: ")
+    finally:
+        second.terminate()
+        second.wait(30)

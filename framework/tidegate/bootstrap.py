@@ -37,6 +37,7 @@ from tidegate.drivers.logs import set_up_logging
 from tidegate.drivers.network import THIS_HOST, Network, is_loopback, own_address_towards
 from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
 from tidegate.drivers.process.spawn import OsProcesses
+from tidegate.drivers.storage.remembered import RememberedStorage
 from tidegate.errors import (
     ConfigError,
     Domain,
@@ -169,13 +170,29 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
         network = Network(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
         require_insecure(network, "jobmanager", insecure=insecure)
         common = Common(config=own, cluster=own.cluster.name, network=network)
+        remembered = RememberedStorage(Path(own.state.directory).absolute(), storage)
+        identity = remembered.read()
+        if identity:
+            _log.info(
+                "the checkpoint storage is the one with id %s, which this host used last; if %s "
+                "was replaced by another one on purpose, remove %s",
+                identity,
+                storage,
+                remembered.file,
+            )
+
+        def announce(facts: Mapping[str, object]) -> None:
+            remembered.write(str(facts["storage"]))
+            _log.info("serving: %s", facts)
+
         return run_jobmanager(
             common.cluster,
             own,
             RealDrivers(network),
             processes(common),
-            announce=lambda facts: _log.info("serving: %s", facts),
+            announce=announce,
             standing=True,
+            storage=identity,
         )
 
     from tidegate.controlplane.dispatcher.service import run_jobmanager

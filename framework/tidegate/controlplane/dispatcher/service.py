@@ -108,13 +108,16 @@ def run_jobmanager(
     `storage` is the id of the checkpoint storage, where an earlier process has read it: a
     JobManager that is started again while the storage is gone waits for that one.
 
-    `announce` is given `address`, `epoch` and `pid`. StorageError where the storage does not serve.
+    `announce` is given `address`, `epoch`, `pid` and the id of the `storage`. StorageError where
+    the storage does not serve.
     """
     blobs = drivers.blob_store(config.checkpoint.storage)
+    if storage:  # before the probe, which would write below a mount point without its storage
+        _wait_for_storage(blobs, storage, drivers.clock)
     if standing:  # the client of a local cluster has looked already
         allowed = config.checkpoint.allow_network_filesystem
         blobs.probe(allow_network_filesystem=allowed)
-    identity = _identified(blobs, storage, drivers.clock)
+    identity = blobs.identify()
     store = JobStore(blobs, cluster, config.to_dict())
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads, workers=WORKERS)
     # The port comes first: who finds it taken must not end, by a newer epoch, the one that has it.
@@ -144,7 +147,8 @@ def run_jobmanager(
         )
         try:
             service.start()
-            announce({"address": server.address, "epoch": epoch, "pid": drivers.process.pid})
+            facts = {"address": server.address, "epoch": epoch, "storage": identity}
+            announce({**facts, "pid": drivers.process.pid})
             loop.run(service.handle)
             return REPLACED if service.replaced else 0
         finally:
@@ -153,10 +157,8 @@ def run_jobmanager(
             service.connections.close()
 
 
-def _identified(blobs: BlobStore, storage: str, clock: Clock) -> str:
-    """The id of the storage, which is bound to it; waits while the expected one is gone."""
-    if not storage:
-        return blobs.identify()
+def _wait_for_storage(blobs: BlobStore, storage: str, clock: Clock) -> None:
+    """Use the storage of this id and no other; return when it is there."""
     blobs.bind(storage)
     told = False
     while True:
@@ -168,7 +170,7 @@ def _identified(blobs: BlobStore, storage: str, clock: Clock) -> str:
                 told = True
             clock.sleep(STORAGE_PAUSE_S)
         else:
-            return storage
+            return
 
 
 @dataclass(slots=True, kw_only=True)

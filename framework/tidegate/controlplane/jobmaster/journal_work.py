@@ -55,6 +55,7 @@ from tidegate.controlplane.jobmaster.plan_of_job import (
 from tidegate.controlplane.jobmaster.restoring import Restoring
 from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (
+    ClusterMismatchError,
     InternalError,
     JobClosedError,
     KafkaError,
@@ -212,6 +213,8 @@ class JournalWork:
             try:
                 outcome: RecoveredJob | TidegateError = self._recover(plan, claimed)
             except TidegateError as error:
+                if isinstance(error, ClusterMismatchError):
+                    self._effects = None  # its clients remember brokers of the other cluster
                 outcome = error
             self._post(lambda: done(outcome))
 
