@@ -1,10 +1,10 @@
 """What operators do to brokers while a job runs, and what brokers do to themselves.
 
 Partitions move to other brokers, quotas hold clients back, brokers are upgraded one after the
-other, a topic is compacted, and a partition's leader moves again and again under load. The last is
-what librdkafka answers with a new producer epoch (librdkafka#4953, and Kafka's
-OUT_OF_ORDER_SEQUENCE_NUMBER): a transaction that continues under another epoch must not be
-published. The output stays exact through all of them, with a slot killed in between.
+other, a topic is compacted, a partition's leader moves again and again under load, and brokers
+forget producers. The output stays exact through all of them, with a slot killed in between. Each
+test shows that the broker has really done it. Single requests that go wrong are the matter of
+`test_sequences`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from kafka.admin import KafkaAdminClient
 from kafka.structs import TopicPartition
 
 from integration import checker
-from integration.brokers import create_topic, unique
-from integration.killing.runs import LARGE, Job, Run
+from integration.brokers import TIMEOUT_S, create_topic, unique
+from integration.killing.runs import LARGE, PARTITIONS, Job, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.java import find_java, java_environment
 
@@ -124,6 +125,22 @@ def set_quota(kafka: EmbeddedKafka, change: str, value: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def assert_throttled(job: Job) -> None:
+    """The quota holds for clients without a name of their own, as the job's are."""
+    told: list[float] = []
+    settings = {
+        "bootstrap.servers": job.bootstrap,
+        "throttle_cb": lambda event: told.append(event.throttle_time),
+    }
+    scratch = unique("scratch")
+    create_topic(job.bootstrap, scratch)
+    producer = Producer(settings)
+    for _ in range(4):
+        producer.produce(scratch, b"x" * 20_000)
+        producer.flush(TIMEOUT_S)
+    assert told, "the broker throttles nobody"
+
+
 def test_quotas_that_throttle_a_job_slow_it_and_nothing_else(tmp_path: Path) -> None:
     with EmbeddedKafka.start(directory=tmp_path / "kafka", owned=True) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
@@ -131,6 +148,7 @@ def test_quotas_that_throttle_a_job_slow_it_and_nothing_else(tmp_path: Path) -> 
         with job.started() as run:
             run.until_published(1)
             set_quota(kafka, "--add-config", "producer_byte_rate=20000,consumer_byte_rate=20000")
+            assert_throttled(job)
             job.write(500, seed=2)
             run.until_published(3)
             kill_a_slot(run)
@@ -217,15 +235,31 @@ SHORT_MEMORY = {
 """Partitions forget the sequence numbers of producers that have written nothing for two seconds."""
 
 
+def known_producers(job: Job) -> set[int]:
+    """Ids of the producers whose sequence numbers the output's leaders remember."""
+    partitions = [
+        TopicPartition(job.topics[sink], number)
+        for sink in job.sinks
+        for number in range(PARTITIONS)
+    ]
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap.split(","))) as admin:
+        found = admin.describe_producers(partitions)
+    return {producer.producer_id for producers in found.values() for producer in producers}
+
+
 def test_a_broker_that_forgets_idle_producers_leaves_the_output_exact(tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
     with EmbeddedKafka.start(directory=folder, owned=True, properties=SHORT_MEMORY) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
         config = {"checkpoint.interval": "6 s", "checkpoint.interval_during_backlog": "0 ms"}
         with job.started(config=config) as run:
-            for seed in range(1, 8):
+            job.write(20, seed=1)
+            run.until(job.is_settled, "settled", 120)
+            first = run.until(lambda: known_producers(job), "known producers")
+            for seed in range(2, 6):
                 job.write(20, seed=seed)
                 time.sleep(3)  # the producer's transaction is open and idle meanwhile
+            run.until(lambda: not first <= known_producers(job), "a forgotten producer")
             run.until_published(1)
             kill_a_slot(run)
             job.write(20, seed=8)

@@ -167,7 +167,7 @@ def test_order_holds_across_a_barrier_while_the_flush_is_slow(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
     """The interval before needs 400 requests one after the other, the next only one."""
-    slow = {"batch.num.messages": 100, "max.in.flight.requests.per.connection": 1}
+    slow = {"batch.num.messages": 100}
     bench = SinkBench(cluster, topic, kafka=slow, warm=2)
     eventually(lambda: len(cluster.log.list(f"tidegate.{bench.job}.")), lambda n: n >= 2)
     bench.around.mailbox.run_posted()

@@ -48,6 +48,7 @@ COMMON = {
     "enable.idempotence": True,
     "acks": "all",
     "delivery.report.only.error": True,  # else a call of Python for every record
+    "max.in.flight.requests.per.connection": 1,  # else a refused request may be overtaken
     "linger.ms": "5",
     "batch.size": "1000000",
     "queue.buffering.max.messages": "100000",
@@ -76,6 +77,7 @@ def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) 
         linger_ms="9",
         acks="1",
         delivery_report_only_error="false",
+        max_in_flight_requests_per_connection="5",
     )
     assert given == {
         **COMMON,
@@ -84,6 +86,15 @@ def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) 
         "queue.buffering.max.kbytes": "8",
         "linger.ms": "9",
     }
+
+
+def test_ours_come_last_because_librdkafka_takes_the_last_of_two_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = list(
+        made_with(monkeypatch, max_in_flight_requests_per_connection="5", max_in_flight="5")
+    )
+    assert names.index("max.in.flight") < names.index("max.in.flight.requests.per.connection")
 
 
 @pytest.mark.timeout(20)

@@ -31,6 +31,8 @@ OURS: Final = {
     "message.timeout.ms": "it is the transaction's timeout, 5 minutes where there is none",
     "delivery.timeout.ms": "it is message.timeout.ms, the transaction's timeout or 5 minutes",
     "delivery.report.only.error": "a report for every record would cost more than the record",
+    "max.in.flight.requests.per.connection": "more than one loses records where leaders move",
+    "max.in.flight": "it is max.in.flight.requests.per.connection, and that is one",
 }
 """librdkafka settings that belong to the framework, with what a user does instead."""
 

@@ -71,7 +71,8 @@ def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[
                 f"The Kafka setting {name.strip()} is not allowed: {how}. Remove it from the "
                 "pipeline or the configuration."
             )
-    return {**settings, **ours}
+    # Ours come last: librdkafka has two names for some settings, and the later one counts.
+    return {name: value for name, value in settings.items() if name not in ours} | dict(ours)
 
 
 def kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
