@@ -301,11 +301,11 @@ class KafkaPartitionReader:
         code = event.code()
         if code == Code._AUTO_OFFSET_RESET:
             return KafkaError(
-                f"Partition {where} at {self._servers} cannot be read from offset "
-                f"{self._positions.get(origin, 'unknown')}: it is not in the log any more, or not "
-                "yet (retention has deleted it, or the topic was made anew). Start from another "
-                "checkpoint, or from new offsets with --restore none; records between, if "
-                "any, are lost."
+                f"Partition {where} at {self._servers} cannot be read on: {event.str()}. The "
+                "offset is not in the log any more, or not yet (retention has deleted it, an "
+                "unclean leader election has truncated the log, or the topic was made anew). Start "
+                "from another checkpoint, or from new offsets with --restore none; records "
+                "between, if any, are lost."
             )
         if code in _ABSENT:
             return self._absent(where)

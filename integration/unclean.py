@@ -1,0 +1,159 @@
+"""Three brokers of which one leads again although it missed what was written meanwhile.
+
+An unclean leader election is Kafka's way to lose acknowledged records: the only replica that has
+them is away, and an operator (or `unclean.leader.election.enable`) has another one lead. Staged
+here as it happens: `LAGGING` dies, records are written that `LEADER` alone has, `LEADER` dies,
+`LAGGING` comes back and is elected by Kafka's own request. `WITNESS` has no part in it: with it the
+controllers have a majority, and topics that must lose nothing live there.
+
+It is the brokers' side only and knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kafka.admin import KafkaAdminClient
+from kafka.structs import TopicPartition
+
+from integration.brokers import TIMEOUT_S, unique
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+LEADER: Final = 0
+LAGGING: Final = 1
+WITNESS: Final = 2
+LOSES: Final = (LEADER, LAGGING)
+KEEPS: Final = (WITNESS,)
+"""Nodes that hold the partitions of a topic."""
+
+PATIENCE_S: Final = 120.0
+POLL_S: Final = 0.1
+UNCLEAN: Final = 1
+"""The kind of election in Kafka's ElectLeaders request."""
+PROPERTIES: Final = {
+    # One replica is enough to acknowledge: else nothing that is acknowledged could be lost.
+    "min.insync.replicas": "1",
+    "transaction.state.log.min.isr": "1",
+    "replica.lag.time.max.ms": "2000",
+}
+
+
+class UncleanCluster:
+    """The brokers, up and whole. A context manager."""
+
+    def __init__(self, version: str, folder: Path) -> None:
+        self.kafka = EmbeddedKafka.start(
+            version, directory=folder, nodes=3, owned=True, properties=PROPERTIES
+        )
+        self._client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+
+    @property
+    def bootstrap(self) -> str:
+        """Of all three."""
+        return self.kafka.bootstrap
+
+    def topic(self, name: str, nodes: Collection[int]) -> str:
+        """Make a topic of one partition on these nodes; the first leads it."""
+        full = unique(name)
+        made = NewTopic(full, num_partitions=1, replica_assignment=[[each + 1 for each in nodes]])
+        self._client.create_topics([made], operation_timeout=TIMEOUT_S)[full].result(TIMEOUT_S)
+        # Each node must know of it: clients ask any, and a job refuses a topic that is not there.
+        for each in self.kafka.bootstrap.split(","):
+            asked = AdminClient({"bootstrap.servers": each, "log_level": 0})
+            self._until(partial(_is_led, asked, full), f"{each} knows {full}")
+        return full
+
+    def move(self, topic: str, nodes: Collection[int]) -> None:
+        """Move every partition of a topic to these nodes, and have the first lead it."""
+        replicas = [each + 1 for each in nodes]
+        partitions = self._partitions(topic)
+        with self._admin() as admin:
+            wanted = {TopicPartition(topic, number): replicas for number in partitions}
+            answers = admin.alter_partition_reassignments(wanted)
+            assert [error for error in answers.values() if error is not None] == []
+            self._until(lambda: not admin.list_partition_reassignments(), f"{topic} has moved")
+            admin.elect_leaders(0, {topic: list(partitions)}, raise_errors=False)
+        self._until(
+            lambda: all(
+                each.leader == replicas[0] and len(each.isrs) == len(replicas)
+                for each in self._partitions(topic).values()
+            ),
+            f"{topic} is led by node {nodes}",
+        )
+
+    def fall_behind(self, topics: Collection[str]) -> None:
+        """From now on `LEADER` alone has what is written to these topics."""
+        self.kafka.kill(LAGGING)
+        self._until(
+            lambda: all(
+                each.isrs == [LEADER + 1]
+                for topic in topics
+                for each in self._partitions(topic).values()
+            ),
+            "the leader is the only replica in sync",
+        )
+
+    def elect_unclean(self, topics: Collection[str]) -> None:
+        """`LEADER` dies, and `LAGGING` leads these topics without what it has missed."""
+        wanted = {topic: list(self._partitions(topic)) for topic in topics}
+        self.kafka.kill(LEADER)
+        # A broker is up when it finds coordinators, and theirs may be among these topics.
+        with ThreadPoolExecutor(1) as beside:
+            up = beside.submit(self.kafka.restart, LAGGING)
+            # The witness hears first who is away and who is back; Kafka elects only then.
+            self._until(lambda: self._alive() == {LAGGING, WITNESS}, "the lagging one is back")
+            with self._admin() as admin:
+                self._until(lambda: self._elected(admin, wanted), "the lagging one leads")
+            up.result()
+
+    def mend(self) -> None:
+        """`LEADER` comes back and takes over the log of the one that leads now."""
+        self.kafka.restart(LEADER)
+
+    def _elected(self, admin: KafkaAdminClient, wanted: Mapping[str, list[int]]) -> bool:
+        admin.elect_leaders(UNCLEAN, dict(wanted), raise_errors=False)
+        return all(
+            each.leader == LAGGING + 1
+            for topic in wanted
+            for each in self._partitions(topic).values()
+        )
+
+    def _alive(self) -> set[int]:
+        """The nodes that the witness believes to be up."""
+        asked = AdminClient({"bootstrap.servers": self._address(WITNESS), "log_level": 0})
+        return {id_ - 1 for id_ in asked.list_topics(timeout=TIMEOUT_S).brokers}
+
+    def _address(self, node: int) -> str:
+        return self.bootstrap.split(",")[node]
+
+    def _partitions(self, topic: str) -> dict[int, Any]:
+        found: dict[int, Any] = self._client.list_topics(topic, TIMEOUT_S).topics[topic].partitions
+        return found
+
+    def _admin(self) -> Any:
+        return closing(KafkaAdminClient(bootstrap_servers=[self._address(WITNESS)]))
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end_s, f"not within {PATIENCE_S:g} s: {what}"
+            time.sleep(POLL_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kafka.stop()
+
+
+def _is_led(client: AdminClient, topic: str) -> bool:
+    partitions = client.list_topics(topic, TIMEOUT_S).topics[topic].partitions
+    return 0 in partitions and partitions[0].leader > 0
