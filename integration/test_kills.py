@@ -131,9 +131,9 @@ def test_stopped_and_restored_at_another_parallelism_it_is_exact(
 
 
 def test_the_whole_cluster_dies_with_its_command_and_the_next_run_recovers(
-    any_kafka: EmbeddedKafka, tmp_path: Path
+    every_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
+    job = Job.make(every_kafka.bootstrap, tmp_path, "Totals")
     job.write(RECORDS, seed=11)
     with job.started(pace=PACE) as run:
         run.until_published(2)

@@ -97,12 +97,12 @@ def kinds(job: Job) -> list[str]:
 
 
 def test_what_an_intruder_aborts_before_anything_is_visible_is_done_again(
-    any_kafka: EmbeddedKafka, tmp_path: Path
+    every_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    job = Job.make(any_kafka.bootstrap, tmp_path, "TwoSinks")
+    job = Job.make(every_kafka.bootstrap, tmp_path, "TwoSinks")
     job.write(RECORDS, seed=1)
     named = die_after_a_publication(job)
-    half_a_fence(any_kafka.bootstrap, named[1]["transactional_id"])
+    half_a_fence(every_kafka.bootstrap, named[1]["transactional_id"])
     job.run()
     assert "retracted" in kinds(job)
     assert "lost" not in kinds(job)

@@ -99,6 +99,7 @@ def start_meddled(version: str, folder: Path) -> Iterator[Meddled]:
         kafka = EmbeddedKafka.start(version, directory=folder, owned=True, properties=properties)
         with kafka:
             yield Meddled(kafka, slots, itself)
+            kafka.kill()  # in order takes seconds, and nobody needs the data
 
 
 Choice = Callable[[Request], bool]
@@ -133,12 +134,13 @@ def test_a_request_that_is_refused_is_not_overtaken_by_the_next(
     with meddled.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
-        with meddled.started(job) as run, fed(job):
-            run.until(lambda: slots.kept == before + REFUSED, "refused requests", 60)
-            run.until_published(2)
+        with meddled.started(job) as run:
+            with fed(job):
+                run.until(lambda: slots.kept == before + REFUSED, "refused requests", 60)
+                run.until_published(2)
+            run.until(job.is_settled, "settled", 120)
             run.kill()
         assert slots.overtaken == 0
-        job.run()
         job.assert_exact()
 
 
@@ -162,12 +164,13 @@ def test_a_hole_in_a_sequence_fails_the_transaction_and_loses_nothing(
     with meddled.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
-        with meddled.started(job, LONG) as run, fed(job):
-            run.until(lambda: OUT_OF_ORDER in slots.produce_errors, "a hole", 60)
-            run.until(lambda: len(job.claims()) > 1, "another attempt", 60)
-            run.until_published(1)
+        with meddled.started(job, LONG) as run:
+            with fed(job):
+                run.until(lambda: OUT_OF_ORDER in slots.produce_errors, "a hole", 60)
+                run.until(lambda: len(job.claims()) > 1, "another attempt", 60)
+                run.until_published(1)
+            run.until(job.is_settled, "settled", 120)
             run.kill()
-        job.run()
         job.assert_exact()
 
 
@@ -185,11 +188,12 @@ def test_answers_to_writes_that_are_lost_double_nothing(meddled: Meddled, tmp_pa
     with meddled.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
-        with meddled.started(job) as run, fed(job):
-            run.until(lambda: slots.lost == LOST, "lost answers", 60)
-            run.until_published(2)
+        with meddled.started(job) as run:
+            with fed(job):
+                run.until(lambda: slots.lost == LOST, "lost answers", 60)
+                run.until_published(2)
+            run.until(job.is_settled, "settled", 120)
             run.kill()
-        job.run()
         job.assert_exact()
 
 
@@ -211,10 +215,11 @@ def test_markers_whose_answers_are_lost_end_their_transactions(
     with meddled.job(tmp_path) as job:
         job.write(500, seed=10_000)
         itself.rule = rule
-        with job.started(pace=PACE) as run, fed(job):
-            run.until(lambda: itself.lost == LOST, "lost answers", 60)
-            kill_a_slot(run)  # what is open is aborted, which takes markers, too
-            run.until_published(2)
+        with job.started(pace=PACE) as run:
+            with fed(job):
+                run.until(lambda: itself.lost == LOST, "lost answers", 60)
+                kill_a_slot(run)  # what is open is aborted, which takes markers, too
+                run.until_published(2)
+            run.until(job.is_settled, "settled", 120)
             run.kill()
-        job.run()
         job.assert_exact()

@@ -80,8 +80,8 @@ class SinkBench:
 
 
 @pytest.fixture
-def cluster(any_kafka: EmbeddedKafka) -> Iterator[KafkaUnderTest]:
-    made = under_test(any_kafka.bootstrap)
+def cluster(every_kafka: EmbeddedKafka) -> Iterator[KafkaUnderTest]:
+    made = under_test(every_kafka.bootstrap)
     yield made
     made.log.close()
 
