@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,13 +79,22 @@ def test_a_topic_that_was_created_again_while_the_job_was_stopped_is_refused(
     assert totals(folder) == 100 + records
 
 
-def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(folder: Folder) -> None:
-    """The new topic outgrows the position: today the job would restart and skip its beginning."""
+@pytest.mark.parametrize("unseen", [False, True], ids=["seen by the reader", "unseen"])
+def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(
+    folder: Folder, unseen: bool
+) -> None:
+    """The new topic outgrows the position: today the job would restart and skip its beginning.
+
+    Readers that stand still meanwhile hear of nothing and read on in the middle of the new topic;
+    then only the comparison of ids before the publication can tell.
+    """
     folder.orders(100)
-    with folder.started(bounded=False, config={"checkpoint.interval": "1s"}) as run:
+    config = {"checkpoint.interval": "1s", "cluster.heartbeat_timeout": "60s"}
+    with folder.started(bounded=False, config=config) as run:
         run.until(lambda: totals(folder) == 100, "at the end of its input")
-        create_again(folder)
-        folder.orders(900)
+        with standing_still(run.slots() if unseen else []):
+            create_again(folder)
+            folder.orders(900)
         outcome = run.wait(120.0)
     assert outcome.code == 1, outcome.err
     said = folder.normalised(paragraph(outcome.err))
@@ -93,6 +104,18 @@ def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(folder: Folder
     assert "deleted and created again" in said
     # The job has read nothing of the new topic that it published as a part of the old one.
     folder.assert_exact(100)
+
+
+@contextmanager
+def standing_still(pids: Sequence[int]) -> Iterator[None]:
+    """These processes are stopped, and go on at the end of the block."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_position_behind_the_end_is_refused_where_no_leader_epoch_is_known(
