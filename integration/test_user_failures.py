@@ -84,6 +84,36 @@ def test_a_user_reads_where_their_code_failed_and_on_which_record(
     assert folder.read("totals") == []
 
 
+DIGIT = "next(letter for letter in {record}.customer if letter.isdigit())"
+NO_DIGIT = {
+    "key": ("lambda order: order.customer)\n", "lambda order: " + DIGIT.format(record="order")),
+    "sink-key": ("lambda total: total.customer)", "lambda total: " + DIGIT.format(record="total")),
+}
+
+
+@pytest.mark.parametrize("parallelism", ["1", "2"])
+@pytest.mark.parametrize("place", NO_DIGIT)
+def test_a_key_function_that_raises_stop_iteration_loses_no_record(
+    kafka: EmbeddedKafka, tmp_path: Path, place: str, parallelism: str
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    old, new = NO_DIGIT[place]
+    end = old[old.index(")") :]
+    folder.edit("job.py", old, new + end)
+    folder.orders(7)
+    folder.send("orders", [(b"bad", b'{"customer": "none", "amount": 9}')])
+    folder.orders(3, first=7)
+    outcome = folder.run("-p", parallelism, config={"restart.strategy": "none"})
+    assert outcome.code == 1, outcome.err
+    assert "StopIteration" in outcome.err
+    assert f"{folder.topics['orders']}-0" in outcome.err
+    assert folder.read("totals") == []
+    folder.edit("job.py", new + ")", new + ', on_error="skip")')
+    outcome = folder.run("-p", parallelism)
+    assert outcome.code == 0, outcome.err
+    assert len(folder.read("totals")) == 10
+
+
 def test_so_many_restarts_and_then_the_job_fails(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     folder = make(kafka, tmp_path, *STEPS["process"])
     config = {

@@ -309,3 +309,11 @@ def check(holds: object, message: str) -> None:
     """
     if not holds:
         raise InternalError(message)
+
+
+def check_complete(results: int, values: int) -> None:
+    """StopIteration unless user code has given as many results as there were values: what raises it
+    inside of `map` ends the `map` without an error, and fewer results are the only trace of that.
+    """
+    if results != values:
+        raise StopIteration("next() found no item; give it a default or raise another exception")

@@ -138,6 +138,15 @@ def test_a_failing_key_function_names_step_and_record() -> None:
     assert not channels[1].elements
 
 
+def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
+    channels = [Heard(), Heard()]
+    outlet = KeyOutlet(lambda items: next(iter(items)), str.encode, 128, channels, step="s")
+    with pytest.raises(UserCodeError, match="orders-3@2: StopIteration"):
+        outlet.emit(RecordBatch(["a", "", "a"], [1, 2, 3], ORIGIN))
+    assert not channels[0].elements
+    assert not channels[1].elements
+
+
 def test_a_key_that_cannot_be_encoded_names_the_record() -> None:
     outlet = KeyOutlet(lambda value: value, str.encode, 128, [Heard(), Heard()], step="s")
     with pytest.raises(UserCodeError, match="orders-3@2"):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tests.channels import test_outlet as outlet_tests
 from tests.dataplane import test_on_error as policy_tests
 from tests.dataplane import test_record_sharing as sharing_tests
 from tests.dataplane import test_result_types as type_tests
 from tests.dataplane import test_sizes as size_tests
+from tests.dataplane import test_stop_iteration as stop_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.api.values import ClassCheck
+from tidegate.dataplane.channels.outlet import KeyOutlet
+from tidegate.dataplane.keying import Keying
 from tidegate.dataplane.operators.chain import Chain
 from tidegate.dataplane.operators.fan_out import fan_out
 from tidegate.dataplane.operators.images import Images
@@ -19,7 +23,9 @@ from tidegate.dataplane.operators.process import SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sizes import fitting
+from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.errors import StorageError
 
 BRANCHES_SHARE = (Edit(fan_out, "if not targets or immutable(of):", "if True:"),)
@@ -74,6 +80,20 @@ EVERYTHING_REFUSED = (
 LETTER_DOES_NOT_FIT = (
     Edit(fitting, "if record_bytes(key, value, headers) <= bytes_max:", "if True:"),
 )
+SHORT_KEYS = (
+    Edit(KeyedOperator._keys, "check_complete(len(keys), len(batch.values))", "pass"),
+    Edit(KeyedOperator.process, "batch.offsets, strict=True", "batch.offsets, strict=False"),
+)
+SHORT_KNOWN = (
+    Edit(Keying.keys, "right = known == len(keys) == len(batch.values)", "right = True"),
+)
+SHORT_RECEIVERS = (
+    Edit(KeyOutlet.emit, "check_complete(len(receivers), len(batch.values))", "pass"),
+)
+SHORT_ENCODED = (Edit(BatchEncoder._map, "check_complete(len(done), len(batch.values))", "pass"),)
+SHORT_DECODED = (
+    Edit(BatchDecoder.decode, "check_complete(len(values) + len(bad), len(messages))", "pass"),
+)
 
 
 def does_not_fit() -> None:
@@ -89,6 +109,28 @@ def not_about_the_record() -> None:
 def held_by_a_map() -> None:
     """`test_record_sharing.test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle`"""
     sharing_tests.test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle(1)
+
+
+def no_key_in_one_slot() -> None:
+    """`test_stop_iteration.test_a_key_function_that_raises_it_ends_the_attempt`"""
+    words = stop_tests.BATCHES[1]
+    stop_tests.test_a_key_function_that_raises_it_ends_the_attempt(1, words)
+
+
+def no_key_under_a_policy() -> None:
+    """`test_stop_iteration.test_the_policy_of_a_key_by_refuses_that_record_alone`"""
+    words = stop_tests.BATCHES[1]
+    stop_tests.test_the_policy_of_a_key_by_refuses_that_record_alone(1, words)
+
+
+def no_key_in_a_sink() -> None:
+    """`test_stop_iteration.test_a_sink_loses_no_record`"""
+    stop_tests.test_a_sink_loses_no_record("key_by", stop_tests.BATCHES[1])
+
+
+def no_value_of_a_source() -> None:
+    """`test_stop_iteration.test_a_source_loses_no_record`"""
+    stop_tests.test_a_source_loses_no_record("value", stop_tests.BATCHES[1])
 
 
 MUTANTS = [
@@ -156,6 +198,17 @@ MUTANTS = [
         1,
         1,
     ),
+    Mutant("StopIteration ends the keys", SHORT_KEYS, once(no_key_in_one_slot), 1, 1),
+    Mutant(
+        "StopIteration ends a split by key",
+        SHORT_RECEIVERS,
+        once(outlet_tests.test_a_key_function_that_raises_stop_iteration_names_the_record),
+        1,
+        1,
+    ),
+    Mutant("StopIteration ends checked keys", SHORT_KNOWN, once(no_key_under_a_policy), 1, 1),
+    Mutant("StopIteration ends encoding", SHORT_ENCODED, once(no_key_in_a_sink), 1, 1),
+    Mutant("StopIteration ends decoding", SHORT_DECODED, once(no_value_of_a_source), 1, 1),
     Mutant("a dead letter may not fit", LETTER_DOES_NOT_FIT, once(does_not_fit), 1, 1),
 ]
 

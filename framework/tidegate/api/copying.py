@@ -79,17 +79,17 @@ def _clone_of(kind: type) -> Clone | None:
     if issubclass(kind, tuple) and hasattr(kind, "_make"):
         return lambda value: kind._make(map(copy_value, value))
     if "__deepcopy__" in kind.__dict__:
-        return copy.deepcopy
+        return _deep_copy
     if issubclass(kind, msgspec.Struct) or is_model(kind) or dataclasses.is_dataclass(kind):
         return _clone_of_record(kind)
-    return copy.deepcopy
+    return _deep_copy
 
 
 def _clone_of_record(kind: type) -> Clone | None:
     try:
         fields = fields_of(kind) or ()
     except PipelineError:  # an annotation that cannot be read at run time
-        return copy.deepcopy
+        return _deep_copy
     nested = [field.name for field in fields if not immutable(field.of)]
     if is_frozen(kind) and not nested:
         return None
@@ -97,10 +97,10 @@ def _clone_of_record(kind: type) -> Clone | None:
         return _clone_of_struct(kind, nested)
     if is_model(kind):
         deep = bool(nested or kind.__private_attributes__ or kind.model_config.get("extra"))
-        return lambda value: value.model_copy(deep=deep)
+        return _clone_of_model(deep=deep)
     if all("__slots__" not in vars(base) for base in kind.__mro__[:-1]):
         return _clone_of_dataclass(kind, frozenset(field.name for field in fields) - {*nested})
-    return copy.deepcopy
+    return _deep_copy
 
 
 def _clone_of_struct(kind: type[msgspec.Struct], nested: Sequence[str]) -> Clone:
@@ -131,6 +131,30 @@ def _clone_of_dataclass(kind: type, plain: frozenset[str]) -> Clone:
         return copied
 
     return clone
+
+
+def _clone_of_model(*, deep: bool) -> Clone:
+    def clone(value: Any) -> Any:
+        try:
+            return value.model_copy(deep=deep)
+        except StopIteration as error:
+            raise _stopped() from error
+
+    return clone
+
+
+def _deep_copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except StopIteration as error:
+        raise _stopped() from error
+
+
+def _stopped() -> RuntimeError:
+    """For StopIteration of a class's own `__deepcopy__`, which would end the `map` in which copies
+    are made; a generator makes the same of it.
+    """
+    return RuntimeError("a copy raised StopIteration")
 
 
 def _list(value: list[Any]) -> list[Any]:

@@ -11,8 +11,8 @@ encoding (beyond 64 bits), so other types are not checked.
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable
+from operator import countOf
 from typing import Any, Final, cast
 
 from tidegate.api.keys import key_encoder
@@ -66,10 +66,12 @@ class Keying:
         """The batch without the records that are refused, and the keys of the others."""
         try:
             keys = list(map(self._key, batch.values))
-            deque(map(self._known.__getitem__, keys), maxlen=0)  # in C; nothing is kept
+            known = countOf(map(self._known.__getitem__, keys), None)  # in C; nothing is kept
             if self._encode is not None:
                 self._encode(batch.values)
-            right = self._check.first_wrong(keys) is None
+            # Both are fewer where user code has raised StopIteration, which ends a `map`.
+            right = known == len(keys) == len(batch.values)
+            right = right and self._check.first_wrong(keys) is None
         except Exception:  # noqa: BLE001  # found again below, where its record is known
             right, keys = False, []
         return (batch, keys) if right else self._without_refused(batch)

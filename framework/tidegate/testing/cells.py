@@ -34,8 +34,8 @@ class CellsByKey:
 
     def rows(self, keys: Sequence[Any]) -> list[Any]:
         """The row of each key; a key that is not of the declared type is refused."""
-        cells = map(self._entry, keys)
-        return [row[0] for row in cells] if len(self._states) == 1 else list(cells)
+        cells = [self._entry(key) for key in keys]
+        return [row[0] for row in cells] if len(self._states) == 1 else cells
 
     def cell(self, name: str, key: Any) -> Any:
         """The cell of one declared state, to be looked at; a new one if the key was never seen."""

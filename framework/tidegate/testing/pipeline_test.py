@@ -182,7 +182,8 @@ class TestSource(Generic[T]):
 
         A KafkaRecord keeps its provenance; others come from partition 0 of the source's topic.
         """
-        for origin, run in groupby(map(self._message, records), key=lambda message: message.origin):
+        messages = [self._message(record) for record in records]
+        for origin, run in groupby(messages, key=lambda message: message.origin):
             self._test.deliver(self._source, origin, list(run))
         return self
 

@@ -29,7 +29,7 @@ from tidegate.dataplane.channels.frames import (
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
-from tidegate.errors import UserCodeError, check
+from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import MAX_FRAME_BYTES
@@ -325,6 +325,7 @@ class KeyOutlet(Outlet):
             # One pass in C, apart from the key function; what came before an error stays in the
             # list and says which record it was, without asking the user's function again.
             receivers.extend(map(self._routes.__getitem__, map(self._key, batch.values)))
+            check_complete(len(receivers), len(batch.values))
         except Exception as error:
             raise self._key_error(batch, len(receivers), error) from error
         first = receivers[0]

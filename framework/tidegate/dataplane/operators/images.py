@@ -32,9 +32,11 @@ class Images:
         self._cells, self._images = (), []  # nothing to undo, should an image not be possible
         row = next(self._rows)
         cells = row if isinstance(row, tuple) else (row,)
-        self._images = [
-            cell.image(mutable=mutable) for cell, mutable in zip(cells, self._mutable, strict=True)
-        ]
+        pairs = zip(cells, self._mutable, strict=True)
+        try:
+            self._images = [cell.image(mutable=mutable) for cell, mutable in pairs]
+        except StopIteration as error:  # of a value's own `__deepcopy__`; it would end the batch
+            raise RuntimeError("a copy raised StopIteration") from error
         self._cells = cells
         return row
 

@@ -34,7 +34,7 @@ from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.elements import RecordBatch
-from tidegate.errors import UserCodeError, check
+from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.logical import MAIN, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -142,7 +142,7 @@ class KeyedOperator:
         remaining = iter(batch.values)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         try:
-            loop(zip(remaining, keys, rows, batch.offsets, strict=False), values, offsets)
+            loop(zip(remaining, keys, rows, batch.offsets, strict=True), values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
@@ -160,7 +160,7 @@ class KeyedOperator:
         positions: list[int] = []
         remaining = iter(batch.values)
         images = Images(rows, self._mutable)
-        records = zip(remaining, keys, images, range(len(batch)), strict=False)
+        records = zip(remaining, keys, images, range(len(batch)), strict=True)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         side = self._context.side
         while True:
@@ -190,6 +190,7 @@ class KeyedOperator:
         remaining = iter(batch.values)
         try:
             keys = list(map(self._key_of, remaining))
+            check_complete(len(keys), len(batch.values))
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         wrong = None if self._key_check is None else self._key_check.first_wrong(keys)

@@ -18,7 +18,7 @@ from tidegate.dataplane.channels.frames import slice_batch
 from tidegate.dataplane.refusals import Refusals, reason_of, without
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes
 from tidegate.elements import RecordBatch
-from tidegate.errors import PipelineError, TidegateError, UserCodeError
+from tidegate.errors import PipelineError, TidegateError, UserCodeError, check_complete
 from tidegate.ids import Uid
 
 RECORD_OVERHEAD_BYTES: Final = 100
@@ -163,6 +163,7 @@ class BatchEncoder:
         done: list[Any] = []
         try:
             done.extend(map(function, over))
+            check_complete(len(done), len(batch.values))
         except TidegateError:
             raise
         except Exception as error:

@@ -28,7 +28,7 @@ from tidegate.api.kafka import (
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.elements import Origin, RecordBatch
-from tidegate.errors import BadRecordError
+from tidegate.errors import BadRecordError, check_complete
 from tidegate.ids import Uid
 from tidegate.ports.kafka import Message
 
@@ -71,6 +71,7 @@ class BatchDecoder:
             start = len(values) + len(bad)
             try:
                 values.extend(decoded(messages[start:] if start else messages))
+                check_complete(len(values) + len(bad), len(messages))
                 break
             except MemoryError:  # about the process, and so the attempt: the record may be good
                 raise

@@ -166,7 +166,8 @@ class KafkaProducer:
         self._check()
         produce = self._produce
         try:
-            for value, key in zip(values, repeat(None) if keys is None else keys, strict=False):
+            own = repeat(None, len(values)) if keys is None else keys
+            for value, key in zip(values, own, strict=True):
                 # Inside of the loop, to go on with this very record: to enter it costs nothing, as
                 # since Python 3.11 only what is raised is looked up in the table of handlers.
                 try:

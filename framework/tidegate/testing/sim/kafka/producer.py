@@ -134,7 +134,8 @@ class FakeProducer:
         self._connection.timeline.run_due()
         self._check()
         now_ms = self._connection.timeline.now_ms()
-        for value, key in zip(values, repeat(None) if keys is None else keys, strict=False):
+        own = repeat(None, len(values)) if keys is None else keys
+        for value, key in zip(values, own, strict=True):
             self._take(topic, Record(value, key, (), now_ms))
         self._check()
 
