@@ -7,13 +7,16 @@ wrong, then a property over drawn pairs.
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple, TypedDict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NewType, Protocol, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -23,7 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import Json, OutgoingRecord
-from tidegate.api.values import ClassCheck, class_check, counts_as, fault
+from tidegate.api.keys import key_encoder
+from tidegate.api.values import ClassCheck, KeyCheck, class_check, counts_as, fault
 from tidegate.api.wire import column_codec
 from tidegate.graph.logical import UNKNOWN
 
@@ -84,6 +88,64 @@ class Letters(str):
     __slots__ = ()
 
 
+class Shouted(str):
+    """Compares otherwise than a str."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.upper() == other.upper()
+
+    def __hash__(self) -> int:
+        return hash(self.upper())
+
+
+class Base:
+    """A class without a schema, as are all of these."""
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class Derived(Base):
+    pass
+
+
+class Shape(Base, abc.ABC):
+    @abc.abstractmethod
+    def area(self) -> float: ...
+
+
+class Square(Shape):
+    def area(self) -> float:
+        return 1.0
+
+
+class HasArea(Protocol):
+    def area(self) -> float: ...
+
+
+@dataclasses.dataclass
+class Stored:
+    """A record class without a schema, because of one field."""
+
+    place: Path
+
+
+class StoredTwice(Stored):
+    copy: Path | None = None
+
+
+class Nameless(enum.Enum):
+    """Without members, so that others can be derived from it."""
+
+
+class Named(Nameless):
+    A = "a"
+
+
+UserId = NewType("UserId", str)
+
 MOMENT = datetime(2024, 5, 1, tzinfo=UTC)
 CLICK = Click("ann", 1)
 click: Any = Click
@@ -124,6 +186,22 @@ RIGHT: list[tuple[Any, Any]] = [
     (OutgoingRecord[str, Click], OutgoingRecord("ann", CLICK)),
     (Any, [1, "a"]),
     (UNKNOWN, [1, "a"]),
+    (object, CLICK),
+    (object, None),
+    (Path, Path("a")),
+    (Base, Derived()),
+    (Shape, Square()),
+    (HasArea, Square()),
+    (numbers.Number, 1),
+    (numbers.Number, Decimal(1)),
+    (Click | Exception, ValueError("a")),
+    (Click | object, 5),
+    (Stored, StoredTwice(Path("a"))),
+    (Nameless, Named.A),
+    (Iterable[int], [1]),
+    (collections.deque[int], collections.deque([1])),
+    (dict, collections.OrderedDict()),
+    (UserId, "a"),
 ]
 
 
@@ -154,6 +232,11 @@ WRONG_CLASS: list[tuple[Any, Any, str]] = [
     (Dict, CLICK, "it is a Click, not a Dict"),
     (list[int], (1,), "it is a tuple, not a list[int]"),
     (tuple[int, ...], [1], "it is a list, not a tuple[int, ...]"),
+    (Path, "a", "it is a str, not a Path"),
+    (Derived, Base(), "it is a Base, not a Derived"),
+    (Shape, 5, "it is an int, not a Shape"),
+    (numbers.Number, "1", "it is a str, not a Number"),
+    (Click | Exception, {}, "it is a dict, not a Click | Exception"),
 ]
 
 
@@ -161,6 +244,36 @@ WRONG_CLASS: list[tuple[Any, Any, str]] = [
 def test_values_of_another_class_are_found_by_both_checks(of: Any, value: Any, said: str) -> None:
     assert fault(value, of) == said
     assert ClassCheck(of).first_wrong([value]) == 0
+
+
+KEYS: list[tuple[Any, Any, bool]] = [
+    (int, 1, True),
+    (int, True, True),
+    (int, Number.ONE, True),
+    (Literal[1, 2], True, True),
+    (str, Letters("a"), True),
+    (str, Text.A, True),
+    (str, Shouted("a"), False),
+    (int, 1.0, False),
+    (int, "1", False),
+    (bool, 1, False),
+    (bool, True, True),
+    (bytes, bytearray(b"a"), False),
+    (date, MOMENT, False),
+    (tuple[str, int], ("a", True), True),
+    (tuple[str, int], ["a", 1], False),
+]
+
+
+@pytest.mark.parametrize(("of", "key", "right"), KEYS, ids=str)
+def test_what_is_a_key_has_the_bytes_of_what_it_is_equal_to(of: Any, key: Any, right: bool) -> None:
+    assert (KeyCheck(of).first_wrong([key]) is None) is right
+    if right:
+        plain: Any = int(key) if isinstance(key, bool) and of is int else key
+        plain = "".join(key) if isinstance(key, str) else plain
+        assert key == plain
+        assert hash(key) == hash(plain)
+        assert key_encoder(of)(key) == key_encoder(of)(plain)
 
 
 WRONG_INSIDE: list[tuple[Any, Any, str]] = [

@@ -32,6 +32,7 @@ from uuid import UUID
 from tidegate.api.fields import RecordField, changer_of, class_of, fields_of, name_of
 from tidegate.api.shapes import Shape, Shapes, read
 from tidegate.api.types import literal_type, type_info
+from tidegate.api.values import KeyCheck
 from tidegate.errors import PipelineError
 
 KeyEncoder = Callable[[Any], bytes]
@@ -90,9 +91,7 @@ def normalised_key(key: Callable[[Any], Any], of: object) -> Callable[[Any], Any
 
 def check_key(key: object, of: object, where: str) -> None:
     """Refuse a key that is not of the declared type: PipelineError naming `where`, the step."""
-    origin = get_origin(of)
-    expected = literal_type(of) if origin is Literal else class_of(of)
-    if not isinstance(key, expected) or (isinstance(key, bool) and expected is int):
+    if KeyCheck(of).first_wrong([key]) is not None:
         raise PipelineError(
             f"{where}: key_by gave {key!r}, a {type(key).__name__}, and declares keys of "
             f"{name_of(of)}; "

@@ -11,7 +11,10 @@ checks answer here:
 
 A subclass counts as its base class only if it is encoded alike: a record class that adds no fields,
 any list, dict or tuple class, an Enum of the declared text or number. An int counts as a float, as
-for type checkers; a bool is no int, and a datetime no date.
+for type checkers; a bool is no int, and a datetime no date. Nobody encodes a value of a type that
+has no schema (`Path`, an exception, an abstract class), so there every subclass counts.
+
+Keys have a check of their own, `KeyCheck`: what the bytes of a key and Python's `==` agree about.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
+from typing import Any, Final, Literal, cast, get_args, get_origin, is_typeddict
 
 import msgspec
 
 from tidegate.api.fields import MISSING, RecordField, class_of, fields_of, name_of
-from tidegate.api.types import is_union
+from tidegate.api.types import is_union, literal_type, type_info
 from tidegate.errors import PipelineError
 from tidegate.graph.logical import UNKNOWN
 
@@ -39,6 +42,8 @@ _CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
 }
 _WITH_VALUE: Final = (str, int)
 """Types of which an Enum may be: its members are encoded as their values."""
+_PLAIN_KEYS: Final = (str, bytes, int)
+"""Types of keys of which other classes may be."""
 _CLASSES_MAX: Final = 1024
 """How many classes a check remembers; a pipeline has some dozens."""
 
@@ -64,13 +69,33 @@ class ClassCheck:
         if known is None:
             if len(self._counted) >= _CLASSES_MAX:
                 self._counted.clear()
-            known = self._counted[kind] = counts_as(kind, self.of)
+            known = self._counted[kind] = self._rule(kind)
         return known
+
+    def _rule(self, kind: type) -> bool:
+        return counts_as(kind, self.of)
+
+
+class KeyCheck(ClassCheck):
+    """The check of keys. A bool is a key of an int, and a text of a subclass of str is one of a
+    str: they are equal to what has the same bytes.
+    """
+
+    def _rule(self, kind: type) -> bool:
+        of: Any = literal_type(self.of) if get_origin(self.of) is Literal else self.of
+        if of in _PLAIN_KEYS and issubclass(kind, of):
+            return kind.__eq__ is of.__eq__ and kind.__hash__ is of.__hash__
+        return counts_as(kind, self.of)
 
 
 def class_check(of: object) -> ClassCheck | None:
     """The check for a declared type; None for a type of which every value is."""
-    return None if of in (UNKNOWN, Any) else ClassCheck(of)
+    return None if of in (UNKNOWN, Any, object) else ClassCheck(of)
+
+
+def key_check(of: object) -> KeyCheck | None:
+    """The check for a declared type of keys."""
+    return None if of is UNKNOWN else KeyCheck(of)
 
 
 def counts_as(kind: type, of: object) -> bool:
@@ -88,7 +113,10 @@ def counts_as(kind: type, of: object) -> bool:
         return issubclass(kind, _CONTAINERS[origin])
     if is_typeddict(class_of(of)):
         return issubclass(kind, dict)
-    return _counts_as_class(kind, class_of(of), float_too=of is float)
+    known = class_of(of)
+    if kind is known or (of is float and kind is int):
+        return True
+    return _counts_as_class(kind, known) if _has_schema(of) else _is_subclass(kind, known)
 
 
 def fault(value: object, of: object, path: str = "") -> str:
@@ -135,9 +163,27 @@ def _usual_class(of: object) -> type:
     return dict if is_typeddict(class_of(of)) else class_of(of)
 
 
-def _counts_as_class(kind: type, of: type, *, float_too: bool) -> bool:
-    if kind is of or (float_too and kind is int):
+@lru_cache(maxsize=_CLASSES_MAX)
+def _has_schema(of: Hashable) -> bool:
+    """Whether values of a type can be encoded at all."""
+    if isinstance(of, type) and issubclass(of, enum.Enum) and not len(of):
+        return False  # others are derived from it
+    try:
+        type_info(of)
+    except PipelineError:
+        return False
+    return True
+
+
+def _is_subclass(kind: type, of: object) -> bool:
+    """Whether a class is one of `of`, which has no schema; true where nobody can tell."""
+    try:
+        return issubclass(kind, cast("type", of))
+    except TypeError:  # a NewType, or a Protocol that is not for run time
         return True
+
+
+def _counts_as_class(kind: type, of: type) -> bool:
     if not issubclass(kind, of):
         return False
     if issubclass(kind, enum.Enum):

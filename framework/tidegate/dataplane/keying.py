@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from tidegate.api.keys import key_encoder
 from tidegate.api.types import type_info
-from tidegate.api.values import ClassCheck, article, declared_name
+from tidegate.api.values import KeyCheck, article, declared_name
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of, without
@@ -57,7 +57,7 @@ class Keying:
         self._key = cast("Callable[[Any], Any]", edge.key)
         self._known = _Encodable(key_encoder(edge.key_type))
         self._refusals = refusals
-        self._check = ClassCheck(edge.key_type)
+        self._check = KeyCheck(edge.key_type)
         of = edge.record_type
         has_integers = '"long"' in json.dumps(type_info(of).avro)
         self._encode = column_codec(of).encode if has_integers else None

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
-from tidegate.api.values import article, class_check, declared_name
+from tidegate.api.values import article, declared_name, key_check
 from tidegate.dataplane.keying import Keying
 from tidegate.dataplane.operators.failures import (
     call_lifecycle_method,
@@ -114,7 +114,7 @@ class KeyedOperator:
             f"all inputs of keyed step {node.id!r} have the key function of its key_by",
         )
         self._key_of = cast("Callable[[Any], Any]", key)
-        self._key_check = class_check(node.inputs[0].key_type)
+        self._key_check = key_check(node.inputs[0].key_type)
 
     def open(self) -> None:
         """Let the function make its clients."""
