@@ -317,3 +317,10 @@ def check_complete(results: int, values: int) -> None:
     """
     if results != values:
         raise StopIteration("next() found no item; give it a default or raise another exception")
+
+
+def encodable(text: str) -> str:
+    r"""The text as UTF-8 can have it: half of a surrogate pair, as JSON's `"\ud800"` gives it and
+    user code may quote it, becomes its escape.
+    """
+    return text.encode(errors="backslashreplace").decode()

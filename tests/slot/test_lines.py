@@ -67,6 +67,36 @@ def test_a_slot_whose_jobmaster_fails_on_its_message_leaves() -> None:
     assert said.get(timeout=10) == "the JobMaster cannot take CloseTasks: the event loop is stuck"
 
 
+class Unencodable(Failing):
+    """A client that cannot encode a message."""
+
+    def call(self, message: Any, timeout_s: float = 0.0) -> Any:
+        raise ValueError("no encoding")
+
+
+def failing_then() -> None:
+    raise ValueError("not posted")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (Unencodable(), "CloseTasks cannot be sent: ValueError: no encoding"),
+        (
+            SimpleNamespace(call=lambda *_, **__: Done(), monotonic=lambda: 0.0),
+            "CloseTasks cannot be sent: ValueError: not posted",
+        ),
+    ],
+)
+def test_a_slot_that_cannot_send_is_not_mute_but_leaves(other: Any, reason: str) -> None:
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    line = ControlLine(
+        client=other, clock=other, threads=SystemThreads(), config=Config(), abandon=said.put
+    )
+    line.send(MESSAGE, then=failing_then)
+    assert said.get(timeout=5) == reason
+
+
 class Beats:
     """A clock and the threads of a line: `start` runs the heartbeat here, whose event is awaited so
     many times.

@@ -29,7 +29,7 @@ from tidegate.api.kafka import (
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.elements import RecordBatch
-from tidegate.errors import ResourceExhaustedError, TidegateError, from_foreign
+from tidegate.errors import ResourceExhaustedError, TidegateError, encodable, from_foreign
 
 REASON_LENGTH_MAX: Final = 1000
 """Characters of an exception's text that go into a header; some quote the whole record."""
@@ -69,7 +69,7 @@ class Refusals:
 
     def refuse(self, batch: RecordBatch, index: int, reason: str) -> None:
         """Count a record, and write its dead letter where the policy says so."""
-        origin, offset = batch.origin, batch.offsets[index]
+        origin, offset, reason = batch.origin, batch.offsets[index], encodable(reason)
         self._refused += 1
         if self._refused <= LOGGED_ALL or self._refused & (self._refused - 1) == 0:
             _log.warning(
@@ -98,7 +98,7 @@ class Refusals:
         letter: OutgoingRecord[Any, Any] = OutgoingRecord(
             key=None if batch.keys is None else batch.keys[index],
             value=_as_bytes(batch.values[index]),
-            headers=tuple((name, text.encode()) for name, text in provenance),
+            headers=tuple((name, encodable(text).encode()) for name, text in provenance),
         )
         self._emit(RecordBatch([fitting(letter, self._bytes_max)], [offset], origin))
 

@@ -1,8 +1,8 @@
 """An error on the wire: its class by name, what it says, and where it happened.
 
 The receiver decides by `domain` and `retry`, and rebuilds an exception of the same class to raise
-it further. Secrets are masked here, before the error leaves its process. Unknown names (a newer
-sender) become the nearest base class of the same domain.
+it further. Secrets are masked here, before the error leaves its process, and what UTF-8 does not
+have is escaped. Unknown names (a newer sender) become the nearest base class of the same domain.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tidegate.errors import (
     Retry,
     TidegateError,
     UserError,
+    encodable,
     from_foreign,
 )
 from tidegate.masking import masked_text
@@ -51,8 +52,8 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
             kind=type(translated).__name__,
             domain=translated.domain,
             retry=translated.retry,
-            message=masked_text(str(translated)),
-            traceback=masked_text(trace),
+            message=encodable(masked_text(str(translated))),
+            traceback=encodable(masked_text(trace)),
         )
 
     def exception(self) -> TidegateError:

@@ -73,8 +73,12 @@ class ControlLine:
     def _send_all(self) -> None:
         while True:
             message, then = self._outgoing.get()
-            if self._deliver(message) and then is not None:
-                then()
+            try:
+                if self._deliver(message) and then is not None:
+                    then()
+            except Exception as error:  # noqa: BLE001  # without this thread the slot would be mute
+                described = f"{type(error).__name__}: {error}"
+                self._abandon(f"{type(message).__name__} cannot be sent: {described}")
 
     def _deliver(self, message: Message) -> bool:
         """Repeat until answered. False if the JobMaster refused it or stayed silent."""

@@ -28,7 +28,7 @@ from tidegate.api.kafka import (
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.elements import Origin, RecordBatch
-from tidegate.errors import BadRecordError, check_complete
+from tidegate.errors import BadRecordError, check_complete, encodable
 from tidegate.ids import Uid
 from tidegate.ports.kafka import Message
 
@@ -152,7 +152,7 @@ class BatchDecoder:
             return str(error)
         if message.value() is None and not self._source.whole:
             return _NO_VALUE
-        text = f"{type(error).__name__}: {error}"
+        text = encodable(f"{type(error).__name__}: {error}")
         return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
     def _set_aside(self, origin: Origin, message: Message, reason: str) -> None:

@@ -138,7 +138,7 @@ class _Zygote:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         except BaseException as error:  # noqa: BLE001  # the last frame: said, then left
             trace = "".join(traceback.format_exception(error))
-            os.write(2, f"the slot failed: {trace}".encode())
+            os.write(2, f"the slot failed: {trace}".encode(errors="backslashreplace"))
         finally:
             os._exit(status)
 
