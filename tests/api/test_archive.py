@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import sys
 import zipfile
@@ -303,6 +304,29 @@ def test_a_host_keeps_the_newest_archives_of_a_job(tmp_path: Path) -> None:
         folders.append(install(stored(archive.data), PATH, archive.digest, archive.size, root))
         os.utime(folders[-1], (number, number))
     assert set(root.iterdir()) == set(folders[-INSTALLED_KEPT:])
+
+
+def test_an_old_archive_that_another_process_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots of a host install at the same time, and each of them removes the same folders."""
+    root = tmp_path / "cache"
+    for number in range(INSTALLED_KEPT):
+        archive = single(written(tmp_path / "work", f"job.py:A = {number}"))
+        os.utime(install(stored(archive.data), PATH, archive.digest, archive.size, root), (1, 1))
+    iterdir = Path.iterdir
+
+    def listed_before_a_removal(folder: Path) -> Iterator[Path]:
+        found = list(iterdir(folder))
+        shutil.rmtree(min(each for each in found if each.stat().st_mtime == 1))
+        return iter(found)
+
+    archive = single(written(tmp_path / "work", "job.py:A = 'new'"))
+    monkeypatch.setattr(Path, "iterdir", listed_before_a_removal)
+    folder = install(stored(archive.data), PATH, archive.digest, archive.size, root)
+    monkeypatch.undo()
+    assert (folder / "job.py").read_text() == "A = 'new'"
+    assert len(list(root.iterdir())) == INSTALLED_KEPT, "what is gone is not counted"
 
 
 NAMES = st.text(alphabet="ab", min_size=1, max_size=3)

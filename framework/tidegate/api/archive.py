@@ -17,6 +17,7 @@ knows of jobs, storages or processes besides `ports.blobs`, so that other runtim
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -338,7 +339,13 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _remove_old(root: Path) -> None:
-    """Remove what older submissions of the job left. Nobody runs it any more."""
-    folders = sorted(root.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
-    for folder in folders[INSTALLED_KEPT:]:
-        shutil.rmtree(folder, ignore_errors=True)  # another process may remove it too
+    """Remove what older submissions of the job left. Nobody runs it any more.
+
+    Other processes of the host may remove the same folders at the same time.
+    """
+    found: list[tuple[float, Path]] = []
+    for folder in root.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append((folder.stat().st_mtime, folder))
+    for _, folder in sorted(found, reverse=True)[INSTALLED_KEPT:]:
+        shutil.rmtree(folder, ignore_errors=True)
