@@ -3,7 +3,8 @@
 Checkpoints, keyed state, submissions, logs and results quote records and settings. Every process
 makes such files through this module. The mode is given when the file is created, so that there is
 no moment in which others can open it; the umask can only take rights away. A folder that exists
-keeps its mode: its owner may have opened it to others on purpose.
+keeps its mode: its owner may have opened it to others on purpose. The exception is a folder that an
+older version of tidegate made: whoever knows that it is one calls `close_to_others`.
 """
 
 from __future__ import annotations
@@ -52,9 +53,8 @@ def copy_private(source: Path, target: Path) -> None:
 
 
 def close_to_others(folder: Path) -> None:
-    """Take the rights of others from a folder of this user, which an older version made.
-
-    Nothing happens to a folder of another user, or that does not exist.
+    """Take the rights of others from a folder of this user. The caller knows that an older version
+    of tidegate made it. Nothing happens to a folder of another user, or that does not exist.
     """
     try:
         status = folder.lstat()

@@ -244,14 +244,59 @@ def test_everything_that_is_stored_is_for_its_owner_only(store: LocalStore, tmp_
     assert len(made) == 10
 
 
+JOB_FOLDERS = [
+    "job/journal/00000000000000000007.json",
+    "claimed/journal/00000000000000000007.hint",
+    "saved/manifests/1-7.json",
+    "submitted/submissions/00000000000000000001/submission.json",
+]
+OUR_FOLDERS = ["_cluster/main/jobs/job", "_storage/id", ".temporary/1-abc"]
+FOREIGN_FOLDERS = [
+    "public_html/index.html",
+    "notes/journal/2024-05-01.md",
+    "ships/manifests/cargo.json",
+    "course/submissions/exercise-1/answer.txt",
+    "_static/id",
+    "probe/sample",
+]
+
+
+def opened(root: Path, *files: str) -> list[Path]:
+    """Files in folders that others may read: the folders directly below the root."""
+    made = []
+    for file in (root / each for each in files):
+        file.parent.mkdir(parents=True, mode=0o755)
+        file.write_bytes(b"1")
+        made.append(root / file.relative_to(root).parts[0])
+        made[-1].chmod(0o755)
+    return made
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
 @pytest.mark.usefixtures("open_umask")
 def test_the_probe_closes_the_folders_of_an_older_version(
     store: LocalStore, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
     root.mkdir(mode=0o755)
-    (root / "job").mkdir(mode=0o755)
-    (root / "job" / "entry").write_bytes(b"records")
+    ours = opened(root, *JOB_FOLDERS, *OUR_FOLDERS)
     store.probe()
-    assert (root / "job").stat().st_mode & 0o777 == 0o700
-    assert root.stat().st_mode & 0o777 == 0o755, "the root may be shared on purpose"
+    assert {path.name: mode(path) for path in ours} == {path.name: 0o700 for path in ours}
+    assert mode(root) == 0o755, "the root may be shared on purpose"
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_the_probe_leaves_folders_alone_that_hold_nothing_of_tidegate(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    """A home folder or a folder of data may be the storage: what others share there stays open."""
+    root = tmp_path / "store"
+    foreign = opened(root, *FOREIGN_FOLDERS)
+    (root / "linked").symlink_to(opened(tmp_path / "outside", JOB_FOLDERS[0])[0])
+    (root / "file").write_bytes(b"1")
+    store.probe()
+    assert {path.name: mode(path) for path in foreign} == {path.name: 0o755 for path in foreign}
+    assert mode(root / "linked") == 0o755, "a link leads to a folder that lies elsewhere"

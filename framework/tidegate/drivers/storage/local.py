@@ -25,10 +25,11 @@ from typing import Final
 
 from tidegate.drivers.storage.file_systems import refuse_unsafe
 from tidegate.drivers.storage.identity import IDENTITY, another, gone, read_or_create
+from tidegate.drivers.storage.older_folders import close_older_folders
 from tidegate.drivers.storage.probing import prove_create_if_absent
 from tidegate.errors import StorageError, check
 from tidegate.ports.blobs import Created
-from tidegate.private_files import FOLDER_MODE, close_to_others, private_opener
+from tidegate.private_files import FOLDER_MODE, private_opener
 
 _TEMPORARY: Final = ".temporary"
 """The folder, beside the objects, of files that have no name yet. Never listed."""
@@ -174,7 +175,10 @@ class LocalStore:
         """See BlobStore."""
         if not allow_network_filesystem:
             refuse_unsafe(self._root)
-        self._close_to_others()
+        try:
+            close_older_folders(self._root)
+        except OSError as error:
+            raise _translated(error, "close folders to others in", self._root) from error
         prove_create_if_absent(self, str(self._root), secrets.token_hex(8))
         self._remove_abandoned()
 
@@ -259,15 +263,6 @@ class LocalStore:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=FOLDER_MODE)
         _sync_folder(folder.parent)
-
-    def _close_to_others(self) -> None:
-        """Folders of jobs that an older version made can be read by others. The root stays as it
-        is: its owner may share it with the users of other jobs.
-        """
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for folder in self._root.iterdir():
-                if folder.is_dir() and not folder.is_symlink():
-                    close_to_others(folder)
 
     def _remove_abandoned(self) -> None:
         before = time.time() - _ABANDONED_AFTER_S
