@@ -11,6 +11,7 @@ from tidegate.errors import (
     CorruptCheckpointError,
     DataLossError,
     DeposedError,
+    Domain,
     ExternalError,
     InternalError,
     KafkaUnavailableError,
@@ -18,6 +19,7 @@ from tidegate.errors import (
     RefusedError,
     ResourceExhaustedError,
     StorageError,
+    SystemCallError,
     TidegateError,
     UserCodeError,
     from_foreign,
@@ -36,6 +38,7 @@ CANNOT_START = RuntimeError("can't start new thread")
         StorageError("full"),
         ExternalError("a slot is gone"),
         ResourceExhaustedError("no memory"),
+        SystemCallError("a disk"),
     ],
 )
 def test_a_restart_can_help_what_may_be_gone_next_time(error: TidegateError) -> None:
@@ -83,7 +86,33 @@ def test_a_resource_that_the_system_refused_restarts_the_job(
 
 @pytest.mark.parametrize(
     "foreign",
-    [KeyError("x"), RuntimeError("other"), OSError(errno.EBADF, "Bad file"), OSError("no number")],
+    [
+        OSError(errno.EIO, "Input/output error", "state/x"),
+        OSError(errno.ESTALE, "Stale file handle", "state/x"),
+        OSError(errno.EROFS, "Read-only file system", "state/x"),
+        PermissionError(errno.EACCES, "Permission denied", "state/x"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "state/x"),
+        TimeoutError(errno.ETIMEDOUT, "Connection timed out"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        OSError(errno.EBADF, "Bad file descriptor"),
+        OSError("no number"),
+        TimeoutError(),
+    ],
+    ids=repr,
+)
+def test_a_call_of_the_system_that_failed_restarts_the_job(foreign: OSError) -> None:
+    """A disk, a mount or a connection may be well again when the job restarts."""
+    report = ErrorReport.of(foreign)
+    assert (report.kind, report.domain) == ("SystemCallError", Domain.EXTERNAL)
+    assert f"({type(foreign).__name__}" in report.message
+    assert str(foreign) in report.message, "the file and the reason are named"
+    received = report.exception()
+    assert type(received) is SystemCallError
+    assert is_recoverable(received)
+
+
+@pytest.mark.parametrize(
+    "foreign", [KeyError("x"), RuntimeError("other"), AssertionError(), TypeError("x")], ids=repr
 )
 def test_any_other_untranslated_exception_is_a_bug_of_ours_and_final(foreign: Exception) -> None:
     report = ErrorReport.of(foreign)

@@ -8,8 +8,9 @@ errors; they are returned values.
 
 Foreign exceptions are translated into this tree once, at the door of the driver that calls the
 foreign library, and around every call of user code. What still arrives untranslated is a resource
-that the operating system refused, or our own bug (`from_foreign`). `InternalError` is our own bug:
-it is raised by `check` and never caught to go on.
+that the operating system refused, a disk, file or connection that failed (every other OSError), or
+our own bug (`from_foreign`). `InternalError` is our own bug: it is raised by `check` and never
+caught to go on.
 
 `is_recoverable` is the one rule that decides which errors a restart of the job can help.
 """
@@ -153,6 +154,13 @@ class ResourceExhaustedError(ExternalError):
     """
 
 
+class SystemCallError(ExternalError):
+    """The operating system could not do something: a disk, a mount, a file or a connection failed.
+
+    What fails once may work after a restart, on this host or on another one.
+    """
+
+
 class ClusterMismatchError(KafkaError):
     """A process of the job sees another Kafka cluster than the attempt, or than the submission
     began on. It restarts by its strategy: the operator can correct an address while it waits.
@@ -288,18 +296,25 @@ def refused_resource(error: BaseException) -> str | None:
 def from_foreign(error: BaseException) -> TidegateError:
     """The error of this tree that an exception is, wherever nobody has translated it.
 
-    ResourceExhaustedError where the operating system refused a resource, else InternalError.
+    ResourceExhaustedError where the operating system refused a resource, SystemCallError for any
+    other OSError, else InternalError. An OSError may be a bug of ours too, but nothing tells that
+    from a disk that failed, and a restart is safe after both.
     """
     if isinstance(error, TidegateError):
         return error
     refused = refused_resource(error)
     described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if refused is None:
-        return InternalError(described)
-    return ResourceExhaustedError(
-        f"The operating system refused {refused} ({described}). The job restarts from its last "
-        "checkpoint. If this happens again, give the host more of it, or run fewer slots there."
-    )
+    if refused is not None:
+        return ResourceExhaustedError(
+            f"The operating system refused {refused} ({described}). The job restarts from its last "
+            "checkpoint. If this happens again, give the host more of it, or run fewer slots there."
+        )
+    if isinstance(error, OSError):
+        return SystemCallError(
+            f"A call of the operating system failed ({described}). The job restarts from its last "
+            "checkpoint. If this happens again, look at the disks, mounts and network of the host."
+        )
+    return InternalError(described)
 
 
 def check(holds: object, message: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.contracts.surroundings import PATIENCE_S, Surroundings
-from tidegate.errors import DeposedError, InternalError, RpcError, UserCodeError
+from tidegate.errors import DeposedError, InternalError, RpcError, SystemCallError, UserCodeError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
 from tidegate.protocol.messages import (
@@ -166,6 +166,7 @@ class RpcContract:
             (DeposedError("a newer claim"), DeposedError, "a newer claim"),
             (UserCodeError("step x failed"), UserCodeError, "step x failed"),
             (KeyError("ours"), InternalError, "KeyError: 'ours'"),
+            (ConnectionResetError("by peer"), SystemCallError, "ConnectionResetError: by peer"),
         ],
     )
     def test_what_a_handler_raises_is_raised_at_the_caller(

@@ -3,6 +3,9 @@ invariants."""
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +55,7 @@ from tidegate.errors import (
     UserCodeError,
 )
 from tidegate.ids import Attempt, SlotId, SubtaskId, SubtaskIndex, TaskManagerId, VertexId
+from tidegate.protocol.errors import ErrorReport
 
 ONE, TWO = Attempt(1), Attempt(2)
 SUBTASKS = frozenset(SubtaskId(VertexId("orders"), SubtaskIndex(i)) for i in range(2))
@@ -361,9 +365,23 @@ def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
 
 
 def test_a_bug_of_ours_is_not_retried() -> None:
+    for bug in (InternalError("bug"), reported(KeyError("x"))):
+        job = running()
+        job.handle(AttemptFailed(attempt=ONE, error=bug))
+        assert job.state is JobState.CLOSING
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS, errno.ECONNRESET])
+def test_a_disk_or_a_connection_that_failed_in_a_slot_restarts_the_job(number: int) -> None:
     job = running()
-    job.handle(AttemptFailed(attempt=ONE, error=InternalError("bug")))
-    assert job.state is JobState.CLOSING
+    error = reported(OSError(number, os.strerror(number)))
+    job.handle(AttemptFailed(attempt=ONE, error=error))
+    assert (job.state, job.restarts) == (JobState.RECOVERING, 1)
+
+
+def reported(error: Exception) -> TidegateError:
+    """As the JobMaster gets what failed in a slot and was translated by nobody."""
+    return ErrorReport.of(error).exception()
 
 
 errors: st.SearchStrategy[TidegateError] = st.sampled_from(

@@ -14,7 +14,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import InternalError, RpcError, UserCodeError
+from tidegate.errors import InternalError, Retry, RpcError, UserCodeError
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -249,6 +249,18 @@ def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: st
             break
     (failed,) = sent
     assert failed.subtask == subtask
+
+
+def test_a_disk_that_fails_in_an_io_thread_is_no_bug(tmp_path: Path) -> None:
+    slot = slot_of(serial=1)
+    sent: list[Any] = []
+    cast("Any", slot._control).send = lambda message, then: sent.append(message)
+    slot._run_io((tmp_path / "not" / "there").rmdir, None)
+    slot._mailbox.wait(10)
+    slot._mailbox.run_posted()
+    (failed,) = sent
+    assert (failed.error.kind, failed.error.retry) == ("SystemCallError", Retry.RESTORE)
+    assert str(tmp_path / "not" / "there") in failed.error.message
 
 
 def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.drivers.storage.local import LocalStore
-from tidegate.errors import StorageGoneError
+from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.blobs import Created
 
 ENTRY = "job/journal/1"
@@ -78,6 +80,54 @@ def test_a_second_storage_behind_the_same_path_is_refused(
     with pytest.raises(StorageGoneError, match="another storage is there"):
         CALLS[call](store, tmp_path / "file")
     assert sorted(root.rglob("*")) == before
+
+
+LOST = [errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EIO]
+"""What a file system says whose server, device or program has gone, while it is still mounted."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("number", LOST, ids=errno.errorcode.get)
+def test_a_file_system_that_has_lost_its_server_or_device_is_gone(
+    store: LocalStore,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    number: int,
+) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    break_reads_of(root, number, monkeypatch)
+    with pytest.raises(StorageGoneError, match=rf"{root} is gone.*{os.strerror(number)}"):
+        CALLS[call](store, tmp_path / "file")
+    monkeypatch.undo()
+    CALLS[call](store, tmp_path / "file")
+
+
+@pytest.mark.parametrize("call", ["get", "get_file", "list"])
+def test_one_object_that_cannot_be_read_does_not_make_the_storage_gone(
+    store: LocalStore, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A bad sector, say: the identity can be read."""
+    break_reads_of(root / "job", errno.EIO, monkeypatch)
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)) as failed:
+        CALLS[call](store, tmp_path / "file")
+    assert type(failed.value) is StorageError
+
+
+def break_reads_of(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system fail to open or to list what lies below a folder."""
+
+    def failing(call: Callable[..., object]) -> Callable[..., object]:
+        def fail(path: object, *args: object, **options: object) -> object:
+            if isinstance(path, str | Path) and Path(path).is_relative_to(folder):
+                raise OSError(number, os.strerror(number), str(path))
+            return call(path, *args, **options)
+
+        return fail
+
+    monkeypatch.setattr(io, "open", failing(io.open))  # as pathlib calls it
+    monkeypatch.setattr(os, "scandir", failing(os.scandir))
 
 
 def test_a_create_during_which_the_storage_vanishes_is_unknown(

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 Handler = Callable[[Any], Any]
 """Takes a message of `protocol`, returns a reply of `protocol`; runs in a thread of the server.
-A TidegateError that it raises reaches the caller as an error of the same class, anything else as an
-InternalError: it is a bug, and the server goes on."""
+A TidegateError that it raises reaches the caller as an error of the same class, anything else as
+`errors.from_foreign` has it: an InternalError, unless the operating system failed. The server goes
+on."""
 
 
 class RpcServer(Protocol):

@@ -17,6 +17,8 @@ from tidegate.ports.blobs import BlobStore
 IDENTITY: Final = "_storage/id"
 """Where the id lies; no job has such a name."""
 
+_ABSENT: Final = f"its folder, or {IDENTITY} in it, does not exist"
+
 
 def read_or_create(store: BlobStore, where: str) -> str:
     """The id of a storage. The first process to create it wins, for all others and for ever."""
@@ -29,11 +31,11 @@ def read_or_create(store: BlobStore, where: str) -> str:
     raise StorageError(message)
 
 
-def gone(where: str) -> StorageGoneError:
-    """Nothing is there."""
+def gone(where: str, why: str = _ABSENT) -> StorageGoneError:
+    """Nothing is there, or nothing that can be read."""
     return StorageGoneError(
-        f"The checkpoint storage {where} is gone: its folder, or {IDENTITY} in it, does not exist. "
-        "Mount or restore it; nothing is written to the path until it is back."
+        f"The checkpoint storage {where} is gone: {why}. Mount or restore it; nothing is written "
+        "to the path until it is back."
     )
 
 

@@ -57,6 +57,10 @@ _CERTAIN: Final = frozenset(
 )
 """Errors of `link` after which the name certainly does not exist; after others it may."""
 
+_LOST: Final = frozenset({errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EIO})
+"""Errors of reading the identity where a file system is still mounted and what is behind it has
+gone: the export of a server, a device, the program of a FUSE file system."""
+
 _PART = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -116,6 +120,7 @@ class LocalStore:
         except FileNotFoundError:
             found = None
         except OSError as error:
+            self.confirm()
             raise _translated(error, "read", target) from error
         self.confirm()
         return found
@@ -138,6 +143,7 @@ class LocalStore:
                     "or set state.directory to a larger disk"
                 )
                 raise StorageError(message) from error
+            self.confirm()
             raise _translated(error, f"copy to {target} from", source) from error
         self.confirm()
         return True
@@ -146,7 +152,7 @@ class LocalStore:
         """See BlobStore."""
         folder = self._target(prefix) if prefix else self._root
         found: list[str] = []
-        for parent, folders, files in os.walk(folder, onerror=_walk_error):
+        for parent, folders, files in os.walk(folder, onerror=self._walk_failed):
             within = Path(parent).relative_to(self._root)
             at_root = within == Path()
             if at_root and _TEMPORARY in folders:
@@ -202,6 +208,9 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             raise gone(str(self._root)) from None
         except OSError as error:
+            if error.errno in _LOST:
+                why = f"{IDENTITY} in it cannot be read ({error.strerror})"
+                raise gone(str(self._root), why) from error
             raise _translated(error, "read", file) from error
         if found != self._identity:
             raise another(str(self._root), found, self._identity)
@@ -264,6 +273,11 @@ class LocalStore:
             folder.mkdir(mode=FOLDER_MODE)
         _sync_folder(folder.parent)
 
+    def _walk_failed(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            self.confirm()
+            raise _translated(error, "list", Path(error.filename)) from error
+
     def _remove_abandoned(self) -> None:
         before = time.time() - _ABANDONED_AFTER_S
         for file in (self._root / _TEMPORARY).glob("*"):
@@ -318,11 +332,6 @@ def _removed_if_empty(folder: Path) -> bool:
     except OSError:  # not empty, or already gone: both are what was wanted
         return False
     return True
-
-
-def _walk_error(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise _translated(error, "list", Path(error.filename)) from error
 
 
 _REMEDIES: Final = {
