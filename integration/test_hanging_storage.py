@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from integration.mistakes import Folder
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
@@ -46,7 +47,8 @@ def test_a_publication_that_hangs_ends_in_a_new_jobmaster(
         journal = tmp_path / ".tidegate" / "checkpoints" / folder.job / "journal"
         with hanging(max(journal.glob("*.json"))):
             folder.orders(30, first=30)
-            run.until(lambda: "with status 75" in folder.logs(), "left", timeout_s=60.0)
+            left = f"with status {STORAGE_HANGS}"
+            run.until(lambda: left in folder.logs(), "left", timeout_s=60.0)
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60.0)
         assert run.stop().code == 0
     folder.assert_exact(60)
