@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -88,6 +89,23 @@ def test_an_error_of_the_keys_format_is_covered() -> None:
     encoder = BatchEncoder(sink, Uid("out"), kept.refusals)
     assert encoder.encode(batch(1, 2, 3)).keys == [b"1", b"3"]
     assert kept.offsets() == [11]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EMFILE, "files"), RuntimeError("can't start new thread")]
+)
+def test_a_resource_that_the_system_refused_is_no_fault_of_the_record(error: Exception) -> None:
+    def key_by(value: bytes) -> bytes:
+        if value == b"b":
+            raise error
+        return value
+
+    kept = Kept()
+    sink: Any = KafkaSink("out", value=Raw(), key_by=key_by)
+    with pytest.raises(UserCodeError, match="offset 11") as raised:
+        BatchEncoder(sink, Uid("out"), kept.refusals).encode(batch(b"a", b"b", b"c"))
+    assert raised.value.__cause__ is error
+    assert kept.offsets() == []
 
 
 def test_without_a_policy_the_sink_raises() -> None:

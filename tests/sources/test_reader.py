@@ -318,17 +318,18 @@ class TestABadRecord:
         assert letters.values[0].headers[0] == ("h", b"1")
         assert ("tidegate.source.timestamp", b"-1") in letters.values[0].headers
 
-    def test_is_not_one_for_which_there_was_no_memory(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("error", [MemoryError(), OSError(24, "too many open files")])
+    def test_is_not_one_for_which_there_was_no_memory_or_file(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         """That says nothing of the record, which a restart may well decode."""
 
         def exhausted(data: bytes) -> int:
-            raise MemoryError
+            raise error
 
         monkeypatch.setattr(Json, "decoder", lambda _: exhausted)
         bench = Bench(self.source(on_bad_record="skip"))
-        with pytest.raises(MemoryError):
+        with pytest.raises(type(error)):
             bench.poll(run(P0, MessageDouble(0, b"1")))
         assert bench.around.counters.skipped == 0
 

@@ -28,7 +28,7 @@ from tidegate.api.kafka import (
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.elements import Origin, RecordBatch
-from tidegate.errors import BadRecordError, check_complete, encodable
+from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
 from tidegate.ids import Uid
 from tidegate.ports.kafka import Message
 
@@ -73,9 +73,9 @@ class BatchDecoder:
                 values.extend(decoded(messages[start:] if start else messages))
                 check_complete(len(values) + len(bad), len(messages))
                 break
-            except MemoryError:  # about the process, and so the attempt: the record may be good
-                raise
-            except Exception as error:  # noqa: BLE001  # whatever else: about its record
+            except Exception as error:
+                if refused_resource(error) is not None:
+                    raise  # about the process, and so the attempt: the record may be good
                 index = len(values) + len(bad)
                 self._refuse(origin, messages[index], error)
                 bad.append(index)
