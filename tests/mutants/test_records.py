@@ -82,7 +82,7 @@ LETTER_DOES_NOT_FIT = (
 )
 SHORT_KEYS = (
     Edit(KeyedOperator._keys, "check_complete(len(keys), len(batch.values))", "pass"),
-    Edit(KeyedOperator.process, "batch.offsets, strict=True", "batch.offsets, strict=False"),
+    Edit(KeyedOperator.process, "rows, strict=True", "rows, strict=False"),
 )
 SHORT_KNOWN = (
     Edit(Keying.keys, "right = known == len(keys) == len(batch.values)", "right = True"),

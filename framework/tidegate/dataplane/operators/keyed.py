@@ -38,8 +38,8 @@ from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.logical import MAIN, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
 
-Rows = Iterator[tuple[Any, Any, Any, int]]
-"""Value, key, the key's row of cells and the offset, record by record."""
+Rows = Iterator[tuple[Any, Any, int, Any]]
+"""Value, key, the offset and the key's row of cells, record by record."""
 
 
 class KeyedStateLike(Protocol):
@@ -142,7 +142,7 @@ class KeyedOperator:
         remaining = iter(batch.values)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         try:
-            loop(zip(remaining, keys, rows, batch.offsets, strict=True), values, offsets)
+            loop(zip(remaining, keys, batch.offsets, rows, strict=True), values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
@@ -160,7 +160,8 @@ class KeyedOperator:
         positions: list[int] = []
         remaining = iter(batch.values)
         images = Images(rows, self._mutable)
-        records = zip(remaining, keys, images, range(len(batch)), strict=True)
+        # The images last: where one cannot be taken, the others have gone on, each by one.
+        records = zip(remaining, keys, range(len(batch)), images, strict=True)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         side = self._context.side
         while True:
@@ -206,7 +207,7 @@ class KeyedOperator:
         process, context, guard = self._process, self._context, self._guard
         usual: type | None = None
         hang, name = self._function.__dict__, self._names[0]
-        for value, key, cell, offset in rows:
+        for value, key, offset, cell in rows:
             hang[name] = cell
             context.key = key
             context.offset = offset
@@ -222,7 +223,7 @@ class KeyedOperator:
         process, context, guard = self._process, self._context, self._guard
         usual: type | None = None
         hang, names = self._function.__dict__, self._names
-        for value, key, cells, offset in rows:
+        for value, key, offset, cells in rows:
             hang.update(zip(names, cells, strict=True))
             context.key = key
             context.offset = offset
