@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -190,6 +191,41 @@ def test_a_code_archive_that_is_damaged_in_the_storage_is_named(
     assert f"{archive.relative_to(stored.parent.parent)} in the checkpoint storage, is damaged" in (
         outcome.err
     )
+
+
+def test_a_helper_beside_a_package_that_is_imported_late_is_there_on_the_cluster(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Nobody has imported it at submit: a record does, in a slot, in an attempt after an edit."""
+    folder = make(tmp_path, kafka.bootstrap)
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "__init__.py").touch()
+    (tmp_path / "job.py").rename(tmp_path / "flows" / "job.py")
+    (tmp_path / "marks.txt").rename(tmp_path / "flows" / "marks.txt")
+    (tmp_path / "later.py").unlink()
+    (tmp_path / "later").mkdir()
+    folder.write("later/__init__.py", "from later.mark import MARK\n")
+    folder.write("later/mark.py", 'MARK = "old"\n')
+    folder.write("server.key", "not code")
+    folder.write("flows/secrets.yaml", "password: not code")
+    folder.orders(30)
+    reference = "flows.job:Marks"
+    with folder.started("-p", "2", reference=reference, bounded=False) as run:
+        read_all_of(folder, run, 30)
+        folder.edit("later/mark.py", "old", "new")
+        kill(run, "slot")
+        folder.orders(30, first=30)
+        read_all_of(folder, run, 60)
+        outcome = run.stop()
+    assert outcome.code == 0, outcome.err
+    assert marked(folder) == ["old"] * 60
+    folder.assert_exact(60)
+    (archive,) = tmp_path.glob(".tidegate/checkpoints/*/submissions/*/*.zip")
+    with zipfile.ZipFile(archive) as stored:
+        names = set(stored.namelist())
+    assert {"helper.py", "later/__init__.py", "later/mark.py"} < names
+    assert not {"server.key", "flows/secrets.yaml"} & names
+    assert "flows/secrets.yaml (may hold a secret)" in outcome.err
 
 
 @pytest.mark.slow

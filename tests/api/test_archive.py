@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 
 from tests.controlplane.test_store import Blobs
 from tidegate.api.archive import (
-    CACHE,
-    FILES_MAX,
     INSTALLED_KEPT,
     CodeArchive,
     contents,
@@ -32,6 +30,7 @@ from tidegate.api.archive import (
     pack,
 )
 from tidegate.api.pipeline import Pipeline
+from tidegate.api.pipeline_files import CACHE, FILES_MAX
 from tidegate.errors import CorruptCheckpointError, PipelineError, StorageError
 from tidegate.ports.blobs import BlobStore
 
@@ -86,26 +85,105 @@ def test_a_single_module_has_its_helpers_and_data_with_it(tmp_path: Path) -> Non
     assert digest_of(archive.data) == archive.digest
 
 
-def test_a_package_is_packed_with_the_helpers_that_it_imported_and_nothing_beside_them(
-    tmp_path: Path,
-) -> None:
-    written(
-        tmp_path,
+def package(folder: Path, size_max: int = SIZE_MAX) -> CodeArchive:
+    return pack(imported("flows.job", folder / "flows"), folder, size_max=size_max)
+
+
+def test_a_package_is_packed_with_all_modules_and_packages_beside_it(tmp_path: Path) -> None:
+    """Any of them may be imported later, in a function or where a library is optional."""
+    ours = (
         "flows/__init__.py:",
-        "flows/job.py:import helper",
+        "flows/job.py:def f(): import helper",
         "flows/schema.avsc:{}",
         "helper.py:X = 1",
-        "other.py:X = 2",
-        "big/data.csv:1",
+        "compiled.cpython-311-x86_64-linux-gnu.so:",
+        "shared/__init__.py:",
+        "shared/names.txt:a",
+        "shared/deep/below.py:",
+        "parts/one.py:",
+        "parts/nested/two.py:",
+        "company/team/three.py:",
     )
+    beside = (
+        "README.md:",
+        "settings.json:{}",
+        "data/big.csv:1",
+        "parts/two.csv:1",
+        "parts/data/three.csv:1",
+        "not-importable/x.py:",
+        "not-importable.py:",
+        ".hidden.py:",
+        "__pycache__/helper.cpython-311.pyc:",
+        "venv/pyvenv.cfg:",
+        "venv/x.py:",
+        "tidegate.toml:",
+    )
+    written(tmp_path, *ours, *beside)
+    archive = package(tmp_path)
+    assert set(archive.files) == {each.split(":")[0] for each in ours}
+    assert left_out(archive) == {}
+
+
+def test_a_module_beside_a_package_that_is_a_link_out_of_the_folder_is_listed(
+    tmp_path: Path,
+) -> None:
+    work = written(tmp_path / "work", "flows/__init__.py:", "flows/job.py:")
+    written(tmp_path, "helper.py:")
+    (work / "helper.py").symlink_to(tmp_path / "helper.py")
+    (work / "circle").symlink_to(work)
+    assert left_out(package(work)) == {
+        "helper.py": "symbolic link out of the folder",
+        "circle": "a symbolic link to a folder above it",
+    }
+
+
+def test_what_lies_beside_a_package_is_left_out_before_the_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, "flows/__init__.py:", "flows/job.py:" + "A" * 50, "other.py:" + "B" * 60)
+    written(tmp_path, "small.py:C")
+    archive = package(tmp_path, 60)
+    assert archive.files == ("flows/__init__.py", "flows/job.py", "small.py")
+    assert left_out(archive) == {"other.py": "60 bytes: too large for job.max_code_size"}
+    with pytest.raises(PipelineError, match="50 bytes together"):
+        package(tmp_path, 49)
+    monkeypatch.setattr("tidegate.api.pipeline_files.FILES_MAX", 2)
+    archive = package(tmp_path)
+    assert archive.files == ("flows/__init__.py", "flows/job.py")
+    assert left_out(archive) == {".": "2 files: more than 2 are not stored"}
+
+
+def test_an_installed_package_is_packed_without_the_working_folder(tmp_path: Path) -> None:
+    """The command may run in a home folder."""
+    written(tmp_path / "lib", "flows/__init__.py:", "flows/job.py:", "beside.py:")
+    work = written(tmp_path / "work", "other.py:", "helper.py:")
     sys.modules["helper"] = ModuleType("helper")
-    sys.modules["helper"].__file__ = str(tmp_path / "helper.py")
-    archive = pack(imported("flows.job", tmp_path / "flows"), tmp_path, size_max=SIZE_MAX)
-    assert [name for name in archive.files if "init" not in name] == [
-        "flows/job.py",
-        "flows/schema.avsc",
-        "helper.py",
-    ]
+    sys.modules["helper"].__file__ = str(work / "helper.py")
+    archive = pack(imported("flows.job", tmp_path / "lib" / "flows"), work, size_max=SIZE_MAX)
+    assert archive.files == ("flows/__init__.py", "flows/job.py", "helper.py")
+
+
+SECRETS = [
+    "secrets.yaml",
+    "secret.json",
+    "Credentials.toml",
+    "credentials",
+    "prod.env",
+    "tls/server.key",
+    "tls/server.pem",
+    "tls/store.p12",
+    "tls/kafka.keystore.jks",
+    "id_rsa",
+    "id_ed25519",
+]
+
+
+def test_files_that_are_known_to_hold_secrets_are_left_out_and_listed(tmp_path: Path) -> None:
+    code = ["job.py", "secrets.py", "keys.csv", "monkey.txt", "id_rsa.pub"]
+    written(tmp_path, *(f"{name}:x" for name in (*code, *SECRETS)))
+    archive = single(tmp_path)
+    assert archive.files == tuple(sorted(code))
+    assert left_out(archive) == dict.fromkeys(SECRETS, "may hold a secret")
 
 
 def test_a_schema_file_of_the_working_folder_belongs_to_a_package(tmp_path: Path) -> None:
@@ -177,16 +255,32 @@ def test_the_largest_data_files_are_left_out_until_the_rest_fits(tmp_path: Path)
         single(tmp_path, size=59)
 
 
-def test_a_folder_with_too_many_files_is_refused(
+def test_data_files_beyond_the_limit_are_left_out_by_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set beside the pipeline, say. Modules and smaller folders of data stay."""
+    assert FILES_MAX == 10_000
+    monkeypatch.setattr("tidegate.api.pipeline_files.FILES_MAX", 5)
+    written(tmp_path, "job.py:", "rules/a.txt:", "rules/b.txt:", "images/x.py:", "images/1.png:")
+    assert len(single(tmp_path).files) == 5
+    written(tmp_path, "images/2.png:", "images/3.png:")
+    archive = single(tmp_path)
+    assert archive.files == ("images/x.py", "job.py", "rules/a.txt", "rules/b.txt")
+    assert left_out(archive) == {"images": "3 files: more than 5 are not stored"}
+    written(tmp_path, *(f"m{number}.py:" for number in range(4)))
+    with pytest.raises(PipelineError, match="there are more than 5 modules"):
+        single(tmp_path)
+
+
+def test_a_folder_that_is_too_large_to_be_looked_at_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline in a home folder, say: reading it would take minutes."""
-    assert FILES_MAX == 10_000
-    monkeypatch.setattr("tidegate.api.archive.FILES_MAX", 3)
+    monkeypatch.setattr("tidegate.api.pipeline_files.LOOKED_MAX", 3)
     written(tmp_path, "job.py:", "a.txt:", "b.txt:")
     assert len(single(tmp_path).files) == 3
     written(tmp_path, "c.txt:")
-    with pytest.raises(PipelineError, match="there are more than 3 files"):
+    with pytest.raises(PipelineError, match="more than 3 files and folders"):
         single(tmp_path)
 
 

@@ -5,11 +5,9 @@ a zip archive. The archive is named by its SHA-256. `install` fetches an archive
 storage, verifies it, and writes its files into a local folder, from which a process imports the
 pipeline. So a file that is edited after the submit changes no attempt of that submission.
 
-What is packed: the top-level package of the pipeline, and every other module or package of the
-working folder that the pipeline has imported; for a pipeline in a single module, the whole folder
-of that module. Files of every kind belong to it, so that code may open data by a path relative to
-`__file__`. Schema files that formats name belong to it too. Installed packages outside of the
-working folder are not packed.
+Which files these are, and what is left out, says `pipeline_files.py`. Files of every kind belong to
+a pipeline, so that code may open data by a path relative to `__file__`. Installed packages outside
+of the working folder are not packed.
 
 The same files give the same archive: names are sorted, and times and modes are fixed. Nothing here
 knows of jobs, storages or processes besides `ports.blobs`, so that other runtimes use it too.
@@ -23,44 +21,25 @@ import io
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.errors import CorruptCheckpointError, PipelineError, StorageError
+from tidegate.api.pipeline_files import LeftOut, few_enough, find_files, small_enough
+from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.ports.blobs import BlobStore
 from tidegate.private_files import make_private_folder
-
-FILES_MAX: Final = 10_000
-"""Files and folders that are looked at. A pipeline with more lies beside something else."""
 
 INSTALLED_KEPT: Final = 3
 """Archives of a job that stay unpacked on a host: the newest ones."""
 
-CACHE: Final = "cache"
-"""The reason for which Python's caches are left out."""
-
 _FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)
 """The first time that a zip archive can hold."""
 _FIXED_MODE: Final = (stat.S_IFREG | 0o600) << 16
-_CACHES: Final = frozenset({"__pycache__", "node_modules"})
-_SITE_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A file or folder that is not in the archive."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,26 +72,19 @@ def pack(
     and folders that tidegate writes itself: they are left out. PipelineError if the modules are
     larger than `size_max`, or if there are too many files.
     """
-    found = _Found(ours=frozenset(Path(os.path.realpath(path)) for path in ours))
-    for prefix, root in _roots(pipeline, folder):
-        if root.is_file():
-            found.add(prefix, root)
-        else:
-            found.walk(prefix, root, within=Path(os.path.realpath(root)))
-    for name in map(os.path.normpath, data_files):
-        if (folder / name).is_file() and not name.startswith(("/", "..")):
-            found.add(name, folder / name)
-    files, left_out = _fitting(found.files, size_max)
+    found = find_files(pipeline, folder, data_files=data_files, ours=ours)
+    few_enough(found)
+    small_enough(found, size_max)
     data = io.BytesIO()
     packed, size = [], 0
     with zipfile.ZipFile(data, "w") as archive:
-        for name, path in sorted(files.items()):
+        for name, path in sorted(found.files.items()):
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
                 continue  # it was deleted meanwhile
             except OSError as error:
-                left_out.append(LeftOut(name, f"cannot be read: {error.strerror}"))
+                found.left_out.append(LeftOut(name, f"cannot be read: {error.strerror}"))
                 continue
             info = zipfile.ZipInfo(name, _FIXED_TIME)
             info.external_attr, info.create_system = _FIXED_MODE, 3
@@ -124,127 +96,13 @@ def pack(
         digest=digest_of(data.getvalue()),
         size=size,
         files=tuple(packed),
-        left_out=tuple(sorted((*found.left_out, *left_out), key=lambda each: each.path)),
+        left_out=tuple(sorted(found.left_out, key=lambda each: each.path)),
     )
 
 
 def digest_of(data: bytes) -> str:
     """The name of an archive."""
     return hashlib.sha256(data).hexdigest()
-
-
-def _roots(pipeline: type[Pipeline], folder: Path) -> Iterator[tuple[str, Path]]:
-    """What to pack: the path in the archive, and the file or folder."""
-    top = pipeline.__module__.partition(".")[0]
-    package: Sequence[str] = getattr(sys.modules[top], "__path__", ())
-    if package:
-        yield from ((top, Path(root)) for root in package)
-    else:
-        file = Path(str(sys.modules[top].__file__))
-        if _SITE_PACKAGES.isdisjoint(file.parts):
-            yield "", file.parent
-            return
-        yield file.name, file
-    for name, module in sorted(sys.modules.items()):
-        if "." in name or name == top:
-            continue
-        for path in (*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""):
-            if path and Path(path).parent == folder:  # a helper beside the package
-                yield Path(path).name, Path(path)
-
-
-@dataclass(slots=True)
-class _Found:
-    """The files that belong to an archive, by their path in it, and what does not belong to it."""
-
-    ours: frozenset[Path]
-    files: dict[str, Path] = field(default_factory=dict)
-    left_out: list[LeftOut] = field(default_factory=list)
-    _seen: int = 0
-
-    def walk(
-        self, prefix: str, folder: Path, *, within: Path, above: tuple[Path, ...] = ()
-    ) -> None:
-        """Add what is below a folder. Symbolic links that lead out of `within` are left out."""
-        real = Path(os.path.realpath(folder))
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            self.left_out.append(LeftOut(prefix, f"cannot be read: {error.strerror}"))
-            return
-        for entry in entries:
-            self._count(folder)
-            name = f"{prefix}/{entry.name}" if prefix else entry.name
-            path = Path(entry.path)
-            reason = self._why_not(path, within)
-            if reason is not None:
-                self.left_out.append(LeftOut(name, reason))
-            elif not entry.is_dir():
-                self.add(name, path)
-            elif Path(os.path.realpath(path)) in (*above, real):
-                self.left_out.append(LeftOut(name, "a symbolic link to a folder above it"))
-            else:
-                self.walk(name, path, within=within, above=(*above, real))
-
-    def add(self, name: str, path: Path) -> None:
-        """Add a file."""
-        if path.is_file():  # no socket, no pipe, no link that leads nowhere
-            self.files.setdefault(name, path)
-        else:
-            self.left_out.append(LeftOut(name, "no regular file"))
-
-    def _count(self, folder: Path) -> None:
-        self._seen += 1
-        if self._seen > FILES_MAX:
-            raise PipelineError(
-                f"The code of a pipeline is stored at submit, and there are more than {FILES_MAX} "
-                f"files at {folder} and beside it. Put the pipeline into a package or a folder of "
-                "its own."
-            )
-
-    def _why_not(self, path: Path, within: Path) -> str | None:
-        """Why a file or folder is left out, or None."""
-        if path.name.startswith("."):
-            return "hidden"
-        if path.name == "tidegate.toml":
-            return "settings, which may hold passwords"
-        if path.name in _CACHES or path.suffix in {".pyc", ".pyo"}:
-            return CACHE
-        if path.name in _SITE_PACKAGES or (path / "pyvenv.cfg").is_file():
-            return "virtual environment"
-        try:
-            path.name.encode()
-        except UnicodeEncodeError:
-            return "its name is not UTF-8"
-        real = Path(os.path.realpath(path))
-        if real in self.ours:
-            return "written by tidegate"
-        if path.is_symlink() and not real.is_relative_to(within):
-            return "symbolic link out of the folder"
-        return None
-
-
-def _fitting(found: dict[str, Path], size_max: int) -> tuple[dict[str, Path], list[LeftOut]]:
-    """Leave out the largest data files until the rest fits."""
-    sizes = {name: path.stat().st_size for name, path in found.items() if path.exists()}
-    total = sum(sizes.values())
-    files, left_out = dict(found), []
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        if total <= size_max:
-            break
-        if name.endswith(".py"):
-            continue
-        del files[name]
-        total -= sizes[name]
-        reason = f"{sizes[name]} bytes: too large for job.max_code_size"
-        left_out.append(LeftOut(name, reason))
-    if total > size_max:
-        raise PipelineError(
-            f"The modules of the pipeline have {total} bytes together, more than job.max_code_size "
-            f"allows ({size_max}). Put the pipeline into a package of its own, or raise the "
-            "setting."
-        )
-    return files, left_out
 
 
 # --- unpacking ----------------------------------------------------------------------------------

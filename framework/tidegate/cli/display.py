@@ -15,7 +15,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from tidegate.api.archive import CACHE, CodeArchive
+from tidegate.api.archive import CodeArchive
+from tidegate.api.pipeline_files import CACHE
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain

@@ -1,0 +1,301 @@
+"""Which files belong to a pipeline: what `archive.py` packs at a submit.
+
+A pipeline in a single module has the whole folder of that module. A pipeline in a package has that
+package, and what a process may import from beside it in the working folder: every module and every
+package, because an import may stand in a function that nobody has called yet. In a folder that is
+no package and holds modules, only the modules belong to it.
+
+What belongs to a pipeline and is left out is listed with the reason: hidden files, secrets, virtual
+environments, files beyond a limit. Modules of the pipeline itself are never left out: where they
+are too many or too large, the submit is refused. Nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from tidegate.api.pipeline import Pipeline
+from tidegate.errors import PipelineError
+
+FILES_MAX: Final = 10_000
+"""Files that are stored. Of more, folders of data files are left out: data sets, say."""
+
+LOOKED_MAX: Final = 1_000_000
+"""Files and folders that are looked at: some seconds. With more, the pipeline lies beside something
+else, in a home folder for example."""
+
+NESTED_MAX: Final = 2
+"""Of a folder that is no package, so many levels are searched for the first module."""
+
+CACHE: Final = "cache"
+"""The reason for which Python's caches are left out."""
+
+ABOVE: Final = "a symbolic link to a folder above it"
+"""The reason for which a circle is left out."""
+
+_CACHES: Final = frozenset({"__pycache__", "node_modules"})
+_SITE_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+_MODULES: Final = (".py", ".so", ".pyd")
+"""How the names of modules end; compiled ones have a tag of the platform before it."""
+
+_SECRET = re.compile(
+    r".*\.(pem|key|p12|pfx|jks|keystore|kdbx|ppk|env)"
+    r"|(secret|credential)s?(\..*)?"
+    r"|id_(rsa|dsa|ecdsa|ed25519)",
+    re.IGNORECASE,
+)
+"""Files that usually hold keys or passwords."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file or folder that is not in the archive."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.reason})"
+
+
+@dataclass(slots=True)
+class FoundFiles:
+    """The files of a pipeline, by their path in the archive, and what does not belong to it."""
+
+    ours: frozenset[Path]
+    """Files and folders that tidegate writes."""
+    files: dict[str, Path] = field(default_factory=dict)
+    spare: set[str] = field(default_factory=set)
+    """Files beside the pipeline's package, which it has not imported until now."""
+    named: set[str] = field(default_factory=set)
+    """Data files that the pipeline names."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    _seen: int = 0
+
+    def walk(
+        self, prefix: str, folder: Path, *, within: Path, above: tuple[Path, ...] = ()
+    ) -> None:
+        """Add what is below a folder. Symbolic links that lead out of `within` are left out."""
+        real = Path(os.path.realpath(folder))
+        for entry in self._entries(prefix, folder):
+            name = f"{prefix}/{entry.name}" if prefix else entry.name
+            path = Path(entry.path)
+            reason = self._why_not(entry, real, within)
+            if reason is not None:
+                self.left_out.append(LeftOut(name, reason))
+            elif not entry.is_dir():
+                self.add(name, path)
+            elif entry.is_symlink() and Path(os.path.realpath(path)) in (*above, real):
+                self.left_out.append(LeftOut(name, ABOVE))
+            else:
+                self.walk(name, path, within=within, above=(*above, real))
+
+    def add(self, name: str, path: Path) -> None:
+        """Add a file."""
+        if path.is_file():  # no socket, no pipe, no link that leads nowhere
+            self.files.setdefault(name, path)
+        else:
+            self.left_out.append(LeftOut(name, "no regular file"))
+
+    def add_beside(self, folder: Path) -> None:
+        """Add the modules and packages of the working folder that are not there yet."""
+        known = set(self.files)
+        packed = {PurePosixPath(name).parts[0] for name in known}
+        within = Path(os.path.realpath(folder))
+        for entry in self._entries("", folder):
+            path = Path(entry.path)
+            if entry.name in packed or not _importable(entry):
+                continue
+            reason = self._why_not(entry, within, within)
+            if reason is not None:
+                self.left_out.append(LeftOut(entry.name, reason))
+            elif not entry.is_dir():
+                self.add(entry.name, path)
+            elif within.is_relative_to(os.path.realpath(path)):
+                self.left_out.append(LeftOut(entry.name, ABOVE))
+            elif (path / "__init__.py").is_file():
+                self.walk(entry.name, path, within=Path(os.path.realpath(path)))
+            else:
+                self._walk_modules(entry.name, path, within)
+        self.spare |= self.files.keys() - known
+
+    def _walk_modules(self, prefix: str, folder: Path, within: Path) -> None:
+        """The modules of a folder that is no package, and of such folders and packages in it."""
+        real = Path(os.path.realpath(folder))
+        for entry in self._entries(prefix, folder):
+            if entry.is_symlink() and entry.is_dir():
+                continue  # it may lead into a circle
+            if _importable(entry) and self._why_not(entry, real, within) is None:
+                name = f"{prefix}/{entry.name}"
+                if entry.is_dir():
+                    self._walk_modules(name, Path(entry.path), within)
+                else:
+                    self.add(name, Path(entry.path))
+
+    def _entries(self, prefix: str, folder: Path) -> list[os.DirEntry[str]]:
+        """What is in a folder, in the order of the names."""
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            self.left_out.append(LeftOut(prefix, f"cannot be read: {error.strerror}"))
+            return []
+        self._seen += len(found)
+        if self._seen > LOOKED_MAX:
+            raise PipelineError(
+                f"The code of a pipeline is stored at submit, and there are more than {LOOKED_MAX} "
+                f"files and folders at {folder} and beside it. Put the pipeline into a package or "
+                "a folder of its own."
+            )
+        return found
+
+    def _why_not(self, entry: os.DirEntry[str], parent: Path, within: Path) -> str | None:
+        """Why a file or folder is left out, or None; `parent` has no symbolic links."""
+        name = entry.name
+        if name.startswith("."):
+            return "hidden"
+        if name == "tidegate.toml":
+            return "settings, which may hold passwords"
+        if name in _CACHES or name.endswith((".pyc", ".pyo")):
+            return CACHE
+        if entry.is_dir():
+            if name in _SITE_PACKAGES or Path(entry.path, "pyvenv.cfg").is_file():
+                return "virtual environment"
+        elif _SECRET.fullmatch(name) and not name.endswith(".py"):
+            return "may hold a secret"
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return "its name is not UTF-8"
+        real = Path(os.path.realpath(entry.path)) if entry.is_symlink() else parent / name
+        if real in self.ours:
+            return "written by tidegate"
+        if entry.is_symlink() and not real.is_relative_to(within):
+            return "symbolic link out of the folder"
+        return None
+
+
+def _importable(entry: os.DirEntry[str]) -> bool:
+    """Whether an import may find a module there: a file of a module, or a folder that has some."""
+    if not entry.is_dir():
+        stem, _, _ = entry.name.partition(".")
+        return stem.isidentifier() and entry.name.endswith(_MODULES)
+    return _holds_modules(entry, NESTED_MAX)
+
+
+def _holds_modules(folder: os.DirEntry[str], depth: int) -> bool:
+    if not folder.name.isidentifier() or folder.name in _CACHES:
+        return False
+    if Path(folder.path, "pyvenv.cfg").is_file():
+        return False
+    below = []
+    try:
+        with os.scandir(folder.path) as entries:
+            for entry in entries:
+                if entry.name.endswith(_MODULES):
+                    return True
+                if depth > 1 and entry.is_dir(follow_symlinks=False):
+                    below.append(entry)
+    except OSError:
+        return True  # whoever lists it says why it cannot be read
+    return any(_holds_modules(each, depth - 1) for each in below)
+
+
+def find_files(
+    pipeline: type[Pipeline], folder: Path, *, data_files: Iterable[str], ours: Iterable[Path]
+) -> FoundFiles:
+    """The files of a pipeline before any limit; the arguments are as in `archive.pack`."""
+    found = FoundFiles(ours=frozenset(Path(os.path.realpath(path)) for path in ours))
+    top = pipeline.__module__.partition(".")[0]
+    package: Sequence[str] = getattr(sys.modules[top], "__path__", ())
+    for prefix, root in _roots(top, package, folder):
+        if root.is_file():
+            found.add(prefix, root)
+        else:
+            found.walk(prefix, root, within=Path(os.path.realpath(root)))
+    if any(Path(root).parent == folder for root in package):
+        found.add_beside(folder)
+    for name in map(os.path.normpath, data_files):
+        if (folder / name).is_file() and not name.startswith(("/", "..")):
+            found.add(name, folder / name)
+            found.named.add(name)
+    return found
+
+
+def _roots(top: str, package: Sequence[str], folder: Path) -> Iterator[tuple[str, Path]]:
+    """What the pipeline has imported: the path in the archive, and the file or folder."""
+    if package:
+        yield from ((top, Path(root)) for root in package)
+    else:
+        file = Path(str(sys.modules[top].__file__))
+        if _SITE_PACKAGES.isdisjoint(file.parts):
+            yield "", file.parent
+            return
+        yield file.name, file
+    for name, module in sorted(sys.modules.items()):
+        if "." in name or name == top:
+            continue
+        for path in (*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""):
+            if path and Path(path).parent == folder:  # a helper beside the package
+                yield Path(path).name, Path(path)
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def few_enough(found: FoundFiles) -> None:
+    """Leave out whole folders of files until FILES_MAX are left: of data files those with the most
+    of them first, then of what lies beside the package. PipelineError if the modules are too many.
+    """
+    data = [name for name in found.files if not name.endswith(_MODULES)]
+    for names in (set(data) - found.named, found.spare):
+        folders: defaultdict[str, list[str]] = defaultdict(list)
+        for name in names & found.files.keys():
+            folders[PurePosixPath(name).parent.as_posix()].append(name)
+        for folder, inside in sorted(folders.items(), key=lambda each: (-len(each[1]), each[0])):
+            if len(found.files) <= FILES_MAX:
+                return
+            _leave_out(found, inside)
+            reason = f"{len(inside)} files: more than {FILES_MAX} are not stored"
+            found.left_out.append(LeftOut(folder, reason))
+    if len(found.files) > FILES_MAX:
+        raise PipelineError(
+            f"The code of a pipeline is stored at submit, and there are more than {FILES_MAX} "
+            "modules. Put the pipeline into a package or a folder of its own."
+        )
+
+
+def small_enough(found: FoundFiles, size_max: int) -> None:
+    """Leave out files, the largest first, until the rest has `size_max` bytes: data files, then
+    what lies beside the package. PipelineError if the modules of the pipeline are larger.
+    """
+    sizes = {name: path.stat().st_size for name, path in found.files.items() if path.exists()}
+    total = sum(sizes.values())
+    order = sorted(sizes, key=lambda name: (name.endswith(".py"), -sizes[name], name))
+    for name in order:
+        if total <= size_max:
+            return
+        if name.endswith(".py") and name not in found.spare:
+            continue
+        _leave_out(found, [name])
+        total -= sizes[name]
+        reason = f"{sizes[name]} bytes: too large for job.max_code_size"
+        found.left_out.append(LeftOut(name, reason))
+    if total > size_max:
+        raise PipelineError(
+            f"The modules of the pipeline have {total} bytes together, more than job.max_code_size "
+            f"allows ({size_max}). Put the pipeline into a package of its own, or raise the "
+            "setting."
+        )
+
+
+def _leave_out(found: FoundFiles, names: Collection[str]) -> None:
+    for name in names:
+        del found.files[name]
