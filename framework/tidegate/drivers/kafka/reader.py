@@ -301,8 +301,9 @@ class KafkaPartitionReader:
         code = event.code()
         if code == Code._AUTO_OFFSET_RESET:
             return KafkaError(
-                f"Partition {where} at {self._servers} cannot be read on: {event.str()}. The "
-                "offset is not in the log any more, or not yet (retention has deleted it, an "
+                f"Partition {where} at {self._servers}, which is read from offset "
+                f"{self._positions.get(origin, 'unknown')}, cannot be read on: {event.str()}. The "
+                "next offset is not in the log any more, or not yet (retention has deleted it, an "
                 "unclean leader election has truncated the log, or the topic was made anew). Start "
                 "from another checkpoint, or from new offsets with --restore none; records "
                 "between, if any, are lost."
