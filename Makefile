@@ -16,7 +16,7 @@ check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
 test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers
 	$(bin)/pytest --quiet -m "seeds or hypothesis"
-	$(bin)/pytest integration --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(bin)/pytest integration --numprocesses 3 --dist loadfile --no-loadscope-reorder
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
