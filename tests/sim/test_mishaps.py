@@ -14,6 +14,7 @@ from tests.mutants.finders import befallen
 from tests.sim.contracts import World
 from tests.sim.test_blobs import Always
 from tidegate.checkpoint.journal import entry_path
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ids import JobName, JournalNumber
 from tidegate.ports.blobs import Created
@@ -129,7 +130,7 @@ def test_some_runs_have_mishaps_of_each_kind_and_none_in_which_output_may_be_los
 
 
 MET = {
-    mishaps.HANGS: ("a call never returns", "ends with status 75"),
+    mishaps.HANGS: ("a call never returns", f"ends with status {STORAGE_HANGS}"),
     mishaps.VANISHES: ("the storage is gone", "is back; the job continues"),
     mishaps.REPLACED: ("the storage is gone", "is back; the job continues"),
     mishaps.SLOTS_ELSEWHERE: ("StorageMismatchError",),

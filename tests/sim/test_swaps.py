@@ -129,7 +129,7 @@ def test_jobs_are_refused_and_go_on_once_it_is_corrected(kind: str) -> None:
         nonlocal understood
         understood += f"understood: {kind}" in str(told)
 
-    for seed in befallen(kind, 5):
+    for seed in befallen(kind, 20):
         outcome = run_seed(seed, listen=listen)
         assert outcome.violation is None, f"tidegate sim --seed {seed}: {outcome.violation}"
     assert understood
