@@ -267,6 +267,7 @@ class BareSlot:
         from tests.kafka.surroundings import Surroundings
         from tidegate.api.pipeline import build
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
+        from tidegate.dataplane.assembly import source_keys_wanted
         from tidegate.dataplane.operators.chain import Chain, Leaves
         from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
         from tidegate.dataplane.sources.kafka import KafkaSourceReader
@@ -277,7 +278,6 @@ class BareSlot:
         from tidegate.graph.plan import plan
         from tidegate.ids import Uid
         from tidegate.protocol.snapshots import SourceSplit
-        from tidegate.slot.assembly import source_keys_wanted
 
         kind = getattr(pipelines, pipeline)
         graph = build(kind, {})

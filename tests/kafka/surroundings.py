@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.mailbox import Mailbox
 from tidegate.dataplane.runtime import Action, Runtime
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionLog
-from tidegate.slot.mailbox import Mailbox
 
 
 class Surroundings:
@@ -58,7 +58,7 @@ class Surroundings:
             transactions=transactions,
             transaction_timeout_ms=timeout_ms,
             warm_producers=warm,
-            transaction_slots=slots,
+            transaction_slots=range(slots),
             post=self.mailbox.post,
             run_io=self._run_io,
             fail=self.failures.append,

@@ -11,11 +11,11 @@ import pytest
 
 from tests.checkpoint import test_lost_tail as tail_tests
 from tests.checkpoint import test_other_cluster as cluster_tests
+from tests.dataplane import test_shared_view as view_tests
 from tests.jobmaster import test_journal_work as journal_tests
 from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_commit_protocol import NO_TOPIC_IDS
-from tests.slot import test_shared_view as view_tests
 from tidegate.checkpoint.lost_tail import find_lost_tail
 from tidegate.checkpoint.procedures.claim import _refuse, _refuse_used_name
 from tidegate.checkpoint.procedures.cluster_check import refuse_manifest, refuse_other_cluster
@@ -23,7 +23,7 @@ from tidegate.checkpoint.procedures.fencing import fence_older
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
-from tidegate.slot.shared_view import _check_storage, check_view
+from tidegate.dataplane.shared_view import _check_storage, check_view
 from tidegate.testing.sim import mishaps, swaps
 
 

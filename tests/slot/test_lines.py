@@ -231,7 +231,7 @@ def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -
     assert mine.path.is_relative_to(tmp_path / ".tidegate/state/job")
 
 
-@pytest.mark.parametrize("where", ["_post", "_run_io"])
+@pytest.mark.parametrize("where", ["post", "run_io"])
 def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: str) -> None:
     """As a value that is not of its state's type, which is saved behind the barrier."""
     slot, subtask = slot_of(serial=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
@@ -241,7 +241,7 @@ def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: st
     def fail() -> None:
         raise UserCodeError("it is no int")
 
-    getattr(slot, where)(fail, subtask)
+    getattr(slot._engine, where)(fail, subtask)
     for _ in range(2):  # the action, or what its thread says; then the failure
         slot._mailbox.wait(10)
         slot._mailbox.run_posted()
@@ -255,7 +255,7 @@ def test_a_disk_that_fails_in_an_io_thread_is_no_bug(tmp_path: Path) -> None:
     slot = slot_of(serial=1)
     sent: list[Any] = []
     cast("Any", slot._control).send = lambda message, then: sent.append(message)
-    slot._run_io((tmp_path / "not" / "there").rmdir, None)
+    slot._engine.run_io((tmp_path / "not" / "there").rmdir, None)
     slot._mailbox.wait(10)
     slot._mailbox.run_posted()
     (failed,) = sent
@@ -325,6 +325,6 @@ def test_a_slot_that_leaves_does_no_more_work() -> None:
         raise InternalError("the reader is closed")
 
     for action in (lambda: slot._obey(MESSAGE), lambda: slot._obey(completed), fails):
-        slot._mailbox.post(partial(slot._guarded, action, None))
+        slot._mailbox.post(partial(slot._engine.guarded, action, None))
     slot._loop()
     assert (story, sent) == (["close"], [])

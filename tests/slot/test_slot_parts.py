@@ -18,9 +18,12 @@ from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.config import Config
+from tidegate.dataplane.assembly import most_receivers, source_keys_wanted
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, LocalChannel
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.mailbox import Mailbox
 from tidegate.dataplane.operators.chain import Chain, Leaves
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.process.this import OsProcess
@@ -29,10 +32,8 @@ from tidegate.graph.plan import plan
 from tidegate.ids import SubtaskIndex
 from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
-from tidegate.slot.assembly import most_receivers, source_keys_wanted
 from tidegate.slot.idling import ALWAYS_S, LONGEST_S, SHORTEST_S
 from tidegate.slot.local_folder import LocalFolder
-from tidegate.slot.mailbox import Mailbox
 from tidegate.slot.main import Slot, show_loops
 
 
@@ -129,7 +130,8 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
     slot: Any = Slot.__new__(Slot)
     slot._config, slot._drivers = Config(), SimpleNamespace(clock=SystemClock())
     slot._counters = Counters()
-    slot._mailbox = Mailbox(SystemThreads())
+    slot._engine = Engine(SystemThreads(), slot._fail)
+    slot._mailbox = slot._engine.mailbox
     slot._tasks = slot._sources = [Idle()]
     slot._exit_code, slot._failed, slot._lag, slot._fed = None, False, None, True
     slot._waited_s = slot._looked_s = 0.0
@@ -192,7 +194,8 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
 
     slot._config, slot._counters = Config(), Counters()
     slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
-    slot._mailbox = Mailbox(SystemThreads())
+    slot._engine = Engine(SystemThreads(), slot._fail)
+    slot._mailbox = slot._engine.mailbox
     slot._tasks = slot._sources = [Silent()]
     slot._exit_code, slot._failed, slot._lag, slot._fed = None, False, None, True
     slot._waited_s = slot._looked_s = 0.0
@@ -277,20 +280,21 @@ def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
 
     sent: list[tuple[object, bool]] = []
     chain = SimpleNamespace(fused=(), open=lambda: loaded.append([object()]))
-    assembly = SimpleNamespace(tasks=lambda: [SimpleNamespace(chain=chain)])
+    assembly = SimpleNamespace(
+        plan=None, graph=None, tasks=lambda _channels: [SimpleNamespace(chain=chain)]
+    )
     monkeypatch.setattr(slot_main, "Assembly", lambda *_: assembly)
     monkeypatch.setattr(slot_main, "Surroundings", lambda **_: None)
+    channels = SimpleNamespace(connect=lambda *_, **__: None)
+    monkeypatch.setattr(slot_main, "SlotChannels", lambda *_, **__: channels)
     anything: Any = SimpleNamespace(
         _tasks=[],
-        _config=None,
+        _config=Config(),
         _drivers=SimpleNamespace(process=OsProcess()),
         _required_exchange=lambda: None,
         _counters=None,
         _local_folder=lambda _journal: LocalFolder(tmp_path, 1, "0-1"),
-        _mailbox=SimpleNamespace(post=None),
-        _run_io=None,
-        _post=None,
-        _fail_from_anywhere=None,
+        _engine=None,
         _lost_peer=None,
         _send=lambda message: sent.append((message, tracked())),
     )

@@ -57,7 +57,7 @@ class Surroundings:
             transactions=cast("Any", None),
             transaction_timeout_ms=1,
             warm_producers=1,
-            transaction_slots=1,
+            transaction_slots=range(1),
             post=self.mailbox.append,
             run_io=self.io.append,
             fail=lambda error: None,

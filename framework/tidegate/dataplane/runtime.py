@@ -45,7 +45,8 @@ class Runtime:
     """One for the whole slot."""
     transaction_timeout_ms: int
     warm_producers: int
-    transaction_slots: int
+    transaction_slots: range
+    """Numbers of the transactional ids of each sink subtask."""
     post: Callable[[Action], None]
     """Run an action in the mailbox thread; from any thread, never blocks."""
     run_io: Callable[[Action], None]
@@ -56,6 +57,10 @@ class Runtime:
     """Of the topics of sinks, where the brokers tell it."""
     earlier: LocalFiles = field(default_factory=LocalFiles)
     """What earlier attempts left on this host."""
+    run: str = ""
+    """Names this run of the subtask where one attempt may run a subtask several times, as Spark
+    does: no two runs write the same file. Empty where an attempt runs each subtask once.
+    """
 
     def record_bytes_max(
         self, sink: str, topic: str, declared: Mapping[str, str | float | bool]

@@ -177,8 +177,14 @@ class SourceTask(_Subtask):
         coordination: Coordination,
         reader: Reader,
         splits: Sequence[SourceSplit],
+        *,
+        ends_input: bool = True,
     ) -> None:
+        """Without `ends_input` the source says by `has_ended` that it has read its splits to their
+        ends, and sends no EndOfInput: more follows in the next wave.
+        """
         super().__init__(runtime, chain, coordination)
+        self._ends_input = ends_input
         self.reader, self._splits = reader, splits
         self._emit = chain.from_source()
         self._emit_dead_letters = chain.from_source(DEAD_LETTERS)
@@ -192,6 +198,10 @@ class SourceTask(_Subtask):
         if not self._started:
             self._started = True
             self.reader.open(self._splits)
+
+    def has_ended(self) -> bool:
+        """Whether it has read its splits to their ends."""
+        return self._ended
 
     def reads(self) -> bool:
         """Whether a step might read now, so that waiting for records makes sense."""
@@ -260,7 +270,8 @@ class SourceTask(_Subtask):
         self._pending.extend(batches)
         if not self._pending and self.reader.finished():
             self._ended = True
-            self._end_output()
+            if self._ends_input:
+                self._end_output()
 
     def _inject(self, barrier: Barrier) -> None:
         check(not self._pending, "a barrier is injected only after all that was read is emitted")

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.config import Config
+from tidegate.dataplane.assembly import Assembly, Surroundings
+from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.elements import Barrier
 from tidegate.errors import ExchangeError, StorageError, TidegateError
@@ -47,11 +50,9 @@ from tidegate.protocol.messages import (
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
-from tidegate.slot.assembly import Assembly, Surroundings
 from tidegate.slot.control import ControlLine
 from tidegate.slot.idling import Idling
 from tidegate.slot.local_folder import ATTEMPTS_KEPT, LocalFolder
-from tidegate.slot.mailbox import Action, Mailbox
 
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
@@ -71,9 +72,6 @@ LOST_PEER_GRACE_S: Final = 2.0
 """A peer that is gone was most likely killed, or failed first: its own story reaches the JobMaster
 sooner and is the better one. Ours is told after this time, should no other have ended the
 attempt."""
-
-IO_THREADS: Final = 8
-"""Flushes, describes and uploads of one slot at once: a few sinks and states, each with one."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,11 +93,11 @@ class Slot:
         self._start, self._drivers, self._slot = start, drivers, slot
         self._task_manager_pid = task_manager_pid
         self._config = Config.from_dict(start.settings)
-        self._mailbox = Mailbox(drivers.threads)
         self._taking, self._taken = drivers.threads.lock(), 0
         """Number of the last order that was taken."""
         self._counters = Counters()
-        self._io = drivers.threads.pool(IO_THREADS, name="io")
+        self._engine = Engine(drivers.threads, self._fail)
+        self._mailbox = self._engine.mailbox
         self._tasks: list[Task] = []
         self._sources: list[SourceTask] = []
         self._fed = False
@@ -162,7 +160,7 @@ class Slot:
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while True:
             stirred = self._mailbox.has_posts()
-            self._guarded(self._mailbox.run_posted, None)
+            self._engine.guarded(self._mailbox.run_posted, None)
             if self._exit_code is not None:
                 return  # what is closed does no more: its state is gone, and what it writes is seen
             worked = False
@@ -171,10 +169,10 @@ class Slot:
             now = clock.monotonic()
             if not worked or now >= flush_at:
                 for task in self._tasks:
-                    self._guarded(task.flush, task.subtask)
+                    self._engine.guarded(task.flush, task.subtask)
                 flush_at = now + FLUSH_INTERVAL_S
             if now >= look_at:
-                self._guarded(self._look_at_lag, None)
+                self._engine.guarded(self._look_at_lag, None)
                 look_at = now + LAG_INTERVAL_S
             idling.turned(now, self._counters.batches, stirred=stirred or worked)
             # A snapshot that is being saved posts its next piece: no wait for records is due.
@@ -201,12 +199,6 @@ class Slot:
         for source in readable:
             self._step(source, timeout_s / len(readable))
         self._waited_s += clock.monotonic() - began_s
-
-    def _guarded(self, action: Action, subtask: SubtaskId | None) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt and is reported
-            self._fail(error, subtask)
 
     # --- control messages -----------------------------------------------------------------------
 
@@ -239,7 +231,7 @@ class Slot:
             case CheckpointCompleted():
                 if not self._completed and self._local is not None:
                     self._completed = True  # so every slot of the attempt has restored
-                    self._run_io(self._local.remove_earlier, None)
+                    self._engine.run_io(self._local.remove_earlier, None)
                 for task in self._tasks:
                     task.checkpoint_completed(
                         message.checkpoint, ended=message.ended, freed=message.freed
@@ -264,18 +256,26 @@ class Slot:
             Surroundings(
                 config=self._config,
                 drivers=self._drivers,
-                exchange=self._required_exchange(),
                 counters=self._counters,
                 local=local.path,
                 earlier=local.earlier_files(),
-                post=self._post,
-                run_io=self._run_io,
-                fail=self._fail_from_anywhere,
-                lost_peer=self._lost_peer,
+                engine=self._engine,
                 coordination=self,
             ),
         )
-        self._tasks = assembly.tasks()
+        channels = SlotChannels(
+            assembly.plan,
+            assembly.graph,
+            ordinal=deploy.ordinal,
+            channel_credits=self._config.exchange.credits,
+            exchange=self._required_exchange(),
+        )
+        self._tasks = assembly.tasks(channels)
+        channels.connect(
+            deploy.peers,
+            post=lambda action: self._engine.post(action, None),
+            on_lost=lambda _, error: self._lost_peer(error),
+        )
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
         self._fed = len(deploy.peers) > 1 and len(self._sources) < len(self._tasks)
         for task in self._tasks:
@@ -296,7 +296,7 @@ class Slot:
                 f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
                 "Make room there, or set state.directory to another folder."
             ) from error
-        self._run_io(lambda: local.remove_earlier(keep=ATTEMPTS_KEPT), None)
+        self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_KEPT), None)
         return local
 
     # --- what subtasks report (Coordination)
@@ -343,15 +343,12 @@ class Slot:
 
     # --- failures and the end -------------------------------------------------------------------
 
-    def _fail_from_anywhere(self, error: BaseException, subtask: SubtaskId | None) -> None:
-        self._mailbox.post(lambda: self._fail(error, subtask))
-
     def _lost_peer(self, error: ExchangeError) -> None:
-        self._run_io(lambda: self._tell_lost_peer(error), None)
+        self._engine.run_io(lambda: self._tell_lost_peer(error), None)
 
     def _tell_lost_peer(self, error: ExchangeError) -> None:
         self._drivers.clock.sleep(LOST_PEER_GRACE_S)
-        self._fail_from_anywhere(error, None)
+        self._engine.fail_from_anywhere(error, None)
 
     def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
         """Tell the JobMaster why, close the user's functions, and leave. The first failure
@@ -391,18 +388,6 @@ class Slot:
 
     def _send(self, message: Message) -> None:
         self._control.send(message)
-
-    def _post(self, action: Action, subtask: SubtaskId | None) -> None:
-        self._mailbox.post(lambda: self._guarded(action, subtask))
-
-    def _run_io(self, action: Action, subtask: SubtaskId | None) -> None:
-        def guarded() -> None:
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt
-                self._fail_from_anywhere(error, subtask)
-
-        self._io.submit(guarded)
 
     def _metrics(self) -> SlotMetrics:
         """In any thread."""

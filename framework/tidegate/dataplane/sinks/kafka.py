@@ -85,7 +85,7 @@ class KafkaSinkWriter:
         self._runtime = runtime
         bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.kafka)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
-        self._slots = SlotTable(runtime.transaction_slots)
+        self._slots = SlotTable(len(runtime.transaction_slots))
         self._ids = {
             format_transactional_id(
                 job=runtime.job,
@@ -93,9 +93,9 @@ class KafkaSinkWriter:
                 sink=uid,
                 attempt=runtime.attempt,
                 subtask=runtime.subtask.index,
-                slot=slot,
+                slot=number,
             ): slot
-            for slot in range(runtime.transaction_slots)
+            for slot, number in enumerate(runtime.transaction_slots)
         }
         limit = runtime.max_message_bytes.get(self._topic)
         given = runtime.connector_kafka(sink.kafka, configured.properties)

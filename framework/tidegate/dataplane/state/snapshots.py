@@ -4,9 +4,10 @@ An upload takes the files of a store's checkpoint, in an I/O thread. A file that
 checkpoint of this attempt uploaded, or that the restored checkpoint brought, is referred to and not
 sent again, whatever became of the earlier checkpoint. Every other file gets a path that nobody used
 before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`, for a store gives no name to two
-contents. Nothing in the storage is ever overwritten. A later checkpoint may therefore refer to
-files of an aborted one. What `checkpoint/retention` relies on: once a checkpoint is acknowledged,
-later ones refer to its files and to what was uploaded since, and to nothing before.
+contents. Where an attempt may run a subtask several times, `<run>/` stands before the name.
+Nothing in the storage is ever overwritten. A later checkpoint may therefore refer to files of an
+aborted one. What `checkpoint/retention` relies on: once a checkpoint is acknowledged, later ones
+refer to its files and to what was uploaded since, and to nothing before.
 
 A restore takes a file from an earlier attempt on this host (`local_files.py`), else from the
 storage. It checks every file against the size and the SHA-256 that the manifest states before
@@ -91,9 +92,12 @@ class SnapshotUploader:
         backend: str,
         key_groups: range,
         shared: Mapping[str, SharedFile],
+        run: str = "",
     ) -> None:
+        """`run` as in a Runtime."""
         self._blobs, self._job = blobs, job
-        self._folder = f"files/{attempt}/{subtask.vertex}/{subtask.index}/{uid}"
+        folder = f"files/{attempt}/{subtask.vertex}/{subtask.index}/{uid}"
+        self._folder = f"{folder}/{run}" if run else folder
         self._uid, self._backend, self._key_groups = uid, backend, key_groups
         self._shared = dict(shared)
 

@@ -89,6 +89,7 @@ def open_step_state(
         backend=settings.backend,
         key_groups=key_groups,
         shared=restored.shared,
+        run=runtime.run,
     )
     return StepState(
         state,

@@ -1,68 +1,78 @@
-"""A slot's subtasks, built from its deployment.
+"""Subtasks, built from a deployment: those of a slot, or those of one level of a wave.
 
 The graph is built anew from the user's class and compared with what was submitted, the plan is
-computed from it, and for each vertex the slot's subtask gets its reader or gate, its operators, its
+computed from it, and for each vertex one subtask gets its reader or gate, its operators, its
 restored state and its sinks. Called once per attempt, in the mailbox thread; restoring may take as
-long as the files take to arrive (heartbeats go on in their own thread).
+long as the files take to arrive.
+
+It is given the channels and the engine, and knows neither slots nor processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from tidegate.api.archive import cache_of, install
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka import KafkaSink, KafkaSource
-from tidegate.api.keys import key_encoder
 from tidegate.api.rebuild import rebuild
-from tidegate.api.wire import column_codec
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
+from tidegate.dataplane.channels.inbox import InputGate
 from tidegate.dataplane.channels.outlet import Outlet
-from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import Chain, Leaves
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.runtime import Action, Runtime
+from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.local_files import LocalFiles
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.task import Coordination, InputTask, SourceTask, Task
-from tidegate.errors import ExchangeError
 from tidegate.graph.logical import MAIN, Graph, Node
-from tidegate.graph.plan import Vertex, plan
-from tidegate.ids import SubtaskId, SubtaskIndex, Uid
+from tidegate.graph.plan import PlanEdge, Vertex, plan
+from tidegate.ids import SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.exchange import Exchange
 from tidegate.ports.kafka import TransactionLog
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import Deploy, RestoredState
-from tidegate.slot.shared_view import SlotView, check_view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the slot gives to all of its subtasks."""
+    """What whoever runs the subtasks gives to all of them."""
 
     config: Config
     drivers: Drivers
-    exchange: Exchange
     counters: Counters
     local: Path
+    """An empty folder; each subtask gets one of its own below it."""
     earlier: LocalFiles
-    post: Callable[[Action, SubtaskId | None], None]
-    """These as in a Runtime; whose failure it would be is said besides."""
-    run_io: Callable[[Action, SubtaskId | None], None]
-    fail: Callable[[BaseException, SubtaskId | None], None]
-    lost_peer: Callable[[ExchangeError], None]
+    engine: Engine
     coordination: Coordination
+    run: str = ""
+    """As in a Runtime."""
+    first_transaction_slot: int = 0
+    """The number of the first transactional id of each sink subtask."""
+    ends_input: bool = True
+    """Whether a source that has read its splits to their ends sends EndOfInput; a wave of a
+    backfill only ends with a barrier.
+    """
+
+
+class Channels(Protocol):
+    """The gates and outlets of the subtasks, by vertex."""
+
+    def gate(self, vertex_id: VertexId) -> InputGate: ...
+    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, Outlet]]: ...
 
 
 class Assembly:
@@ -93,7 +103,7 @@ class Assembly:
             self._blobs.confirm()
         code = self._installed_code()
         surroundings.counters.restoring = ""
-        self._pipeline, self._graph = rebuild(
+        self._pipeline, self.graph = rebuild(
             submission.reference,
             submission.working_folder if code is None else str(code),
             submission.params,
@@ -101,36 +111,22 @@ class Assembly:
             digest=submission.code_digest if code is None else None,
             python_version=submission.python_version,
         )
-        self._plan = plan(self._graph, submission.parallelism, submission.max_parallelism)
-        self._channels = SlotChannels(
-            self._plan,
-            self._graph,
-            ordinal=deploy.ordinal,
-            channel_credits=config.exchange.credits,
-            exchange=surroundings.exchange,
-            column_codec=column_codec,
-            key_encoder=key_encoder,
-        )
+        self.plan = plan(self.graph, submission.parallelism, submission.max_parallelism)
 
-    def tasks(self) -> list[Task]:
-        """All subtasks, downstream ones first, so that what was read makes room before more is
-        read.
+    def tasks(self, channels: Channels, vertices: Sequence[Vertex] | None = None) -> list[Task]:
+        """The subtasks of `vertices`, of all where it is None. Downstream ones come first, so that
+        what was read makes room before more is read.
         """
-        tasks = [self._task(vertex) for vertex in reversed(self._plan.vertices)]
-        self._channels.connect(
-            self._deploy.peers,
-            post=lambda action: self._around.post(action, None),
-            on_lost=lambda _, error: self._around.lost_peer(error),
-        )
-        return tasks
+        chosen = self.plan.vertices if vertices is None else vertices
+        return [self._task(vertex, channels) for vertex in reversed(chosen)]
 
-    def _task(self, vertex: Vertex) -> Task:
+    def _task(self, vertex: Vertex, channels: Channels) -> Task:
         runtime = self._runtime(vertex)
-        head = self._graph.nodes[vertex.nodes[0]]
-        outlets = self._channels.outlets(vertex.id)
+        head = self.graph.nodes[vertex.nodes[0]]
+        outlets = channels.outlets(vertex.id)
         chain = Chain(
             self._pipeline.__name__,
-            self._graph,
+            self.graph,
             vertex,
             Leaves(
                 outlets=outlets,
@@ -145,7 +141,7 @@ class Assembly:
         if head.kind == "source":
             receivers = most_receivers(outlet for _, outlet in outlets)
             return self._source_task(head, runtime, chain, receivers)
-        gate = self._channels.gate(vertex.id)
+        gate = channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._around.config.checkpoint.mode)
         return InputTask(runtime, chain, self._around.coordination, gate, alignment)
 
@@ -153,12 +149,15 @@ class Assembly:
         self, head: Node, runtime: Runtime, chain: Chain, receivers: int
     ) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
-        keep_keys = source_keys_wanted(self._graph, head.id)
+        keep_keys = source_keys_wanted(self.graph, head.id)
         reader = KafkaSourceReader(
             source, Uid(head.id), runtime, keep_keys=keep_keys, receivers=receivers
         )
         splits = [split for split in self._deploy.splits if split.source == head.id]
-        return SourceTask(runtime, chain, self._around.coordination, reader, splits)
+        around = self._around
+        return SourceTask(
+            runtime, chain, around.coordination, reader, splits, ends_input=around.ends_input
+        )
 
     def _sink(self, node: Node, runtime: Runtime, refusals: Refusals) -> KafkaSinkWriter:
         sink = cast("KafkaSink[object]", node.declaration)
@@ -205,12 +204,16 @@ class Assembly:
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
             warm_producers=deploy.warm_producers,
-            transaction_slots=deploy.transaction_slots,
-            post=lambda action: around.post(action, subtask),
-            run_io=lambda action: around.run_io(action, subtask),
-            fail=lambda error: around.fail(error, subtask),
+            transaction_slots=range(
+                around.first_transaction_slot,
+                around.first_transaction_slot + deploy.transaction_slots,
+            ),
+            post=lambda action: around.engine.post(action, subtask),
+            run_io=lambda action: around.engine.run_io(action, subtask),
+            fail=lambda error: around.engine.fail_from_anywhere(error, subtask),
             counters=around.counters,
             max_message_bytes=deploy.max_message_bytes,
+            run=around.run,
         )
 
 

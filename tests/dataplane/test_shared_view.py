@@ -11,7 +11,9 @@ import pytest
 
 from tidegate.checkpoint.journal import Claim, encode_entry, entry_path
 from tidegate.config import Config
+from tidegate.dataplane.assembly import Assembly
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import (
     ClusterMismatchError,
@@ -21,8 +23,6 @@ from tidegate.errors import (
 )
 from tidegate.ids import JobName, JournalNumber
 from tidegate.protocol.messages import Deploy
-from tidegate.slot.assembly import Assembly
-from tidegate.slot.shared_view import SlotView, check_view
 
 JOB = JobName("a")
 DEPLOY = cast("Deploy", SimpleNamespace(job=JOB, attempt=3, claim_nonce="mine", kafka_cluster="c1"))
