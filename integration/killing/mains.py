@@ -29,7 +29,7 @@ from tidegate.checkpoint.procedures import claim
 from tidegate.config import Config
 from tidegate.controlplane.dispatcher import backoff
 from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
-from tidegate.controlplane.jobmaster import journal_work, service
+from tidegate.controlplane.jobmaster import job_journal, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.bundle import RealDrivers
@@ -86,7 +86,7 @@ def run_slot(
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """A JobMaster that may end at a `jobmaster.` point."""
     service.SWEEP_AFTER_S = SWEEP_S, SWEEP_S  # type: ignore[misc]
-    journal_work.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
+    job_journal.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
     traps = _traps()
     return run_real_jobmaster(job, address, epoch, JobMasterDrivers(traps, drivers))
 

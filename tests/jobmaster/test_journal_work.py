@@ -67,10 +67,10 @@ def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: Tr
         wanted=wanted,
     )
     store = open_store("memory:///")
-    made.storage = cast(
+    made.journal.storage = cast(
         "Any", SimpleNamespace(wait_until_there=lambda _: None, identity="s", calls=None)
     )
-    made._effects = EffectRunner(
+    made.journal._effects = EffectRunner(
         store,
         cast("Any", Log()),
         Clock(),
@@ -90,11 +90,11 @@ def closed(made: JournalWork, posted: queue.SimpleQueue[Any]) -> object:
 def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    journal = made._claim()
+    journal = made.journal._claim()
     journal.in_doubt = True
-    made._journal = journal
+    made.journal.claimed = journal
     assert closed(made, posted) is None
-    assert made._runner().run(entries()) == 3, "two claims and the close"
+    assert made.journal._runner().run(entries()) == 3, "two claims and the close"
 
 
 def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_they_begin() -> None:
@@ -103,14 +103,14 @@ def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_th
     """
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    made._journal = made._claim()
+    made.journal.claimed = made.journal._claim()
     outcomes: list[object] = []
     made.confirm(outcomes.append)
     posted.get(timeout=10)()
     assert outcomes == [None]
     successor = work(posted)
-    successor._effects = made._effects
-    successor._journal = successor._claim()
+    successor.journal._effects = made.journal._effects
+    successor.journal.claimed = successor.journal._claim()
     made.confirm(outcomes.append)
     posted.get(timeout=10)()
     assert isinstance(outcomes[1], DeposedError)
@@ -120,7 +120,7 @@ def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_th
 def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    made._journal = made._claim()
+    made.journal.claimed = made.journal._claim()
 
     def overtaken(_job: JobName, number: int) -> Procedure[bool]:
         assert number == 1
@@ -138,7 +138,7 @@ def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
     """One hiccup of the storage must not cost an attempt."""
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    made._journal = made._claim()
+    made.journal.claimed = made.journal._claim()
     outcomes: list[object] = []
 
     def fails(*_: object, **__: object) -> None:
@@ -159,7 +159,7 @@ def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor
         return asked[-1]
 
     made = work(queue.SimpleQueue(), wanted)
-    actions, clock = made._runner()._actions, made._drivers.clock
+    actions, clock = made.journal._runner()._actions, made.journal._drivers.clock
     listing = actions[ListObjects]
 
     def standing_still(effect: ListObjects) -> Any:
@@ -168,24 +168,24 @@ def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor
 
     actions[ListObjects] = standing_still
     with pytest.raises(ProcedureStopped):
-        made._claim()
+        made.journal._claim()
     assert asked == [True, False]
-    assert made._runner().run(entries()) == 0
+    assert made.journal._runner().run(entries()) == 0
 
 
 def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    made._journal = made._claim()
+    made.journal.claimed = made.journal._claim()
     assert closed(made, posted) is None
-    assert made._runner().run(entries()) == 2
+    assert made.journal._runner().run(entries()) == 2
 
 
 def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    made._journal = made._claim()
-    actions = made._runner()._actions
+    made.journal.claimed = made.journal._claim()
+    actions = made.journal._runner()._actions
     create, failures = actions[CreateEntry], [StorageError("a hiccup")]
 
     def failing(effect: CreateEntry) -> Any:
@@ -195,24 +195,24 @@ def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one(
 
     actions[CreateEntry] = failing
     assert closed(made, posted) is None
-    assert made._runner().run(entries()) == 2
+    assert made.journal._runner().run(entries()) == 2
 
 
 def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
-    made._journal = made._claim()
+    made.journal.claimed = made.journal._claim()
     assert closed(made, posted) is None
-    made._journal.in_doubt = True
+    made.journal.claimed.in_doubt = True
     assert closed(made, posted) is None
-    assert made._runner().run(entries()) == 2, "it was not claimed again"
+    assert made.journal._runner().run(entries()) == 2, "it was not claimed again"
 
 
 def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
     """Without a broker one takes for ever, and each ten seconds would bring another."""
     made = work(queue.SimpleQueue())
-    made._journal = made._claim()
-    actions = made._runner()._actions
+    made.journal.claimed = made.journal._claim()
+    actions = made.journal._runner()._actions
     begun, listing, answers = queue.SimpleQueue[int](), [0], queue.SimpleQueue[Any]()
 
     def hanging(_: ListTransactions) -> Any:
@@ -237,61 +237,66 @@ def test_a_failed_job_whose_submission_never_claimed_leaves_the_journal_alone() 
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     assert closed(made, posted) is None
-    assert made._runner().run(entries()) == 0, "nothing has run"
-    made._claim()
+    assert made.journal._runner().run(entries()) == 0, "nothing has run"
+    made.journal._claim()
     later = work(posted)
-    later._submission = cast("Any", SimpleNamespace(**{**vars(made._submission), "id": "s2"}))
-    later._effects = made._effects
+    later.journal._submission = cast(
+        "Any", SimpleNamespace(**{**vars(made.journal._submission), "id": "s2"})
+    )
+    later.journal._effects = made.journal._effects
     assert closed(later, posted) is None
-    assert made._runner().run(entries()) == 1, "the claim of another submission stands"
+    assert made.journal._runner().run(entries()) == 1, "the claim of another submission stands"
 
 
 def test_without_a_plan_a_job_is_settled_and_closed_by_its_own_claim() -> None:
     """Its module cannot be imported any more, after a JobMaster was killed."""
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = work(posted)
-    first._claim()
+    first.journal._claim()
     made = work(posted)
-    made._effects = first._effects
+    made.journal._effects = first.journal._effects
     asked: list[object] = []
     with pytest.raises(PipelineError, match="no module"):
-        made._recover(PipelineError("there is no module"), asked.append)
+        made.journal._recover(PipelineError("there is no module"), asked.append)
     assert posted.empty(), "no slot is asked for"
     assert closed(made, posted) is None
-    assert made._runner().run(kinds()) == ["claim", "claim", "closed"]
+    assert made.journal._runner().run(kinds()) == ["claim", "claim", "closed"]
 
 
 def test_without_a_plan_a_job_that_has_never_run_claims_nothing() -> None:
     made = work(queue.SimpleQueue())
     with pytest.raises(PipelineError, match="no module"):
-        made._recover(PipelineError("there is no module"), lambda _: None)
-    assert made._runner().run(entries()) == 0
+        made.journal._recover(PipelineError("there is no module"), lambda _: None)
+    assert made.journal._runner().run(entries()) == 0
 
 
 def test_a_plan_that_may_succeed_later_is_no_reason_to_close() -> None:
     first = work(queue.SimpleQueue())
-    first._claim()
+    first.journal._claim()
     made = work(queue.SimpleQueue())
-    made._effects, made._claimed_attempt = first._effects, first._claimed_attempt
+    made.journal._effects, made.journal._claimed_attempt = (
+        first.journal._effects,
+        first.journal._claimed_attempt,
+    )
     with pytest.raises(UserCodeError, match="is down"):
-        made._recover(UserCodeError("the database is down"), lambda _: None)
-    assert made._runner().run(kinds()) == ["claim", "claim"]
+        made.journal._recover(UserCodeError("the database is down"), lambda _: None)
+    assert made.journal._runner().run(kinds()) == ["claim", "claim"]
 
 
 def test_without_a_plan_a_submission_that_has_not_run_does_not_claim_yet() -> None:
     """Its first claim compares the journal with the groups of the sources, which the plan names."""
     made = work(queue.SimpleQueue())
     with pytest.raises(UserCodeError, match="is down"):
-        made._recover(UserCodeError("the database is down"), lambda _: None)
-    assert made._runner().run(entries()) == 0
+        made.journal._recover(UserCodeError("the database is down"), lambda _: None)
+    assert made.journal._runner().run(entries()) == 0
 
 
 def test_without_a_plan_a_job_whose_last_checkpoint_is_published_is_finished() -> None:
     made = work(queue.SimpleQueue())
-    journal = made._claim()
-    made._runner().run(publish(journal, manifest(journal, 1, final=True), ()))
+    journal = made.journal._claim()
+    made.journal._runner().run(publish(journal, manifest(journal, 1, final=True), ()))
     posted = cast("queue.SimpleQueue[Any]", made._post.__self__)  # type: ignore[attr-defined]
-    assert made._recover(PipelineError("there is no module"), lambda _: None).finished
+    assert made.journal._recover(PipelineError("there is no module"), lambda _: None).finished
     assert posted.empty(), "no slot is asked for"
 
 
@@ -301,31 +306,31 @@ def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
 ) -> None:
     """Its topic may be gone by then; the job is finished all the same."""
     made = work(queue.SimpleQueue())
-    journal = made._claim()
-    made._runner().run(publish(journal, manifest(journal, 1, final=final), ()))
+    journal = made.journal._claim()
+    made.journal._runner().run(publish(journal, manifest(journal, 1, final=final), ()))
 
     def deleted(_: object) -> Any:
         raise RefusedError("there is no topic orders")
 
-    cast("Any", made._drivers).kafka_admin = deleted
+    cast("Any", made.journal._drivers).kafka_admin = deleted
     plan = cast("Any", SimpleNamespace(graph=[], facts=None))
     if final:
-        assert made._recover(plan, lambda _: None).finished
+        assert made.journal._recover(plan, lambda _: None).finished
     else:
         with pytest.raises(RefusedError, match="no topic"):
-            made._recover(plan, lambda _: None)
+            made.journal._recover(plan, lambda _: None)
 
 
 def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A retraction during the recovery leads to an older one than the claim has checked."""
     made = work(queue.SimpleQueue())
-    made._plan = cast("Any", SimpleNamespace(graph=[], facts=None))
-    cast("Any", made._drivers).kafka_admin = lambda _: Admin()
-    journal = made._claim()
+    made.journal._plan = cast("Any", SimpleNamespace(graph=[], facts=None))
+    cast("Any", made.journal._drivers).kafka_admin = lambda _: Admin()
+    journal = made.journal._claim()
     older = msgspec.structs.replace(manifest(journal, 1), kafka_cluster="c0")
-    made._runner().run(publish(journal, older, ()))
+    made.journal._runner().run(publish(journal, older, ()))
     with pytest.raises(RefusedError, match=r"belongs to Kafka cluster c0, but .* cluster c1"):
-        made._restoration(journal)
+        made.journal._restoration(journal)
 
     seen: list[bool] = []
 
@@ -336,58 +341,58 @@ def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.Monke
     monkeypatch.setattr(restoring_module, "restore", restoring)
     consented = JournalNumber(journal.state.number + 1)
     journal.state = msgspec.structs.replace(journal.state, moved=consented)
-    made._restoration(journal)
-    made._runner().run(publish(journal, manifest(journal, 2), ()))
-    made._restoration(journal)
+    made.journal._restoration(journal)
+    made.journal._runner().run(publish(journal, manifest(journal, 2), ()))
+    made.journal._restoration(journal)
     assert seen == [True, False]
 
 
 def test_a_journal_that_a_jobmaster_has_claimed_must_be_there() -> None:
     """The consent of `take_over` is used up, and a job without transactions has no ids in Kafka."""
     made = work(queue.SimpleQueue())
-    cast("Any", made._submission).take_over = True
-    made._claim()
-    runner = made._runner()
+    cast("Any", made.journal._submission).take_over = True
+    made.journal._claim()
+    runner = made.journal._runner()
     for path in runner.perform(ListObjects(prefix="job")):
         runner.perform(DeleteObject(path=path))
     with pytest.raises(JournalLostError, match="is not there in checkpoint"):
-        made._claim()
+        made.journal._claim()
     assert runner.run(entries()) == 0
 
     restarted = work(queue.SimpleQueue())
-    restarted._effects, restarted._claimed_attempt = runner, 1
+    restarted.journal._effects, restarted.journal._claimed_attempt = runner, 1
     with pytest.raises(JournalLostError, match="is not mounted, or is an older copy"):
-        restarted._claim()
+        restarted.journal._claim()
     assert runner.run(entries()) == 0
 
 
 def with_offset(made: JournalWork, counter: int, offset: int) -> None:
-    journal = made._journal
+    journal = made.journal.claimed
     assert journal is not None
     split = SourceSplit(source=Uid("in"), topic="t", partition=0, offset=offset)
     published = manifest(journal, counter)
     (part,) = published.subtasks
     part = msgspec.structs.replace(part, splits=(split,))
     published = msgspec.structs.replace(published, subtasks=(part,))
-    made._runner().run(publish(journal, published, ()))
+    made.journal._runner().run(publish(journal, published, ()))
 
 
 def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
     made = work(queue.SimpleQueue())
-    made._journal = made._claim()
+    made.journal.claimed = made.journal._claim()
     with_offset(made, 1, 100)
     with_offset(made, 2, 250)
     again = work(queue.SimpleQueue())
-    again._effects = made._effects
-    submission = cast("Any", again._submission)
+    again.journal._effects = made.journal._effects
+    submission = cast("Any", again.journal._submission)
     submission.id, submission.restore = "s2", "1-1"
-    journal = again._claim()
-    assert again._read_again(journal) == "t-0 offsets 100 to 249"
+    journal = again.journal._claim()
+    assert again.journal._read_again(journal) == "t-0 offsets 100 to 249"
     submission.restore = "latest"
-    assert again._read_again(journal) == ""
+    assert again.journal._read_again(journal) == ""
     submission.restore = "1-1"
     journal.before = msgspec.structs.replace(journal.before, submission="s2")
-    assert again._read_again(journal) == "", "it was told with the first attempt"
+    assert again.journal._read_again(journal) == "", "it was told with the first attempt"
 
 
 def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
@@ -403,22 +408,22 @@ def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
             metadata = commit_metadata("nonce", CheckpointId.parse("1-9"))
             return {Origin("t", 0): GroupCommit(7, metadata)}
 
-    cast("Any", made._drivers).kafka_admin = lambda _: Groups()
-    made._claim_for(plan)
-    made._claim_for(plan)
+    cast("Any", made.journal._drivers).kafka_admin = lambda _: Groups()
+    made.journal._claim_for(plan)
+    made.journal._claim_for(plan)
     assert groups == ["tidegate.job.in"], "once for each process"
     successor = work(queue.SimpleQueue())
-    successor._effects = made._effects
-    cast("Any", successor._drivers).kafka_admin = lambda _: Groups()
+    successor.journal._effects = made.journal._effects
+    cast("Any", successor.journal._drivers).kafka_admin = lambda _: Groups()
     with pytest.raises(JournalLostError, match="offsets of checkpoint 1-9"):
-        successor._claim_for(plan)
+        successor.journal._claim_for(plan)
 
     class NotAllowed(Admin):
         def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
             raise NotAllowedError(f"no right on group {group}")
 
-    cast("Any", successor._drivers).kafka_admin = lambda _: NotAllowed()
-    assert successor._claim_for(plan).attempt == 3
+    cast("Any", successor.journal._drivers).kafka_admin = lambda _: NotAllowed()
+    assert successor.journal._claim_for(plan).attempt == 3
     assert "the offsets of the consumer groups are not compared" in caplog.text
 
 

@@ -1,10 +1,9 @@
-"""Everything of a job that touches its journal: recovery, publication, commit, the close.
+"""The journal thread of a JobMaster: everything of a job that touches its journal, in order.
 
-One thread runs them in the order in which they were asked for, because they compete for the
-journal's next number (`checkpoint/procedures`): a recovery waits for a publication whose outcome is
-not known yet, and then finds it. The procedures decide; this module gives them drivers, carries
-results back to the loop, and reads what a restore needs. The sweep writes nothing and has a thread
-of its own.
+One thread runs recovery, publication, commit and the close in the order in which they were asked
+for: a recovery waits for a publication whose outcome is not known yet, and then finds it.
+`job_journal.py` does the work; this module carries results back to the loop. The sweep writes
+nothing and has a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,120 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
-from tidegate.api.topics import topic_of
 from tidegate.checkpoint.coordination import Complete
-from tidegate.checkpoint.lost_tail import Place, read_again
-from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import (
-    OwnJournal,
-    claim,
-    claim_to_close,
-    close,
-    commit,
-    confirm,
-    load_manifest,
-    publish,
-    recover,
-    settle,
-    sweep,
-    trim,
-)
-from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
-from tidegate.checkpoint.procedures.cluster_check import (
-    is_other_cluster,
-    manifest_if_whole,
-    refuse_manifest,
-)
-from tidegate.checkpoint.restore import Restoration
-from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
-from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.effects import untold
+from tidegate.controlplane.jobmaster.job_journal import JobJournal, RecoveredJob
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
     JobPlan,
-    kafka_of,
-    transaction_slots,
-    warm_producers,
 )
-from tidegate.controlplane.jobmaster.restoring import Restoring
-from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (
-    ClusterMismatchError,
-    InternalError,
-    JobClosedError,
     KafkaError,
     OutcomeUnknownError,
-    RefusedError,
     StorageError,
     TidegateError,
-    is_recoverable,
 )
 from tidegate.ids import Attempt
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.messages import Deploy, RestoredState, Submission
+from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
 Action = Callable[[], None]
 
-CLOSE_PATIENCE_S: Final = 60.0
-"""How long the close is tried again when storage or Kafka fail in the middle of it."""
-CLOSE_PAUSE_S: Final = 0.5
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveredJob:
-    """What an attempt begins with: the job is settled and fenced, and this is what it restores."""
-
-    attempt: Attempt
-    journal: str
-    claim_nonce: str
-    kafka_cluster: str
-    finished: bool
-    """This submit's final checkpoint is published: nothing is left but to close."""
-    stopped: bool
-    """It was published for a user's stop, before the end of the input."""
-    submission: Submission
-    restoration: Restoration
-    """Empty where it is finished."""
-    transaction_timeout_ms: int
-    warm_producers: int
-    transaction_slots: int
-    max_message_bytes: dict[str, int]
-    """Of the topics of sinks, where the brokers tell it."""
-    read_again: str = ""
-    """Offsets that the first attempt of a submission reads again, because it restores an older
-    checkpoint by hand."""
-    storage: str = ""
-    """The id of the checkpoint storage: slots use no other."""
-
-    def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
-        """What one slot is told."""
-        return Deploy(
-            job=self.submission.job,
-            attempt=self.attempt,
-            ordinal=ordinal,
-            journal=self.journal,
-            claim_nonce=self.claim_nonce,
-            kafka_cluster=self.kafka_cluster,
-            submission=self.submission,
-            peers=peers,
-            splits=self.restoration.splits[ordinal],
-            restored={
-                uid: RestoredState(snapshots=snapshots)
-                for uid, snapshots in self.restoration.keyed[ordinal].items()
-            },
-            transaction_timeout_ms=self.transaction_timeout_ms,
-            warm_producers=self.warm_producers,
-            transaction_slots=self.transaction_slots,
-            max_message_bytes=self.max_message_bytes,
-            storage=self.storage,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,29 +70,25 @@ class JournalWork:
         is still the job's JobMaster. `storage` is the id of the checkpoint storage, where the
         JobManager knows it.
         """
-        self._submission, self._config = submission, config
-        self._drivers, self._post = drivers, post
-        self._trouble = trouble
-        self._plan: JobPlan | None = None
-        self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
+        self._post = post
+        self.journal = JobJournal(
+            submission,
+            config,
+            drivers,
+            storage=storage,
+            wanted=wanted,
+            trouble=lambda error: post(lambda: trouble(error)),
+        )
         self._thread = drivers.threads.pool(1, name="journal")
         self._sweeper = drivers.threads.pool(1, name="sweep")
         self._sweeping = False
-        self._effects: EffectRunner | None = None
-        self._journal: OwnJournal | None = None
-        self._cleaning = Cleaning()
         #: Publications asked for before this many attempts had ended are not begun any more.
         self._generation = 0
-        #: Names this process in its claims: it may claim again only what is still its own.
-        self._claimant = drivers.entropy.token_hex(8)
-        self._has_claimed = False
-        #: The newest attempt that this process, or one before it, has claimed.
-        self._claimed_attempt = submission.claimed_attempt
-        #: What the consumer groups held before this process claimed.
-        self._commits: dict[Place, GroupCommit] = {}
-        self._wanted = wanted
-        #: When it was last sure that nobody had taken this process's place.
-        self._sure_until_s = 0.0
+
+    @property
+    def storage(self) -> JobStorage:
+        """The checkpoint storage of the job."""
+        return self.journal.storage
 
     def fetch_code(self, done: Callable[[Path | TidegateError | None], None]) -> None:
         """Fetch the code of the job to this host, as soon as its storage is there. Not in the loop:
@@ -192,7 +96,7 @@ class JournalWork:
         """
 
         def work() -> None:
-            found = self.storage.fetch_code(self._submission, self._config, self._replaced)
+            found = self.journal.fetch_code()
             self._post(lambda: done(found))
 
         self._submit(work)
@@ -209,12 +113,13 @@ class JournalWork:
         that error, unless the final checkpoint is published already.
         """
 
+        def announce(attempt: Attempt) -> None:
+            self._post(lambda: claimed(attempt))
+
         def work() -> None:
             try:
-                outcome: RecoveredJob | TidegateError = self._recover(plan, claimed)
+                outcome: RecoveredJob | TidegateError = self.journal.recover(plan, announce)
             except TidegateError as error:
-                if isinstance(error, ClusterMismatchError):
-                    self._effects = None  # its clients remember brokers of the other cluster
                 outcome = error
             self._post(lambda: done(outcome))
 
@@ -228,8 +133,7 @@ class JournalWork:
         def work() -> None:
             failure: TidegateError | None = None
             try:
-                if self._journal is not None:
-                    self._runner().run(confirm(self._journal))
+                self.journal.confirm()
             except StorageError as error:
                 _log.warning("whose the job is was not seen", extra={"error": str(error)})
             except TidegateError as error:
@@ -259,14 +163,13 @@ class JournalWork:
         one. Does nothing while one is under way: without a broker each takes longer than the time
         to the next, and they would pile up.
         """
-        journal = self._journal
-        if journal is None or self._sweeping:
+        if self.journal.claimed is None or self._sweeping:
             return
         self._sweeping = True
 
         def work() -> None:
             try:
-                fenced = self._runner().run(sweep(journal))
+                fenced = self.journal.sweep()
             except TidegateError as error:
                 _log.warning("the sweep failed and is repeated", extra={"error": str(error)})
                 return
@@ -280,17 +183,12 @@ class JournalWork:
     def close(
         self, outcome: str, stopped: str, done: Callable[[TidegateError | None], None]
     ) -> None:
-        """Settle, fence, close the journal.
-
-        Claims it first where no attempt did, and where an attempt gave up without knowing whether
-        its last entry was written: that may be a publication, and nothing that it names may be
-        aborted.
-        """
+        """Settle, fence, close the journal."""
 
         def work() -> None:
             failure: TidegateError | None = None
             try:
-                self._close(outcome, stopped)
+                self.journal.close(outcome, stopped)
             except TidegateError as error:
                 _log.warning("the journal could not be closed", extra={"error": str(error)})
                 failure = error
@@ -298,220 +196,12 @@ class JournalWork:
 
         self._submit(work)
 
-    # --- in the journal thread ------------------------------------------------------------------
-
-    def _recover(
-        self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
-    ) -> RecoveredJob:
-        self._journal = None
-        self.storage.wait_until_there(self._replaced)
-        # With the claim: what is done about it is the same whatever fails from here on.
-        journal = self._journal = self._claim_for(plan)
-        _log.info("claimed", extra={"attempt": journal.attempt})
-        if not isinstance(plan, TidegateError):
-            self._post(lambda: claimed(journal.attempt))
-        run = self._runner().run
-        recovered = run(recover(journal))
-        for retracted in recovered.retracted:
-            _log.warning(
-                "took a checkpoint back that Kafka did not keep", extra={"id": str(retracted)}
-            )
-        if recovered.given_up:
-            ids = [txn.transactional_id for txn in recovered.given_up]
-            _log.warning("gave up transactions of another Kafka cluster", extra={"ids": ids})
-        _log.info(
-            "recovered",
-            extra={
-                "attempt": journal.attempt,
-                "ended": len(recovered.ended),
-                "fenced": len(recovered.fenced),
-            },
-        )
-        self._cleaning = Cleaning()
-        if not isinstance(plan, TidegateError):
-            self._plan = plan
-        elif not journal.finished:
-            raise plan
-        checkpoint = self._config.checkpoint
-        return RecoveredJob(
-            attempt=journal.attempt,
-            journal=journal.name,
-            claim_nonce=journal.claim_nonce,
-            kafka_cluster=journal.state.kafka_cluster,
-            finished=journal.finished,
-            stopped=journal.stopped,
-            submission=self._submission,
-            restoration=self._restoration(journal),
-            transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
-            warm_producers=warm_producers(checkpoint),
-            transaction_slots=transaction_slots(checkpoint),
-            max_message_bytes={} if journal.finished else self._max_message_bytes(),
-            read_again=self._read_again(journal),
-            storage=self.storage.identity,
-        )
-
-    def _max_message_bytes(self) -> dict[str, int]:
-        """Asked at each attempt: somebody may have raised it because the job failed."""
-        nodes = [node for node in self._required_plan().graph if node.kind == "sink"]
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
-        try:
-            return admin.max_message_bytes({topic_of(self._config, node) for node in nodes})
-        finally:
-            admin.close()
-
-    def _read_again(self, journal: OwnJournal) -> str:
-        """Which offsets lie behind a checkpoint that was asked for by its id."""
-        restore = self._submission.restore
-        if restore in {"latest", "none"} or not journal.fresh_submit or journal.finished:
-            return ""
-        point, last = journal.restore_point(restore), journal.restore_point("latest")
-        if point is None or last is None:
-            return ""
-        run = self._runner().run
-        newest = run(manifest_if_whole(last))
-        reached = () if newest is None else newest.splits
-        return read_again(journal.name, run(load_manifest(point)).splits, reached, self._commits)
-
-    def _restoration(self, journal: OwnJournal) -> Restoration:
-        if journal.finished:
-            # All of it is committed: a source that was deleted since must not make a failed job
-            # of it.
-            return Restoration(keyed=(), splits=(), new_partitions=())
-        point = journal.restore_point(self._submission.restore)
-        restoring = Restoring(
-            self._submission,
-            self._required_plan(),
-            self._config,
-            self._drivers,
-            self._runner(),
-            self._tell_trouble,
-        )
-        if point is None:
-            return restoring.resolve(None)
-        manifest = self._runner().run(load_manifest(point))
-        cluster = journal.state.kafka_cluster
-        refuse_manifest(manifest, journal.state, cluster)  # a retraction may lead to an older one
-        return restoring.resolve(manifest, on_other_cluster=is_other_cluster(manifest, cluster))
-
-    def _close(self, outcome: str, stopped: str) -> None:
-        """Again while storage or Kafka fail: the job's output is complete, and a hiccup of either
-        must not make a failed job of it.
-        """
-        clock = self._drivers.clock
-        give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
-        failed = outcome == JobState.FAILED.value
-        while True:
-            try:
-                if self._journal is None or self._journal.in_doubt:
-                    self._journal = self._claim_to_close() if failed else self._claim()
-                if self._journal is not None:
-                    self._runner().run(close(self._journal, outcome, stopped=stopped))
-            except JobClosedError as error:
-                if error.outcome != outcome:
-                    raise
-                return  # by this very close, whose answer was lost
-            except (StorageError, KafkaError) as error:
-                if clock.monotonic() >= give_up_s:
-                    raise
-                _log.warning("the journal is not closed yet", extra={"error": str(error)})
-                clock.sleep(CLOSE_PAUSE_S)
-            else:
-                return
-
-    def _claim(self) -> OwnJournal:
-        """Begin an attempt; ProcedureStopped where another process has taken this one's place.
-
-        A process that stood still in the middle of its first claim would otherwise push out, when
-        it goes on, the one that was started instead. Asked before each step, so that a claim which
-        passes and stands still again comes too late: its number is taken by then.
-        """
-        submission = self._submission
-        procedure = claim(
-            submission.job,
-            submission=submission.id,
-            restore=submission.restore,
-            accept_loss=submission.accept_loss,
-            take_over=submission.take_over,
-            restore_to_other_cluster=submission.restore_to_other_cluster,
-            claimant=self._claimant,
-            again=self._has_claimed,
-            claimed_attempt=self._claimed_attempt,
-            commits={} if self._has_claimed else self._commits,
-        )
-        journal = self._runner().run(procedure, should_stop=self._replaced)
-        self._has_claimed, self._claimed_attempt = True, journal.attempt
-        return journal
-
-    def _claim_for(self, plan: JobPlan | TidegateError) -> OwnJournal:
-        """A claim, or the error that left the job without a plan where nothing of it has run."""
-        self._journal = None
-        if not isinstance(plan, TidegateError):
-            if not self._has_claimed:
-                self._commits = self._group_commits(plan)
-            return self._claim()
-        if is_recoverable(plan):
-            if not self._claimed_attempt:
-                # The first claim of a submission compares the journal with what Kafka knows of the
-                # job, which needs the plan. Nothing of the submission has run yet.
-                raise plan
-            return self._claim()
-        journal = self._claim_to_close()
-        if journal is None:
-            raise plan
-        return journal
-
-    def _claim_to_close(self) -> OwnJournal | None:
-        """A claim that only settles; None if nothing of this submission has run."""
-        procedure = claim_to_close(
-            self._submission.job,
-            submission=self._submission.id,
-            claimant=self._claimant,
-            again=self._has_claimed,
-            claimed_attempt=self._claimed_attempt,
-        )
-        journal = self._runner().run(procedure, should_stop=self._replaced)
-        if journal is not None:
-            self._has_claimed, self._claimed_attempt = True, journal.attempt
-        return journal
-
-    def _group_commits(self, plan: JobPlan) -> dict[Place, GroupCommit]:
-        """Nothing where the groups cannot be read: the right to is not needed to run a job, and
-        the ids that Kafka lists say most of it.
-        """
-        if not any(node.kind == "source" for node in plan.graph):
-            return {}
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
-        try:
-            return group_commits(plan.graph, self._submission.job, admin)
-        except (KafkaError, RefusedError) as error:
-            _log.warning(
-                "the offsets of the consumer groups are not compared with the journal",
-                extra={"error": str(error)},
-            )
-            return {}
-        finally:
-            admin.close()
-
-    def _replaced(self) -> bool:
-        """Whether this is not the job's JobMaster any more; sure for the time in which nobody can
-        have been given up.
-        """
-        now_s = self._drivers.clock.monotonic()
-        if now_s < self._sure_until_s:
-            return False
-        if not self._wanted():
-            return True
-        self._sure_until_s = now_s + self._config.cluster.heartbeat_interval / 1000
-        return False
-
     def _publish(self, complete: Complete, outcome: PublicationOutcome, *, stopped: bool) -> None:
-        journal = self._journal
-        if journal is None or journal.attempt != complete.checkpoint.attempt:
+        claimed, post = self.journal.claimed, self._post
+        if claimed is None or claimed.attempt != complete.checkpoint.attempt:
             return  # the attempt ended while this waited
-        run, post = self._runner().run, self._post
         try:
-            manifest = self._manifest(journal, complete)
-            published = run(publish(journal, manifest, complete.transactions, stopped=stopped))
+            freed = self.journal.publish(complete, stopped=stopped)
         except (StorageError, KafkaError) as error:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)
@@ -524,60 +214,12 @@ class JournalWork:
             return
         post(outcome.published)
         try:
-            result = run(commit(journal))
-            freed = (*published.freed, *run(settle(journal, result)))
+            ended, settled = self.journal.commit()
         except TidegateError as error:
             _fail(post, outcome, error)
             return
-        post(lambda: outcome.committed(result.ended, freed))
-        self._delete_unneeded(journal)
-
-    def _delete_unneeded(self, journal: OwnJournal) -> None:
-        retained = self._config.checkpoint.retained
-        try:
-            self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
-            self._runner().run(trim(journal))
-        except StorageError as error:
-            _log.warning("old files stay until the next checkpoint", extra={"error": str(error)})
-
-    def _manifest(self, journal: OwnJournal, complete: Complete) -> Manifest:
-        plan = self._required_plan()
-        return Manifest(
-            job=self._submission.job,
-            checkpoint=complete.checkpoint,
-            submission=self._submission.id,
-            created_ms=self._drivers.clock.now_ms(),
-            final=complete.final,
-            kafka_cluster=journal.state.kafka_cluster,
-            fingerprint=self._submission.fingerprint,
-            plan=plan.facts,
-            subtasks=complete.snapshots,
-            graph=plan.graph.describe(),
-        )
-
-    def _runner(self) -> EffectRunner:
-        """Made at first use, in a worker thread: connecting to Kafka takes its time."""
-        if self._effects is None:
-            transactions = self._drivers.transaction_log(kafka_of(self._config))
-            self._effects = EffectRunner(
-                self.storage.store,
-                transactions,
-                self._drivers.clock,
-                self._drivers.threads,
-                nonce=lambda: self._drivers.entropy.token_hex(8),
-                trouble=self._tell_trouble,
-                calls=self.storage.calls,
-            )
-        return self._effects
-
-    def _required_plan(self) -> JobPlan:
-        if self._plan is None:
-            message = f"job {self._submission.job} restores or publishes without a plan"
-            raise InternalError(message)
-        return self._plan
-
-    def _tell_trouble(self, error: TidegateError) -> None:
-        self._post(lambda: self._trouble(error))
+        post(lambda: outcome.committed(ended, (*freed, *settled)))
+        self.journal.clean_up()
 
     def _submit(self, work: Action) -> None:
         def guarded() -> None:

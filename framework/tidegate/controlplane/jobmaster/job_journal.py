@@ -1,0 +1,474 @@
+"""A job's journal as whoever runs the job uses it: recover, publish, commit, sweep, close.
+
+The procedures (`checkpoint/procedures`) decide; this gives them drivers, and reads what a restore
+needs. Every method blocks until it is done. They compete for the journal's next number, so one
+thread calls all of them but `sweep`, which writes nothing: in a JobMaster the journal thread
+(`journal_work.py`), in a backfill the driver's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate.api.topics import topic_of
+from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.lost_tail import Place, read_again
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.procedures import (
+    OwnJournal,
+    claim,
+    claim_to_close,
+    close,
+    commit,
+    confirm,
+    load_manifest,
+    publish,
+    recover,
+    settle,
+    sweep,
+    trim,
+)
+from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
+from tidegate.checkpoint.procedures.cluster_check import (
+    is_other_cluster,
+    manifest_if_whole,
+    refuse_manifest,
+)
+from tidegate.checkpoint.restore import Restoration
+from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.job_storage import JobStorage
+from tidegate.controlplane.jobmaster.plan_of_job import (
+    JobPlan,
+    kafka_of,
+    transaction_slots,
+    warm_producers,
+)
+from tidegate.controlplane.jobmaster.restoring import Restoring
+from tidegate.controlplane.jobmaster.split_enumeration import group_commits
+from tidegate.errors import (
+    ClusterMismatchError,
+    InternalError,
+    JobClosedError,
+    KafkaError,
+    RefusedError,
+    StorageError,
+    TidegateError,
+    is_recoverable,
+)
+from tidegate.ids import Attempt, TransactionalId
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.messages import Deploy, RestoredState, Submission
+from tidegate.protocol.snapshots import PreparedTransaction
+
+CLOSE_PATIENCE_S: Final = 60.0
+"""How long the close is tried again when storage or Kafka fail in the middle of it."""
+CLOSE_PAUSE_S: Final = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredJob:
+    """What an attempt begins with: the job is settled and fenced, and this is what it restores."""
+
+    attempt: Attempt
+    journal: str
+    claim_nonce: str
+    kafka_cluster: str
+    finished: bool
+    """This submit's final checkpoint is published: nothing is left but to close."""
+    stopped: bool
+    """It was published for a user's stop, before the end of the input."""
+    submission: Submission
+    restoration: Restoration
+    """Empty where it is finished."""
+    transaction_timeout_ms: int
+    warm_producers: int
+    transaction_slots: int
+    max_message_bytes: dict[str, int]
+    """Of the topics of sinks, where the brokers tell it."""
+    read_again: str = ""
+    """Offsets that the first attempt of a submission reads again, because it restores an older
+    checkpoint by hand."""
+    storage: str = ""
+    """The id of the checkpoint storage: slots use no other."""
+
+    def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
+        """What one slot is told."""
+        return Deploy(
+            job=self.submission.job,
+            attempt=self.attempt,
+            ordinal=ordinal,
+            journal=self.journal,
+            claim_nonce=self.claim_nonce,
+            kafka_cluster=self.kafka_cluster,
+            submission=self.submission,
+            peers=peers,
+            splits=self.restoration.splits[ordinal],
+            restored={
+                uid: RestoredState(snapshots=snapshots)
+                for uid, snapshots in self.restoration.keyed[ordinal].items()
+            },
+            transaction_timeout_ms=self.transaction_timeout_ms,
+            warm_producers=self.warm_producers,
+            transaction_slots=self.transaction_slots,
+            max_message_bytes=self.max_message_bytes,
+            storage=self.storage,
+        )
+
+
+class JobJournal:
+    """The journal of one job, for one process that claims attempts of it."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        config: Config,
+        drivers: Drivers,
+        *,
+        storage: str = "",
+        wanted: Callable[[], bool],
+        trouble: Callable[[TidegateError], None] = untold,
+    ) -> None:
+        """`wanted` asks whether this process may still claim; `trouble` hears, in any thread, what
+        stands in the way of work that is tried again. `storage` is the id of the checkpoint
+        storage, where it is known.
+        """
+        self._submission, self._config = submission, config
+        self._drivers, self._trouble = drivers, trouble
+        self._plan: JobPlan | None = None
+        self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
+        self._effects: EffectRunner | None = None
+        self.claimed: OwnJournal | None = None
+        """The newest attempt, from its claim on."""
+        self._cleaning = Cleaning()
+        #: Names this process in its claims: it may claim again only what is still its own.
+        self._claimant = drivers.entropy.token_hex(8)
+        self._has_claimed = False
+        #: The newest attempt that this process, or one before it, has claimed.
+        self._claimed_attempt = submission.claimed_attempt
+        #: What the consumer groups held before this process claimed.
+        self._commits: dict[Place, GroupCommit] = {}
+        self._wanted = wanted
+        #: When it was last sure that nobody had taken this process's place.
+        self._sure_until_s = 0.0
+
+    def fetch_code(self) -> Path | TidegateError | None:
+        """Fetch the code of the job to this host, as soon as its storage is there."""
+        return self.storage.fetch_code(self._submission, self._config, self._replaced)
+
+    def recover(
+        self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
+    ) -> RecoveredJob:
+        """Claim, then settle, fence and resolve what is restored. `claimed` is called, in this
+        thread, when the attempt has its number.
+
+        Without a plan, because of an error, only what needs no user code is done, and that error
+        raised, unless the final checkpoint is published already.
+        """
+        try:
+            return self._recover(plan, claimed)
+        except ClusterMismatchError:
+            self._effects = None  # its clients remember brokers of the other cluster
+            raise
+
+    def _recover(
+        self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
+    ) -> RecoveredJob:
+        self.claimed = None
+        self.storage.wait_until_there(self._replaced)
+        # With the claim: what is done about it is the same whatever fails from here on.
+        journal = self.claimed = self._claim_for(plan)
+        _log.info("claimed", extra={"attempt": journal.attempt})
+        if not isinstance(plan, TidegateError):
+            claimed(journal.attempt)
+        run = self._runner().run
+        recovered = run(recover(journal))
+        for retracted in recovered.retracted:
+            _log.warning(
+                "took a checkpoint back that Kafka did not keep", extra={"id": str(retracted)}
+            )
+        if recovered.given_up:
+            ids = [txn.transactional_id for txn in recovered.given_up]
+            _log.warning("gave up transactions of another Kafka cluster", extra={"ids": ids})
+        _log.info(
+            "recovered",
+            extra={
+                "attempt": journal.attempt,
+                "ended": len(recovered.ended),
+                "fenced": len(recovered.fenced),
+            },
+        )
+        self._cleaning = Cleaning()
+        if not isinstance(plan, TidegateError):
+            self._plan = plan
+        elif not journal.finished:
+            raise plan
+        checkpoint = self._config.checkpoint
+        return RecoveredJob(
+            attempt=journal.attempt,
+            journal=journal.name,
+            claim_nonce=journal.claim_nonce,
+            kafka_cluster=journal.state.kafka_cluster,
+            finished=journal.finished,
+            stopped=journal.stopped,
+            submission=self._submission,
+            restoration=self._restoration(journal),
+            transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
+            warm_producers=warm_producers(checkpoint),
+            transaction_slots=transaction_slots(checkpoint),
+            max_message_bytes={} if journal.finished else self._max_message_bytes(),
+            read_again=self._read_again(journal),
+            storage=self.storage.identity,
+        )
+
+    def confirm(self) -> None:
+        """Raise DeposedError where the job is not this attempt's any more."""
+        if self.claimed is not None:
+            self._runner().run(confirm(self.claimed))
+
+    def publish(
+        self, complete: Complete, *, stopped: bool = False
+    ) -> tuple[PreparedTransaction, ...]:
+        """Publish a checkpoint of the newest attempt; the transactions whose ids this frees.
+
+        StorageError or KafkaError where nothing is published, OutcomeUnknownError where that is
+        not known.
+        """
+        journal = self._required_claim()
+        manifest = self._manifest(journal, complete)
+        published = self._runner().run(
+            publish(journal, manifest, complete.transactions, stopped=stopped)
+        )
+        return published.freed
+
+    def commit(self) -> tuple[tuple[PreparedTransaction, ...], tuple[PreparedTransaction, ...]]:
+        """End and settle what the last publication names: what has ended, and the transactions
+        whose ids this frees.
+        """
+        journal, run = self._required_claim(), self._runner().run
+        result = run(commit(journal))
+        return result.ended, run(settle(journal, result))
+
+    def sweep(self) -> Sequence[TransactionalId]:
+        """Fence what zombies of older attempts have opened since; the ids."""
+        claimed = self.claimed  # once: a recovery in the other thread takes it away
+        return () if claimed is None else self._runner().run(sweep(claimed))
+
+    def close(self, outcome: str, stopped: str) -> None:
+        """Settle, fence, close the journal.
+
+        Claims it first where no attempt did, and where an attempt gave up without knowing whether
+        its last entry was written: that may be a publication, and nothing that it names may be
+        aborted. It tries again while storage or Kafka fail: the job's output is complete, and a
+        hiccup of either must not make a failed job of it.
+        """
+        clock = self._drivers.clock
+        give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
+        failed = outcome == JobState.FAILED.value
+        while True:
+            try:
+                if self.claimed is None or self.claimed.in_doubt:
+                    self.claimed = self._claim_to_close() if failed else self._claim()
+                if self.claimed is not None:
+                    self._runner().run(close(self.claimed, outcome, stopped=stopped))
+            except JobClosedError as error:
+                if error.outcome != outcome:
+                    raise
+                return  # by this very close, whose answer was lost
+            except (StorageError, KafkaError) as error:
+                if clock.monotonic() >= give_up_s:
+                    raise
+                _log.warning("the journal is not closed yet", extra={"error": str(error)})
+                clock.sleep(CLOSE_PAUSE_S)
+            else:
+                return
+
+    def _max_message_bytes(self) -> dict[str, int]:
+        """Asked at each attempt: somebody may have raised it because the job failed."""
+        nodes = [node for node in self._required_plan().graph if node.kind == "sink"]
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        try:
+            return admin.max_message_bytes({topic_of(self._config, node) for node in nodes})
+        finally:
+            admin.close()
+
+    def _read_again(self, journal: OwnJournal) -> str:
+        """Which offsets lie behind a checkpoint that was asked for by its id."""
+        restore = self._submission.restore
+        if restore in {"latest", "none"} or not journal.fresh_submit or journal.finished:
+            return ""
+        point, last = journal.restore_point(restore), journal.restore_point("latest")
+        if point is None or last is None:
+            return ""
+        run = self._runner().run
+        newest = run(manifest_if_whole(last))
+        reached = () if newest is None else newest.splits
+        return read_again(journal.name, run(load_manifest(point)).splits, reached, self._commits)
+
+    def _restoration(self, journal: OwnJournal) -> Restoration:
+        if journal.finished:
+            # All of it is committed: a source that was deleted since must not make a failed job
+            # of it.
+            return Restoration(keyed=(), splits=(), new_partitions=())
+        point = journal.restore_point(self._submission.restore)
+        restoring = Restoring(
+            self._submission,
+            self._required_plan(),
+            self._config,
+            self._drivers,
+            self._runner(),
+            self._trouble,
+        )
+        if point is None:
+            return restoring.resolve(None)
+        manifest = self._runner().run(load_manifest(point))
+        cluster = journal.state.kafka_cluster
+        refuse_manifest(manifest, journal.state, cluster)  # a retraction may lead to an older one
+        return restoring.resolve(manifest, on_other_cluster=is_other_cluster(manifest, cluster))
+
+    def _claim(self) -> OwnJournal:
+        """Begin an attempt; ProcedureStopped where another process has taken this one's place.
+
+        A process that stood still in the middle of its first claim would otherwise push out, when
+        it goes on, the one that was started instead. Asked before each step, so that a claim which
+        passes and stands still again comes too late: its number is taken by then.
+        """
+        submission = self._submission
+        procedure = claim(
+            submission.job,
+            submission=submission.id,
+            restore=submission.restore,
+            accept_loss=submission.accept_loss,
+            take_over=submission.take_over,
+            restore_to_other_cluster=submission.restore_to_other_cluster,
+            claimant=self._claimant,
+            again=self._has_claimed,
+            claimed_attempt=self._claimed_attempt,
+            commits={} if self._has_claimed else self._commits,
+        )
+        journal = self._runner().run(procedure, should_stop=self._replaced)
+        self._has_claimed, self._claimed_attempt = True, journal.attempt
+        return journal
+
+    def _claim_for(self, plan: JobPlan | TidegateError) -> OwnJournal:
+        """A claim, or the error that left the job without a plan where nothing of it has run."""
+        self.claimed = None
+        if not isinstance(plan, TidegateError):
+            if not self._has_claimed:
+                self._commits = self._group_commits(plan)
+            return self._claim()
+        if is_recoverable(plan):
+            if not self._claimed_attempt:
+                # The first claim of a submission compares the journal with what Kafka knows of the
+                # job, which needs the plan. Nothing of the submission has run yet.
+                raise plan
+            return self._claim()
+        journal = self._claim_to_close()
+        if journal is None:
+            raise plan
+        return journal
+
+    def _claim_to_close(self) -> OwnJournal | None:
+        """A claim that only settles; None if nothing of this submission has run."""
+        procedure = claim_to_close(
+            self._submission.job,
+            submission=self._submission.id,
+            claimant=self._claimant,
+            again=self._has_claimed,
+            claimed_attempt=self._claimed_attempt,
+        )
+        journal = self._runner().run(procedure, should_stop=self._replaced)
+        if journal is not None:
+            self._has_claimed, self._claimed_attempt = True, journal.attempt
+        return journal
+
+    def _group_commits(self, plan: JobPlan) -> dict[Place, GroupCommit]:
+        """Nothing where the groups cannot be read: the right to is not needed to run a job, and
+        the ids that Kafka lists say most of it.
+        """
+        if not any(node.kind == "source" for node in plan.graph):
+            return {}
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        try:
+            return group_commits(plan.graph, self._submission.job, admin)
+        except (KafkaError, RefusedError) as error:
+            _log.warning(
+                "the offsets of the consumer groups are not compared with the journal",
+                extra={"error": str(error)},
+            )
+            return {}
+        finally:
+            admin.close()
+
+    def _replaced(self) -> bool:
+        """Whether this is not the job's JobMaster any more; sure for the time in which nobody can
+        have been given up.
+        """
+        now_s = self._drivers.clock.monotonic()
+        if now_s < self._sure_until_s:
+            return False
+        if not self._wanted():
+            return True
+        self._sure_until_s = now_s + self._config.cluster.heartbeat_interval / 1000
+        return False
+
+    def clean_up(self) -> None:
+        """Delete files and journal entries that no retained checkpoint needs."""
+        journal = self._required_claim()
+        retained = self._config.checkpoint.retained
+        try:
+            self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
+            self._runner().run(trim(journal))
+        except StorageError as error:
+            _log.warning("old files stay until the next checkpoint", extra={"error": str(error)})
+
+    def _manifest(self, journal: OwnJournal, complete: Complete) -> Manifest:
+        plan = self._required_plan()
+        return Manifest(
+            job=self._submission.job,
+            checkpoint=complete.checkpoint,
+            submission=self._submission.id,
+            created_ms=self._drivers.clock.now_ms(),
+            final=complete.final,
+            kafka_cluster=journal.state.kafka_cluster,
+            fingerprint=self._submission.fingerprint,
+            plan=plan.facts,
+            subtasks=complete.snapshots,
+            graph=plan.graph.describe(),
+        )
+
+    def _runner(self) -> EffectRunner:
+        """Made at first use, in a worker thread: connecting to Kafka takes its time."""
+        if self._effects is None:
+            transactions = self._drivers.transaction_log(kafka_of(self._config))
+            self._effects = EffectRunner(
+                self.storage.store,
+                transactions,
+                self._drivers.clock,
+                self._drivers.threads,
+                nonce=lambda: self._drivers.entropy.token_hex(8),
+                trouble=self._trouble,
+                calls=self.storage.calls,
+            )
+        return self._effects
+
+    def _required_plan(self) -> JobPlan:
+        if self._plan is None:
+            message = f"job {self._submission.job} restores or publishes without a plan"
+            raise InternalError(message)
+        return self._plan
+
+    def _required_claim(self) -> OwnJournal:
+        if self.claimed is None:
+            message = f"job {self._submission.job} publishes without a claim"
+            raise InternalError(message)
+        return self.claimed
