@@ -233,6 +233,12 @@ class ExchangeError(ExternalError):
     """The connection to another slot is lost, or what came over it is no frame of this attempt."""
 
 
+class IncompleteWaveError(ExternalError):
+    """The parts of a wave do not fit together: Spark ran a task again after others had read what
+    its first run wrote, or rows are missing. Nothing is published, and the wave runs again.
+    """
+
+
 class StartFailedError(ExternalError):
     """The job's JobMaster ended several times in a row before it reported anything."""
 

@@ -25,6 +25,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.mailbox import Mailbox
 from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.state.local_folder import LocalFolder
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
@@ -33,7 +34,6 @@ from tidegate.ids import SubtaskIndex
 from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
 from tidegate.slot.idling import ALWAYS_S, LONGEST_S, SHORTEST_S
-from tidegate.slot.local_folder import LocalFolder
 from tidegate.slot.main import Slot, show_loops
 
 

@@ -120,6 +120,10 @@ class Assembly:
         chosen = self.plan.vertices if vertices is None else vertices
         return [self._task(vertex, channels) for vertex in reversed(chosen)]
 
+    def close(self) -> None:
+        """Close the clients that the subtasks share."""
+        self._transactions.close()
+
     def _task(self, vertex: Vertex, channels: Channels) -> Task:
         runtime = self._runtime(vertex)
         head = self.graph.nodes[vertex.nodes[0]]

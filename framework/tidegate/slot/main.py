@@ -22,6 +22,7 @@ from tidegate.dataplane.assembly import Assembly, Surroundings
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.elements import Barrier
 from tidegate.errors import ExchangeError, StorageError, TidegateError
@@ -52,7 +53,6 @@ from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 from tidegate.slot.control import ControlLine
 from tidegate.slot.idling import Idling
-from tidegate.slot.local_folder import ATTEMPTS_KEPT, LocalFolder
 
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""

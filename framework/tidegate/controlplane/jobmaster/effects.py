@@ -102,6 +102,11 @@ class EffectRunner:
             Together: self._together,
         }
 
+    def close(self) -> None:
+        """Close the connections and end the threads; nothing may run any more."""
+        self._side_by_side.shutdown(wait=False, cancel_futures=True)
+        self._transactions.close()
+
     def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = never) -> T:
         """Carry a procedure out and return its result, or raise its error.
 

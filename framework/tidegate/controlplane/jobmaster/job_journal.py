@@ -292,6 +292,12 @@ class JobJournal:
             else:
                 return
 
+    def disconnect(self) -> None:
+        """Close the connections to Kafka. This is the last call; a JobMaster just exits."""
+        effects, self._effects = self._effects, None
+        if effects is not None:
+            effects.close()
+
     def _max_message_bytes(self) -> dict[str, int]:
         """Asked at each attempt: somebody may have raised it because the job failed."""
         nodes = [node for node in self._required_plan().graph if node.kind == "sink"]

@@ -19,34 +19,26 @@ from tidegate.api import keys, wire
 from tidegate.api.keys import KeyEncoder
 from tidegate.dataplane.channels.frames import (
     ColumnCodec,
-    FrameCodec,
     FrameKind,
     credit_frame,
     frame_kind,
     read_control,
     read_credit,
 )
-from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import (
-    ForwardOutlet,
-    KeyOutlet,
-    LocalChannel,
-    Outlet,
-    OutputChannel,
-    RemoteChannel,
-)
-from tidegate.errors import ExchangeError, InternalError, check
-from tidegate.graph.logical import Edge, Graph
+from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.outlet import LocalChannel, OutputChannel, RemoteChannel
+from tidegate.dataplane.channels.plan_channels import PlanChannels
+from tidegate.errors import ExchangeError
+from tidegate.graph.logical import Graph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge
-from tidegate.ids import SubtaskIndex, VertexId
+from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import Exchange, Frame
 
 
-class SlotChannels:
-    """The gates and outlets of the subtasks with index `ordinal`.
+class SlotChannels(PlanChannels):
+    """The gates and outlets of a slot's subtasks.
 
     `channel_credits` bounds each channel: frames under way between slots, batches within one.
-    `column_codec` and `key_encoder` are asked once per edge, with its record type and its key type.
     """
 
     def __init__(
@@ -60,39 +52,13 @@ class SlotChannels:
         column_codec: Callable[[object], ColumnCodec] = wire.column_codec,
         key_encoder: Callable[[object], KeyEncoder] = keys.key_encoder,
     ) -> None:
-        self._plan = plan
-        self._graph = graph
-        self._here = SubtaskIndex(ordinal)
         self._credits = channel_credits
         self._exchange = exchange
-        self._column_codec = column_codec
-        self._key_encoder = key_encoder
-        self._codecs: dict[int, FrameCodec] = {}
         self._inputs: dict[tuple[int, int], InputChannel] = {}  # by edge and sender
         self._remote: dict[tuple[int, int], RemoteChannel] = {}  # by edge and receiver
-        # All inputs first: the local channels of outlets end in them.
-        self._gates = {
-            vertex.id: InputGate(
-                [
-                    self._input(edge, sender)
-                    for edge in plan.inputs_of(vertex.id)
-                    for sender in self._senders(edge)
-                ]
-            )
-            for vertex in plan.vertices
-        }
-        self._outlets = {
-            vertex.id: [(edge, self._outlet(edge)) for edge in plan.outputs_of(vertex.id)]
-            for vertex in plan.vertices
-        }
-
-    def gate(self, vertex_id: VertexId) -> InputGate:
-        """The input gate of this slot's subtask of a vertex; a source's has no channels."""
-        return self._gates[vertex_id]
-
-    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, Outlet]]:
-        """The outgoing edges of this slot's subtask of a vertex, by edge index."""
-        return self._outlets[vertex_id]
+        super().__init__(
+            plan, graph, ordinal=ordinal, column_codec=column_codec, key_encoder=key_encoder
+        )
 
     def connect(
         self,
@@ -133,14 +99,6 @@ class SlotChannels:
                 case FrameKind.BARRIER | FrameKind.END_OF_INPUT:
                     self._inputs[number, peer].offer(read_control(payload))
 
-    def _senders(self, edge: PlanEdge) -> list[SubtaskIndex]:
-        channels = self._plan.channels(edge)
-        return [channel.sender for channel in channels if channel.receiver == self._here]
-
-    def _receivers(self, edge: PlanEdge) -> list[SubtaskIndex]:
-        channels = self._plan.channels(edge)
-        return [channel.receiver for channel in channels if channel.sender == self._here]
-
     def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
         if sender == self._here:
             channel = InputChannel(edge, sender, self._credits)
@@ -150,23 +108,6 @@ class SlotChannels:
         self._inputs[edge.index, sender] = channel
         return channel
 
-    def _outlet(self, edge: PlanEdge) -> Outlet:
-        receivers = self._receivers(edge)
-        channels = [self._channel(edge, receiver) for receiver in receivers]
-        if len(channels) == 1:
-            return ForwardOutlet(channels[0])
-        declared = self._declared(edge)
-        check(receivers == list(range(len(receivers))), "receivers are not in order")
-        if edge.exchange != "key" or declared.key is None:
-            raise InternalError(f"the edge {_name(edge)} has many receivers and no key")
-        return KeyOutlet(
-            declared.key,
-            self._key_encoder(declared.key_type),
-            self._plan.max_parallelism,
-            channels,
-            step=edge.source_node,
-        )
-
     def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
         if receiver == self._here:
             return LocalChannel(self._inputs[edge.index, self._here])
@@ -175,19 +116,5 @@ class SlotChannels:
         self._remote[edge.index, receiver] = channel
         return channel
 
-    def _codec(self, edge: PlanEdge) -> FrameCodec:
-        codec = self._codecs.get(edge.index)
-        if codec is None:
-            column = self._column_codec(self._declared(edge).record_type)
-            codec = self._codecs[edge.index] = FrameCodec(_name(edge), edge.source_node, column)
-        return codec
-
-    def _declared(self, edge: PlanEdge) -> Edge:
-        return self._graph.nodes[edge.target_node].inputs[edge.input]
-
     def _send_credit(self, sender: SubtaskIndex, number: int, frames: int) -> None:
         self._exchange.send(sender, number, (credit_frame(frames),))
-
-
-def _name(edge: PlanEdge) -> str:
-    return f"{edge.source_node} -> {edge.target_node}"

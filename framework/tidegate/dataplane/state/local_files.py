@@ -8,7 +8,7 @@ and small files are copied. Which file is which, its name, size and SHA-256 say;
 trusted, neither where a file lies nor who left it. A file that is gone, cannot be read, or lies on
 another file system is fetched from the checkpoint storage as if there had been none.
 
-Not here: when the folders are removed (`slot/local_folder.py`).
+Not here: when the folders are removed (`local_folder.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`LocalFolder`: where a slot keeps its working state,
+"""`LocalFolder`: where a slot, or a task of a backfill, keeps its working state,
 `<state directory>/<job>/<journal>/<attempt>/<slot>`.
 
 A slot that is killed, or whose attempt fails, leaves its folder: the next attempt restores from it
-what it can (`dataplane/state/local_files.py`). It is removed when the next attempt has completed a
+what it can (`local_files.py`). It is removed when the next attempt has completed a
 checkpoint, for then each of its slots has restored, or when the job ends. Until then the folders of
 the newest attempts stay and no others, so that a job that restarts in a circle does not fill the
 disk; and where the disk is full, none of them stays. A host that gets no slot of the job any more,
@@ -66,9 +66,11 @@ class LocalFolder:
         self.remove_earlier()
         self.remove()
 
-    def earlier_files(self) -> LocalFiles:
-        """What earlier attempts left."""
-        return LocalFiles.under(self._earlier())
+    def earlier_files(self, slots: str = "*") -> LocalFiles:
+        """What earlier attempts left in the folders of `slots`, a pattern. A wave of a backfill
+        looks for its own subtask only, because each of its tasks looks.
+        """
+        return LocalFiles.under([slot for path in self._earlier() for slot in path.glob(slots)])
 
     def remove_earlier(self, keep: int = 0) -> None:
         """Remove what earlier attempts left, but for the newest `keep` of them. From any thread,

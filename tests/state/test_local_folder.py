@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidegate.dataplane.state.local_files import LocalFiles
-from tidegate.slot.local_folder import LocalFolder
+from tidegate.dataplane.state.local_folder import LocalFolder
 
 
 def attempts(root: Path) -> list[str]:

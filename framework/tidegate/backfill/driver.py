@@ -1,0 +1,245 @@
+"""The driver of a backfill: wave after wave, until the sources are at their ends.
+
+    claim -> recover -> restore -> run the tasks -> check -> publish -> commit -> settle -> clean up
+
+A wave is an attempt of the job, and the driver is the JobMaster of that attempt. Whatever a driver
+leaves when it dies, the next claim settles: a publication that is written is committed, and every
+transaction that no publication names is aborted. So a run continues where the last publication is,
+whoever made it, a driver or a live job.
+
+Invariants: a wave is published only with one report of every task, of one consistent execution
+(`checkpoint/run_check.py`); a publication holds every subtask and every split of the plan, each
+split at its cut; the manifest has the ends of the backfill, not those of the wave.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tidegate.backfill.executor import Executor, WaveTasks
+from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.pending import union
+from tidegate.checkpoint.run_check import check_runs
+from tidegate.checkpoint.wave_cuts import cut_wave, offsets_left
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.controlplane.jobmaster.job_journal import JobJournal, RecoveredJob
+from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, plan_job
+from tidegate.errors import (
+    Domain,
+    IncompleteWaveError,
+    TidegateError,
+    check,
+    is_recoverable,
+)
+from tidegate.graph.levels import levels
+from tidegate.ids import CheckpointId, SubtaskId
+from tidegate.ports.drivers import Drivers
+from tidegate.protocol.messages import Deploy, Submission
+from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.protocol.waves import TaskReport
+
+TRIES: Final = 5
+"""How often a wave is run before the backfill fails."""
+PAUSE_S: Final = 1.0
+"""Before a wave is run again; doubled each time."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveDone:
+    """A wave that is published and committed."""
+
+    attempt: int
+    records_in: int
+    records_out: int
+    seconds: float
+    offsets_left: int
+
+
+class Backfill:
+    """Runs the waves of one submission. One thread calls it."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        config: Config,
+        drivers: Drivers,
+        executor: Executor,
+        *,
+        wave_offsets: int,
+        on_wave: Callable[[WaveDone], None] = lambda _: None,
+    ) -> None:
+        """`submission` is bounded. `wave_offsets`: how many offsets a wave reads, in all
+        partitions.
+        """
+        check(submission.bounded, "a backfill has an end")
+        self._submission, self._config, self._drivers = submission, config, drivers
+        self._executor, self._wave_offsets, self._on_wave = executor, wave_offsets, on_wave
+        self._journal = JobJournal(submission, config, drivers, wanted=lambda: True)
+
+    def run(self) -> None:
+        """Run to the end, and close the journal. An error that a new run of a wave cannot help, or
+        did not help several times, ends the backfill: the journal is closed as failed, and the
+        error raised. What is published stays, and the next run continues from there.
+        """
+        try:
+            self._run_waves()
+        finally:
+            self._journal.disconnect()
+
+    def _run_waves(self) -> None:
+        failures = 0
+        while True:
+            try:
+                plan = self._plan()
+                finished = self._run_wave(plan)
+            except TidegateError as error:
+                failures += 1
+                if failures >= TRIES or not is_recoverable(error):
+                    self._journal.close(JobState.FAILED.value, "")
+                    raise
+                _log.warning("the wave is run again", extra={"error": str(error)})
+                self._drivers.clock.sleep(PAUSE_S * 2 ** (failures - 1))
+                continue
+            failures = 0
+            if finished:
+                self._journal.close(JobState.FINISHED.value, "")
+                return
+
+    def _plan(self) -> JobPlan:
+        code = self._journal.fetch_code()
+        if isinstance(code, TidegateError):
+            raise code
+        return plan_job(self._submission, self._config, code)
+
+    def _run_wave(self, plan: JobPlan) -> bool:
+        """Run the next wave; whether there is none left."""
+        clock = self._drivers.clock
+        began_s = clock.monotonic()
+        recovered = self._journal.recover(plan, lambda _: None)
+        if recovered.finished:
+            return True
+        tasks = self._tasks(plan, recovered)
+        reports = self._executor.run(tasks)
+        refuse_failures(reports)
+        check_runs(plan.plan, reports)
+        complete = self._complete(plan, recovered, tasks, reports)
+        self._journal.publish(complete)
+        self._journal.commit()
+        self._journal.clean_up()
+        self._on_wave(
+            WaveDone(
+                attempt=recovered.attempt,
+                records_in=sum(report.records_in for report in reports),
+                records_out=sum(report.records_out for report in reports),
+                seconds=clock.monotonic() - began_s,
+                offsets_left=sum(
+                    offsets_left(split) for part in complete.snapshots for split in part.splits
+                ),
+            )
+        )
+        return complete.final
+
+    def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
+        splits = [split for part in recovered.restoration.splits for split in part]
+        cut = {_of(split): split for split in cut_wave(splits, self._wave_offsets)}
+
+        def deploy(ordinal: int) -> Deploy:
+            deployed = recovered.deploy(ordinal, ())
+            return msgspec.structs.replace(
+                deployed,
+                splits=tuple(cut[_of(split)] for split in deployed.splits),
+                warm_producers=1,
+                transaction_slots=1,
+            )
+
+        return WaveTasks(
+            levels=len(levels(plan.plan)),
+            deploys=tuple(map(deploy, range(self._submission.parallelism))),
+        )
+
+    def _complete(
+        self,
+        plan: JobPlan,
+        recovered: RecoveredJob,
+        tasks: WaveTasks,
+        reports: Sequence[TaskReport],
+    ) -> Complete:
+        """The checkpoint of a wave, after every report of it has come."""
+        snapshots = with_ends(
+            [snapshot for report in reports for snapshot in report.snapshots],
+            tasks.deploys,
+            [split for part in recovered.restoration.splits for split in part],
+        )
+        found = [SubtaskId(part.vertex, part.index) for part in snapshots]
+        check(
+            len(found) == len(plan.subtasks) and plan.subtasks == set(found),
+            "a wave's snapshots are not those of the plan's subtasks",
+        )
+        return Complete(
+            checkpoint=CheckpointId(recovered.attempt, 1),
+            final=not any(offsets_left(split) for part in snapshots for split in part.splits),
+            snapshots=snapshots,
+            transactions=union([part.transactions for part in snapshots]),
+        )
+
+
+def refuse_failures(reports: Sequence[TaskReport]) -> None:
+    """Raise the error of the reports that says most: a user's before the world's, and any before
+    those of receivers that stopped because their sender failed.
+    """
+    errors = [(report.task, report.error) for report in reports if report.error is not None]
+    if not errors:
+        return
+    order = {Domain.INTERNAL: 0, Domain.USER: 1, Domain.EXTERNAL: 2}
+    _, error = min(
+        errors,
+        key=lambda one: (
+            one[1].kind == IncompleteWaveError.__name__,
+            order[one[1].domain],
+            one[0],
+        ),
+    )
+    raise error.exception()
+
+
+def with_ends(
+    snapshots: Sequence[SubtaskSnapshot],
+    deploys: Sequence[Deploy],
+    splits: Sequence[SourceSplit],
+) -> tuple[SubtaskSnapshot, ...]:
+    """The snapshots, ordered, with the ends of the backfill in their splits.
+
+    InternalError unless they hold every one of `splits` once, at its cut: a split that is missing
+    would be read again from the start of its partition.
+    """
+    cuts = {_of(split): split.end_offset for deploy in deploys for split in deploy.splits}
+    ends = {_of(split): split.end_offset for split in splits}
+    reached = {_of(split): split.offset for part in snapshots for split in part.splits}
+    held = sum(len(part.splits) for part in snapshots)
+    check(
+        held == len(splits) and reached.keys() == ends.keys() == cuts.keys(),
+        "a wave does not hold each split once",
+    )
+    for key, offset in reached.items():
+        check(offset == cuts[key], f"{key} was read to {offset} and not to its cut {cuts[key]}")
+    return tuple(
+        msgspec.structs.replace(
+            part,
+            splits=tuple(
+                msgspec.structs.replace(split, end_offset=ends[_of(split)]) for split in part.splits
+            ),
+        )
+        for part in sorted(snapshots, key=lambda part: (part.vertex, part.index))
+    )
+
+
+def _of(split: SourceSplit) -> tuple[str, str, int]:
+    return split.source, split.topic, split.partition

@@ -1,0 +1,38 @@
+"""Where a wave ends in each partition: the cut.
+
+The waves of a backfill go through all partitions together, so that the topics of a job advance as
+they would live. Each wave takes the same share of what is left in every partition. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import msgspec
+
+from tidegate.errors import check
+from tidegate.protocol.snapshots import SourceSplit
+
+
+def offsets_left(split: SourceSplit) -> int:
+    """Offsets up to the split's end, markers and gaps included."""
+    check(split.end_offset is not None, f"the split {split.origin} of a backfill has no end")
+    return max(0, (split.end_offset or 0) - split.offset)
+
+
+def cut_wave(splits: Sequence[SourceSplit], wave_offsets: int) -> tuple[SourceSplit, ...]:
+    """The splits with their ends of the next wave, which has about `wave_offsets` offsets in all:
+    each partition rounds its share up, so that every wave reads on in every partition.
+    """
+    check(wave_offsets > 0, "a wave reads at least one offset")
+    left = sum(map(offsets_left, splits))
+    share = Fraction(min(wave_offsets, left), left) if left else Fraction(1)
+    return tuple(
+        msgspec.structs.replace(split, end_offset=split.offset + _share(split, share))
+        for split in splits
+    )
+
+
+def _share(split: SourceSplit, share: Fraction) -> int:
+    return min(offsets_left(split), -int(-offsets_left(split) * share // 1))

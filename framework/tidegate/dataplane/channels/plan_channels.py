@@ -1,0 +1,116 @@
+"""The gates and outlets of one subtask of each vertex, made from the plan.
+
+What a channel is, its owner decides: `slot_channels` joins slots, `waves/row_channels` writes and
+reads the rows of a backfill. Both ends compute the same channels from the same plan; nothing is
+negotiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidegate.api import keys, wire
+from tidegate.api.keys import KeyEncoder
+from tidegate.dataplane.channels.frames import ColumnCodec, FrameCodec
+from tidegate.dataplane.channels.inbox import InputChannel, InputGate
+from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, Outlet, OutputChannel
+from tidegate.errors import InternalError, check
+from tidegate.graph.logical import Edge, Graph
+from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
+from tidegate.ids import SubtaskIndex, VertexId
+
+
+class PlanChannels:
+    """The gates and outlets of the subtasks with index `ordinal`.
+
+    `vertices` are those that are run here, all of the plan where it is None. `column_codec` and
+    `key_encoder` are asked once per edge, with its record type and its key type.
+    """
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        graph: Graph,
+        *,
+        ordinal: int,
+        vertices: Sequence[Vertex] | None = None,
+        column_codec: Callable[[object], ColumnCodec] = wire.column_codec,
+        key_encoder: Callable[[object], KeyEncoder] = keys.key_encoder,
+    ) -> None:
+        self._plan = plan
+        self._graph = graph
+        self._here = SubtaskIndex(ordinal)
+        self._column_codec = column_codec
+        self._key_encoder = key_encoder
+        self._codecs: dict[int, FrameCodec] = {}
+        run_here = plan.vertices if vertices is None else vertices
+        # All inputs first: the local channels of outlets end in them.
+        self._gates = {
+            vertex.id: InputGate(
+                [
+                    self._input(edge, sender)
+                    for edge in plan.inputs_of(vertex.id)
+                    for sender in self._senders(edge)
+                ]
+            )
+            for vertex in run_here
+        }
+        self._outlets = {
+            vertex.id: [(edge, self._outlet(edge)) for edge in plan.outputs_of(vertex.id)]
+            for vertex in run_here
+        }
+
+    def gate(self, vertex_id: VertexId) -> InputGate:
+        """The input gate of the subtask of a vertex; a source's has no channels."""
+        return self._gates[vertex_id]
+
+    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, Outlet]]:
+        """The outgoing edges of the subtask of a vertex, by edge index."""
+        return self._outlets[vertex_id]
+
+    def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
+        """The channel from a subtask to the one here."""
+        raise NotImplementedError
+
+    def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
+        """The channel from the subtask here to another one."""
+        raise NotImplementedError
+
+    def _senders(self, edge: PlanEdge) -> list[SubtaskIndex]:
+        channels = self._plan.channels(edge)
+        return [channel.sender for channel in channels if channel.receiver == self._here]
+
+    def _receivers(self, edge: PlanEdge) -> list[SubtaskIndex]:
+        channels = self._plan.channels(edge)
+        return [channel.receiver for channel in channels if channel.sender == self._here]
+
+    def _outlet(self, edge: PlanEdge) -> Outlet:
+        receivers = self._receivers(edge)
+        channels = [self._channel(edge, receiver) for receiver in receivers]
+        if len(channels) == 1:
+            return ForwardOutlet(channels[0])
+        declared = self._declared(edge)
+        check(receivers == list(range(len(receivers))), "receivers are not in order")
+        if edge.exchange != "key" or declared.key is None:
+            raise InternalError(f"the edge {_name(edge)} has many receivers and no key")
+        return KeyOutlet(
+            declared.key,
+            self._key_encoder(declared.key_type),
+            self._plan.max_parallelism,
+            channels,
+            step=edge.source_node,
+        )
+
+    def _codec(self, edge: PlanEdge) -> FrameCodec:
+        codec = self._codecs.get(edge.index)
+        if codec is None:
+            column = self._column_codec(self._declared(edge).record_type)
+            codec = self._codecs[edge.index] = FrameCodec(_name(edge), edge.source_node, column)
+        return codec
+
+    def _declared(self, edge: PlanEdge) -> Edge:
+        return self._graph.nodes[edge.target_node].inputs[edge.input]
+
+
+def _name(edge: PlanEdge) -> str:
+    return f"{edge.source_node} -> {edge.target_node}"

@@ -1,0 +1,289 @@
+"""`LevelTask`: the subtasks of one level with one index, run for one wave.
+
+It does what a slot does in one barrier interval: it restores, reads rows or splits, sends rows,
+takes one snapshot, and reports when everything of it is durable. It runs in a process that others
+own (a worker of Spark), in one thread, and ends: nothing of it outlives `run`.
+
+A failure of tidegate or of user code leaves as a report, and its receivers are told to stop. So
+Spark repeats what crashed, and the driver decides about the rest.
+
+Invariant: every run of a task has transactional ids, files and a local folder of its own. A run
+that goes on as a zombie changes nothing of another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate.config import Config
+from tidegate.dataplane.assembly import Assembly, Surroundings
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
+from tidegate.dataplane.task import SourceTask, Task
+from tidegate.dataplane.waves.receiving import RowReceiver
+from tidegate.dataplane.waves.row_channels import RowChannels
+from tidegate.dataplane.waves.sending import RowSender
+from tidegate.elements import Barrier
+from tidegate.errors import KafkaError, StorageError, check
+from tidegate.graph.levels import level_of, levels
+from tidegate.ids import CheckpointId, SubtaskId
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.threads import WorkerPool
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.messages import Deploy
+from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.waves import LAST, Row, TaskId, TaskReport, report_row
+
+RUN_BYTES: Final = 8
+FLUSH_RECORDS: Final = 4096
+"""Channels are flushed after so many records that were read, so that rows of all senders meet about
+as they would in a live job. It grows with the parallelism: a frame holds up to 512 records."""
+WAIT_S: Final = 0.05
+"""A wait for records or I/O. Posts end a wait for I/O."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHost:
+    """What a task gets from the process that it runs in."""
+
+    drivers: Drivers
+    io: WorkerPool
+    """Threads that outlive the task: a worker runs many."""
+
+
+class LevelTask:
+    """One run of the task of `level` with the index `deploy.ordinal`. `number` is unique among all
+    runs of the attempt: transactional ids end with it.
+    """
+
+    def __init__(self, deploy: Deploy, level: int, host: TaskHost, number: int) -> None:
+        self._deploy, self._level = deploy, level
+        self._host, self._number = host, number
+        self._config = Config.from_dict(self._deploy.submission.settings)
+        self.run_id = host.drivers.entropy.token_hex(RUN_BYTES)
+        self._sender = RowSender(self._deploy.ordinal, bytes.fromhex(self.run_id))
+        self._engine = Engine(host.drivers.threads, self._fail, host.io)
+        self._counters = Counters()
+        self._failure: BaseException | None = None
+        self._checkpoint = CheckpointId(self._deploy.attempt, 1)
+        self._snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
+        self._tasks: list[Task] = []
+        self._assembly: Assembly | None = None
+        self._receiver: RowReceiver | None = None
+
+    def run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        """Run to the end of the wave: what it sends, piece by piece, and its report at last."""
+        try:
+            yield from self._run(rows)
+            yield [report_row(self._report(None))]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
+            report = ErrorReport.of(error)
+            _log.error("a task of a wave failed", extra={"error": report.message})
+            self._sender.fail()
+            yield [*self._sender.take(), report_row(self._report(report))]
+        finally:
+            self._close()
+
+    def _run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        deploy = self._deploy
+        local = self._local_folder()
+        assembly = self._assembly = Assembly(
+            deploy,
+            Surroundings(
+                config=self._config,
+                drivers=self._host.drivers,
+                counters=self._counters,
+                local=local.path,
+                earlier=local.earlier_files(f"{deploy.ordinal}-*"),
+                engine=self._engine,
+                coordination=self,
+                run=self.run_id,
+                first_transaction_slot=self._number,
+                ends_input=False,
+            ),
+        )
+        vertices = levels(assembly.plan)[self._level]
+        channels = RowChannels(
+            assembly.plan,
+            assembly.graph,
+            ordinal=deploy.ordinal,
+            vertices=vertices,
+            sender=self._sender,
+        )
+        self._tasks = assembly.tasks(channels, vertices)
+        for task in self._tasks:
+            task.chain.open()
+        if self._level == 0:
+            yield from self._read_splits()
+        else:
+            yield from self._read_rows(rows, channels, assembly)
+        while len(self._snapshots) < len(self._tasks):
+            self._turn()
+            self._engine.mailbox.wait(WAIT_S)
+        yield self._sender.take()
+
+    def _read_splits(self) -> Iterator[list[Row]]:
+        """Read every split to its end, then inject the barrier."""
+        sources = [task for task in self._tasks if isinstance(task, SourceTask)]
+        check(len(sources) == len(self._tasks), "level 0 has a vertex that is no source")
+        for source in sources:
+            source.start()
+        flush_records = FLUSH_RECORDS * max(1, self._deploy.submission.parallelism // 8)
+        flush_at = flush_records
+        clock = self._host.drivers.clock
+        idle_since_s = clock.monotonic()
+        while not all(source.has_ended() for source in sources):
+            if self._turn():
+                idle_since_s = clock.monotonic()
+            else:
+                self._wait(sources)
+                self._give_up_if_silent(sources, clock.monotonic() - idle_since_s)
+            self._sender.ord = self._counters.records_in
+            if self._counters.records_in >= flush_at:
+                self._flush()
+                flush_at = self._counters.records_in + flush_records
+            yield self._sender.take()
+        for source in sources:
+            source.trigger(Barrier(self._checkpoint, final=True))
+        while self._turn():
+            pass
+
+    def _read_rows(
+        self, rows: Iterable[Row], channels: RowChannels, assembly: Assembly
+    ) -> Iterator[list[Row]]:
+        """Take each row in, and pass on what is for later levels or for the driver."""
+        receiver = self._receiver = RowReceiver(
+            channels.inputs, level_of(assembly.plan), self._checkpoint
+        )
+        gates = [channels.gate(task.subtask.vertex) for task in self._tasks]
+        own = {edge for edge, _ in channels.inputs}
+        for row in rows:
+            if row.edge not in own:
+                yield [row]
+                continue
+            receiver.accept(row)
+            if self._sender.ord < row.ord < LAST:
+                self._sender.ord = row.ord
+            self._turn()
+            while any(gate.available() for gate in gates):
+                if not self._turn():
+                    self._engine.mailbox.wait(WAIT_S)  # a sink waits for its producer
+            yield self._sender.take()
+        receiver.finish()
+
+    def _turn(self) -> bool:
+        """Run what was posted and one step of each subtask; whether there was anything to do."""
+        posted = self._engine.mailbox.has_posts()
+        self._engine.mailbox.run_posted()
+        worked = False
+        for task in self._tasks:
+            worked |= task.step(0.0)
+        if self._failure is not None:
+            raise self._failure
+        return worked or posted
+
+    def _wait(self, sources: list[SourceTask]) -> None:
+        """Wait for records, or for I/O where no source can read."""
+        readable = [source for source in sources if source.reads()]
+        for source in readable:
+            source.step(WAIT_S / len(readable))
+        if not readable:
+            self._engine.mailbox.wait(WAIT_S)
+
+    def _give_up_if_silent(self, sources: list[SourceTask], idle_s: float) -> None:
+        """All records of the splits are there: a silence is an outage."""
+        if idle_s * 1000 < self._config.checkpoint.tolerated_outage:
+            return
+        errors = " ".join(error for source in sources if (error := source.connection_error()))
+        raise KafkaError(
+            f"No record came for {idle_s:.0f} s (checkpoint.tolerated_outage), and the splits of "
+            f"the wave are not at their ends. {errors or 'The brokers answer.'}"
+        )
+
+    def _flush(self) -> None:
+        for task in self._tasks:
+            task.flush()
+
+    def _local_folder(self) -> LocalFolder:
+        submission = self._deploy.submission
+        root = Path(
+            submission.working_folder,
+            self._config.state.directory,
+            submission.job,
+            self._deploy.journal,
+        )
+        local = LocalFolder(root, self._deploy.attempt, f"{self._deploy.ordinal}-{self.run_id}")
+        try:
+            local.make()
+        except OSError as error:
+            raise StorageError(
+                f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
+                "Make room there, or set state.directory to another folder."
+            ) from error
+        self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_KEPT), None)
+        return local
+
+    # --- what subtasks report (Coordination) ----------------------------------------------------
+
+    def acknowledge(
+        self,
+        checkpoint: CheckpointId,
+        snapshot: SubtaskSnapshot,
+        *,
+        alignment_ms: int,
+        sync_ms: int,
+    ) -> None:
+        """A subtask's part of the wave is durable."""
+        del alignment_ms, sync_ms
+        check(checkpoint == self._checkpoint, "a snapshot is not of the wave's checkpoint")
+        self._snapshots[SubtaskId(snapshot.vertex, snapshot.index)] = snapshot
+
+    def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
+        """A subtask's part of the wave could not be stored."""
+        self._fail(StorageError(f"Checkpoint {checkpoint} of {subtask}: {reason}"), subtask)
+
+    def input_ended(self, subtask: SubtaskId) -> None:
+        """Never: a wave ends with a barrier."""
+        check(False, f"the input of {subtask} ended in a wave")
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
+        del subtask
+        if self._failure is None:
+            self._failure = error
+
+    def _report(self, error: ErrorReport | None) -> TaskReport:
+        counters = self._counters
+        return TaskReport(
+            attempt=self._deploy.attempt,
+            task=TaskId(self._level, self._deploy.ordinal),
+            run=self.run_id,
+            snapshots=() if error is not None else tuple(self._snapshots.values()),
+            consumed=() if self._receiver is None else self._receiver.consumed(),
+            records_in=counters.records_in,
+            records_out=counters.records_out,
+            skipped=counters.skipped,
+            dead_letters=counters.dead_letters,
+            error=error,
+        )
+
+    def _close(self) -> None:
+        for task in self._tasks:
+            try:
+                task.close()
+            except Exception as error:  # noqa: BLE001 - the others are closed all the same
+                _log.warning(
+                    "closing a subtask failed",
+                    extra={"subtask": str(task.subtask), "error": str(error)},
+                )
+        self._tasks = []  # drops producers: what is prepared stays open
+        if self._assembly is not None:
+            self._assembly.close()

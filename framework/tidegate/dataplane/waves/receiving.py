@@ -1,0 +1,109 @@
+"""`RowReceiver`: checks the rows of a task and puts them into its input channels.
+
+Rows come in the order of `(ord, sender, seq)`, from runs of tasks that Spark may have repeated. The
+receiver refuses a wave that it cannot prove whole. Each sender has one run in all of its rows. Each
+channel ends with a marker, and has as many frames as its marker says, in the order of `seq`, none
+twice. A failure of a sender ends the receiver too.
+
+Not here: whether other receivers have read the same runs. The driver compares that
+(`checkpoint/run_check.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate.dataplane.channels.frames import FrameKind, frame_kind, read_control
+from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.elements import Barrier
+from tidegate.errors import IncompleteWaveError
+from tidegate.ids import CheckpointId, VertexId
+from tidegate.protocol.waves import Row, TaskId
+
+
+@dataclass(slots=True)
+class _Received:
+    channel: InputChannel
+    frames: int = 0
+    last_seq: int = -1
+    ended: bool = False
+
+
+class RowReceiver:
+    """The input of one run of a task. `levels` has the level of each vertex."""
+
+    def __init__(
+        self,
+        channels: Mapping[tuple[int, int], InputChannel],
+        levels: Mapping[VertexId, int],
+        checkpoint: CheckpointId,
+    ) -> None:
+        """`channels` are by edge and sender."""
+        self._received = {key: _Received(channel) for key, channel in channels.items()}
+        self._levels, self._checkpoint = levels, checkpoint
+        self._runs: dict[TaskId, bytes] = {}
+
+    def accept(self, row: Row) -> None:
+        """Offer a row to its channel; IncompleteWaveError where it does not fit."""
+        received = self._received.get((row.edge, row.sender))
+        if received is None:
+            raise self._broken(row, "no channel here expects it")
+        if received.ended:
+            raise self._broken(row, "it stands behind the marker of its channel")
+        self._note_run(row, received)
+        if not row.frame:
+            raise IncompleteWaveError(
+                f"{self._sender(row, received)} failed, so that what reads from it stops."
+            )
+        if frame_kind(row.frame) is not FrameKind.DATA:
+            self._end(row, received)
+            return
+        if row.seq <= received.last_seq:
+            raise self._broken(row, f"the one before it has number {received.last_seq}")
+        received.last_seq = row.seq
+        received.frames += 1
+        received.channel.offer_frame(row.frame)
+
+    def finish(self) -> None:
+        """After the last row; IncompleteWaveError where a marker is missing."""
+        missing = [key for key, received in self._received.items() if not received.ended]
+        if missing:
+            edge, sender = missing[0]
+            raise IncompleteWaveError(
+                f"{len(missing)} of {len(self._received)} channels have no marker, among them the "
+                f"one of edge {edge} from subtask {sender}: rows are missing. The wave runs again."
+            )
+
+    def consumed(self) -> tuple[tuple[TaskId, str], ...]:
+        """Each task that was read from, with its run."""
+        return tuple((task, run.hex()) for task, run in sorted(self._runs.items()))
+
+    def _note_run(self, row: Row, received: _Received) -> None:
+        sender = self._sender(row, received)
+        known = self._runs.setdefault(sender, row.run)
+        if known != row.run:
+            raise IncompleteWaveError(
+                f"{sender} wrote rows in two runs, {known.hex()} and {row.run.hex()}: it was run "
+                "again. The wave runs again."
+            )
+
+    def _end(self, row: Row, received: _Received) -> None:
+        barrier = read_control(row.frame)
+        if not isinstance(barrier, Barrier) or barrier.checkpoint != self._checkpoint:
+            raise self._broken(row, f"its marker is none of checkpoint {self._checkpoint}")
+        if received.frames != row.seq:
+            raise self._broken(
+                row, f"its marker counts {row.seq} frames and {received.frames} came"
+            )
+        received.ended = True
+        received.channel.offer(barrier)
+
+    def _sender(self, row: Row, received: _Received) -> TaskId:
+        return TaskId(self._levels[received.channel.edge.source], row.sender)
+
+    def _broken(self, row: Row, why: str) -> IncompleteWaveError:
+        return IncompleteWaveError(
+            f"Row {row.seq} of edge {row.edge} from subtask {row.sender}, run {row.run.hex()}, "
+            f"does not fit: {why}. The wave runs again."
+        )

@@ -1,0 +1,46 @@
+"""The channels of a task of a wave: rows come in, rows go out.
+
+Credit is unlimited: what a task sends leaves with its rows, and what it receives is taken before
+the next row is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.outlet import OutputChannel, RemoteChannel
+from tidegate.dataplane.channels.plan_channels import PlanChannels
+from tidegate.dataplane.waves.sending import RowSender
+from tidegate.graph.logical import Graph
+from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
+from tidegate.ids import SubtaskIndex
+
+
+class RowChannels(PlanChannels):
+    """The gates and outlets of one task; `inputs` are by edge and sender."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        graph: Graph,
+        *,
+        ordinal: int,
+        vertices: Sequence[Vertex],
+        sender: RowSender,
+    ) -> None:
+        self._sender = sender
+        self.inputs: dict[tuple[int, int], InputChannel] = {}
+        super().__init__(plan, graph, ordinal=ordinal, vertices=vertices)
+
+    def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
+        channel = InputChannel(edge, sender, sys.maxsize, self._codec(edge))
+        self.inputs[edge.index, sender] = channel
+        return channel
+
+    def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
+        self._sender.open(edge.index, receiver)
+        send = partial(self._sender.send, edge.index, receiver)
+        return RemoteChannel(self._codec(edge), sys.maxsize, send)

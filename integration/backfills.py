@@ -1,0 +1,80 @@
+"""What tests of backfills share: a job with topics of its own, and its driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidegate.backfill.code import with_stored_code
+from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.executor import Executor, InProcessExecutor
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.client.preflight import (
+    RunOptions,
+    class_settings,
+    load_for_submit,
+    make_submission,
+)
+from tidegate.dataplane.engine import IO_THREADS
+from tidegate.dataplane.waves.level_task import TaskHost
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.protocol.messages import Submission
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillJob:
+    """A pipeline with topics and folders of a test's own."""
+
+    reference: str
+    folder: Path
+    settings: dict[str, Any]
+
+    def config(self, **more: object) -> Config:
+        """Its configuration; `more` as dotted keys with `__` for the dots."""
+        given = {key.replace("__", "."): value for key, value in more.items()}
+        pipeline = load_for_submit(self.reference, ROOT)
+        return load(
+            folder=self.folder,
+            environment={},
+            class_statement=class_settings(pipeline),
+            command_line={
+                "checkpoint.storage": str(self.folder / "checkpoints"),
+                "state.directory": str(self.folder / "state"),
+                "logs.directory": str(self.folder / "logs"),
+                **self.settings,
+                **given,
+            },
+        )
+
+    def submission(self, config: Config) -> Submission:
+        """A new one, with its code in the checkpoint storage."""
+        pipeline = load_for_submit(self.reference, ROOT)
+        options = RunOptions(params={}, bounded=True)
+        made, _, archive = make_submission(self.reference, ROOT, pipeline, config, options)
+        return with_stored_code(made, archive, RealDrivers().blob_store(config.checkpoint.storage))
+
+    def backfill(
+        self, *, parallelism: int = 3, wave_offsets: int = 10_000, executor: Executor | None = None
+    ) -> list[WaveDone]:
+        """Run one to its end in this process; its waves."""
+        config = self.config(job__parallelism=parallelism)
+        drivers = RealDrivers()
+        waves: list[WaveDone] = []
+        Backfill(
+            self.submission(config),
+            config,
+            drivers,
+            executor or InProcessExecutor(in_process_host(drivers)),
+            wave_offsets=wave_offsets,
+            on_wave=waves.append,
+        ).run()
+        return waves
+
+
+def in_process_host(drivers: RealDrivers) -> TaskHost:
+    """A host for tasks in this process."""
+    return TaskHost(drivers=drivers, io=drivers.threads.pool(IO_THREADS, name="io"))

@@ -1,0 +1,55 @@
+"""Cuts of waves: every wave reads on in every partition, and the last one reaches every end."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.checkpoint.wave_cuts import cut_wave, offsets_left
+from tidegate.ids import Uid
+from tidegate.protocol.snapshots import SourceSplit
+
+
+def split(partition: int, offset: int, end: int) -> SourceSplit:
+    return SourceSplit(
+        source=Uid("orders"), topic="t", partition=partition, offset=offset, end_offset=end
+    )
+
+
+def test_all_partitions_advance_by_the_same_share() -> None:
+    cut = cut_wave([split(0, 0, 1_000), split(1, 50, 150), split(2, 7, 7)], 110)
+    assert [(each.offset, each.end_offset) for each in cut] == [(0, 100), (50, 60), (7, 7)]
+
+
+def test_a_position_behind_its_end_stays() -> None:
+    """Another submission had a later end."""
+    (cut,) = cut_wave([split(0, 20, 10)], 5)
+    assert cut.end_offset == 20
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)), min_size=1, max_size=6),
+    st.integers(1, 1 << 41),
+)
+def test_waves_reach_every_end_and_no_wave_is_much_larger_than_asked(
+    spans: list[tuple[int, int]], size: int
+) -> None:
+    splits = [split(number, at, at + length) for number, (at, length) in enumerate(spans)]
+    ends = [each.end_offset for each in splits]
+    waves = 0
+    size = max(size, sum(map(offsets_left, splits)) // 20)  # at most some twenty waves
+    size = max(size, 1)
+    while any(map(offsets_left, splits)):
+        cut = cut_wave(splits, size)
+        read = sum(map(offsets_left, cut))
+        assert 0 < read < size + len(splits)
+        for before, after in zip(splits, cut, strict=True):
+            assert offsets_left(after) > 0 or not offsets_left(before)
+        splits = [
+            msgspec.structs.replace(each, offset=each.end_offset or 0, end_offset=end)
+            for each, end in zip(cut, ends, strict=True)
+        ]
+        waves += 1
+    assert waves <= 21 + len(spans)
+    assert [each.offset for each in splits] == ends
