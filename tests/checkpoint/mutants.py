@@ -12,7 +12,7 @@ from tests.checkpoint.masters import simulate
 from tests.checkpoint.world import Rules, Violation
 
 ROOM = "tidegate.checkpoint"
-MUTANT_SEEDS = 8_000
+MUTANT_SEEDS = 1_500
 """Within so many runs each mutant is caught; most need a few."""
 
 Patch = Callable[[str, object], None]
