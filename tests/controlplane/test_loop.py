@@ -1,5 +1,6 @@
 """The event loop: order, timers, work in threads, and how it ends."""
 
+import errno
 import threading
 import time
 
@@ -8,7 +9,14 @@ import pytest
 from tidegate.controlplane.loop import EventLoop, Question
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import InternalError, RpcError, StorageError
+from tidegate.errors import (
+    InternalError,
+    ResourceExhaustedError,
+    RpcError,
+    StorageError,
+    SystemCallError,
+    TidegateError,
+)
 from tidegate.protocol.messages import Done, ListJobs
 
 
@@ -96,10 +104,41 @@ def test_work_comes_back_as_an_event() -> None:
     assert "failed: full" in seen
 
 
-def test_a_bug_in_work_ends_the_loop() -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.EMFILE, "too many open files"), ResourceExhaustedError),
+        (OSError(errno.EIO, "input/output error"), SystemCallError),
+        (MemoryError(), ResourceExhaustedError),
+        (RuntimeError("can't start new thread"), ResourceExhaustedError),
+    ],
+)
+def test_what_the_operating_system_fails_to_do_in_work_is_an_event(
+    error: Exception, kind: type[TidegateError]
+) -> None:
+    loop: EventLoop[type] = EventLoop(SystemClock(), SystemThreads())
+    seen: list[type] = []
+
+    def fails() -> type:
+        raise error
+
+    def handle(event: type) -> None:
+        seen.append(event)
+        loop.stop()
+
+    loop.submit(fails, type, type)
+    loop.run(handle)
+    assert seen == [kind]
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError(), RuntimeError("dictionary changed size")])
+def test_a_bug_in_work_ends_the_loop(bug: Exception) -> None:
+    def fails() -> str:
+        raise bug
+
     loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
-    loop.submit(lambda: 1 // 0, str, str)
-    with pytest.raises(ZeroDivisionError):
+    loop.submit(fails, str, str)
+    with pytest.raises(type(bug)):
         loop.run(lambda _: None)
 
 

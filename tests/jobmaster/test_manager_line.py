@@ -10,7 +10,7 @@ import pytest
 from tidegate.controlplane.jobmaster.manager_line import ASK_S_MAX, ManagerLine
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import RpcError
+from tidegate.errors import ResourceExhaustedError, RpcError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.protocol.messages import (
     Done,
@@ -21,6 +21,7 @@ from tidegate.protocol.messages import (
     RegisterJobMaster,
     ReleaseSlots,
     ReportJob,
+    StopSlot,
     Submission,
 )
 
@@ -99,6 +100,30 @@ def test_a_jobmaster_asks_until_it_knows_whether_another_has_taken_its_place() -
     assert not line.wanted()
     assert told.is_set()
     assert answers == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("too many open files"), ResourceExhaustedError("the JobManager's memory")]
+)
+def test_a_message_that_fails_on_either_side_is_repeated(error: Exception) -> None:
+    """The thread would end, and the JobManager take the JobMaster for dead."""
+    errors = [error, error]
+
+    class Failing(JobManager):
+        def call(self, message: Any, timeout_s: float = 10.0) -> Message:
+            if isinstance(message, ReleaseSlots):
+                if errors:
+                    raise errors.pop()
+                released.set()
+            return super().call(message, timeout_s)
+
+    released = threading.Event()
+    line = ManagerLine(
+        Failing(StopSlot), SystemClock(), SystemThreads(), JOB, LeaderEpoch(1), unwanted=list
+    )
+    line.register("here", 1)
+    line.send(ReleaseSlots(job=JOB, epoch=LeaderEpoch(1), attempt=Attempt(1)))
+    assert released.wait(10)
 
 
 def test_a_jobmaster_that_no_jobmanager_answers_ends_instead_of_claiming() -> None:

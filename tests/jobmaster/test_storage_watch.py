@@ -100,6 +100,18 @@ def test_a_failure_is_judged_after_a_look_that_began_later() -> None:
     assert judged == ["X is gone."]
 
 
+@pytest.mark.parametrize("error", [OSError("too many open files"), MemoryError()])
+def test_a_look_that_fails_in_any_way_ends_and_others_follow(error: Exception) -> None:
+    """A failed checkpoint waits for a look, so that one without an end would stop all others."""
+    watched, judged = Watched(), list[str]()
+    watched.watch.look_then(lambda: judged.append(watched.watch.gone))
+    watched.store.answers.put(error)
+    watched.posted.get(timeout=10)()
+    assert judged == [""]
+    watched.look(StorageGoneError("X is gone."))
+    assert watched.watch.trouble == "X is gone."
+
+
 def test_a_failure_without_a_look_under_way_begins_one() -> None:
     watched, judged = Watched(), list[str]()
     for _ in range(2):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import queue
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +99,15 @@ def test_a_slot_that_cannot_send_is_not_mute_but_leaves(other: Any, reason: str)
     assert said.get(timeout=5) == reason
 
 
+def test_a_slot_whose_heartbeat_fails_leaves() -> None:
+    """The thread would end without a word, and the JobMaster notice it by its silence only."""
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    other, beats = cast("Any", Unencodable()), cast("Any", Beats(1))
+    line = ControlLine(client=other, clock=beats, threads=beats, config=Config(), abandon=said.put)
+    line.start_heartbeat(JobName("job"), Attempt(1), 0, SlotMetrics)
+    assert said.get(timeout=5) == "SlotHeartbeat cannot be sent: ValueError: no encoding"
+
+
 class Beats:
     """A clock and the threads of a line: `start` runs the heartbeat here, whose event is awaited so
     many times.
@@ -149,6 +160,31 @@ def test_a_slot_that_fails_on_its_message_is_lost() -> None:
     line = SlotLine(other, other, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
     line.send(MESSAGE)
     assert said.get(timeout=10) == "it cannot take CloseTasks: the event loop is stuck"
+
+
+class OutOfFiles(Failing):
+    """A client that the operating system refuses a file, on this side."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def call(self, message: Any, timeout_s: float = 0.0) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_slot_to_which_nothing_can_be_sent_is_lost() -> None:
+    """It would hear nothing any more, and keep its attempt waiting."""
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    other = OutOfFiles()
+    client: Any = other
+    line = SlotLine(client, client, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
+    line.send(MESSAGE)
+    described = f"OSError: [Errno {errno.EMFILE}] too many open files"
+    assert said.get(timeout=10) == f"CloseTasks cannot be sent: {described}"
+    assert other.closed.wait(10)
 
 
 class Taking:

@@ -59,6 +59,12 @@ class ControlLine:
         """
 
         def beat() -> None:
+            try:
+                beat_on()
+            except Exception as error:  # noqa: BLE001  # without heartbeats the slot counts as lost
+                self._abandon(f"SlotHeartbeat cannot be sent: {type(error).__name__}: {error}")
+
+        def beat_on() -> None:
             pause = self._threads.event()
             told, told_s = None, 0.0
             while not pause.wait(self._interval_s):

@@ -2,7 +2,8 @@
 
 Requests are few and repeated by those who make them; reports come twice a second while there is
 news and seldom while there is none, and only the newest counts. A JobManager that is gone takes
-this process with it (the lifeline), so messages are repeated for as long as it lives; one that
+this process with it (the lifeline), so messages are repeated for as long as it lives, also those
+that fail on either side: the JobManager ends a JobMaster that stays silent. One that
 refuses a report has another JobMaster for the job. Only who waits to claim gives up in the end: by
 then the JobManager is gone and the lifeline was lost, or stands still and will start another.
 """
@@ -154,8 +155,13 @@ class ManagerLine:
         while True:
             try:
                 reply = self._client.call(message)
-            except RpcError as error:
-                _log.debug("the JobManager does not answer", extra={"error": str(error)})
+            except Exception as error:  # noqa: BLE001  # else the JobMaster would be mute
+                if isinstance(error, RpcError):
+                    _log.debug("the JobManager does not answer", extra={"error": str(error)})
+                else:
+                    described = f"{type(error).__name__}: {error}"
+                    kind = type(message).__name__
+                    _log.warning("a message failed", extra={"kind": kind, "error": described})
                 if isinstance(message, ReportJob) and self._report is not None:
                     return  # a newer report waits
                 self._clock.sleep(RETRY_PAUSE_S)

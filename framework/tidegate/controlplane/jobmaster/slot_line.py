@@ -54,7 +54,13 @@ class SlotLine:
         number = 0
         while (message := self._outgoing.get()) is not None:
             number += 1
-            if not self._deliver(msgspec.structs.replace(message, number=number)):
+            try:
+                taken = self._deliver(msgspec.structs.replace(message, number=number))
+            except Exception as error:  # noqa: BLE001  # else the slot would hear nothing any more
+                described = f"{type(error).__name__}: {error}"
+                self._lost(f"{type(message).__name__} cannot be sent: {described}")
+                break
+            if not taken:
                 break
         self._client.close()
 

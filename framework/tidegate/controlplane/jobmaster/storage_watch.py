@@ -104,8 +104,10 @@ class StorageWatch:
                 self._store.confirm()
         except StorageGoneError as error:
             gone = str(error)
-        except StorageError as error:
-            _log.debug("the look at the storage failed", extra={"error": str(error)})
+        except Exception as error:  # noqa: BLE001  # a look without an end would stop all others
+            level = logging.DEBUG if isinstance(error, StorageError) else logging.WARNING
+            described = f"{type(error).__name__}: {error}"
+            _log.log(level, "the look at the storage failed", extra={"error": described})
             gone = None  # it may be there: whoever writes will see
         self._post(lambda: self._looked(gone))
 
