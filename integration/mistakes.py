@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import psutil
 from confluent_kafka import Message
 
 from integration.brokers import create_topic, produce, read_all, unique
-from integration.running import ROOT, alive, await_gone
+from integration.running import ROOT, alive, await_gone, journal
 from tidegate.drivers.kafka import with_owner
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -219,12 +219,7 @@ class Folder:
 
     def journal(self) -> list[dict[str, Any]]:
         """The entries of the job's journal, oldest first."""
-        folder = self.path / ".tidegate" / "checkpoints" / self.job / "journal"
-        found = []
-        for path in sorted(folder.glob("*.json")):
-            with suppress(FileNotFoundError):  # it was just trimmed
-                found.append(json.loads(path.read_bytes())["body"])
-        return found
+        return journal(self.path / ".tidegate" / "checkpoints" / self.job)
 
     def published(self) -> list[str]:
         """The ids of the job's published checkpoints, oldest first; a busy machine takes some

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.02
 PIPELINE = "pipelines.order_totals:OrderTotals"
+DONE, STOPPED_WITHOUT_CHECKPOINT = 0, 4
+"""Exit codes, as docs/errors.md has them."""
 
 Report = dict[str, Any]
 """One JSON line of `tidegate run --json`."""
@@ -204,6 +207,29 @@ def runs_with_checkpoint(report: Report) -> bool:
         and last is not None
         and last["id"].split("-")[0] == str(report["attempt"])
     )
+
+
+def journal(job_folder: Path) -> list[dict[str, Any]]:
+    """The entries of a job's journal in its folder of the checkpoint storage, oldest first."""
+    found = []
+    for path in sorted((job_folder / "journal").glob("*.json")):
+        with suppress(FileNotFoundError):  # it was just trimmed
+            found.append(json.loads(path.read_bytes())["body"])
+    return found
+
+
+def code_of_stop(entries: Sequence[Mapping[str, Any]]) -> int:
+    """The exit code of a command whose unbounded job was stopped, by the job's journal.
+
+    It says whether the last submission has a final checkpoint. A JobMaster that hears of the stop
+    while it recovers takes none.
+    """
+    (*_, submission) = [entry["submission"] for entry in entries if entry["kind"] == "claim"]
+    final = any(
+        entry["kind"] == "publication" and entry["final"] and entry["submission"] == submission
+        for entry in entries
+    )
+    return DONE if final else STOPPED_WITHOUT_CHECKPOINT
 
 
 def alive(pid: int) -> bool:

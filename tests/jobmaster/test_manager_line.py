@@ -119,7 +119,12 @@ def test_a_message_that_fails_on_either_side_is_repeated(error: Exception) -> No
 
     released = threading.Event()
     line = ManagerLine(
-        Failing(StopSlot), SystemClock(), SystemThreads(), JOB, LeaderEpoch(1), unwanted=list
+        Failing(StopSlot),
+        SystemClock(),
+        SystemThreads(),
+        JOB,
+        LeaderEpoch(1),
+        unwanted=lambda: None,
     )
     line.register("here", 1)
     line.send(ReleaseSlots(job=JOB, epoch=LeaderEpoch(1), attempt=Attempt(1)))
