@@ -19,7 +19,7 @@ from tidegate.dataplane.operators.chain import Chain
 from tidegate.dataplane.operators.fan_out import fan_out
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.keyed import KeyedOperator
-from tidegate.dataplane.operators.process import SideOutputs
+from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.dataplane.refusals import Refusals
@@ -72,7 +72,9 @@ BY_OFFSET = (
 SIDE_OUTPUTS_STAY = (Edit(SideOutputs.drop, "drop_results(offset, values, offsets)", "pass"),)
 STATE_STAYS = (Edit(Images.undo, "cell.restore(image)", "pass"),)
 YIELDED_STAY = (
-    Edit(KeyedOperator._process_tolerantly, "drop_results(position, values, positions)", "pass"),
+    Edit(
+        RefusableResults.refuse_last, "drop_results(position, self.values, self.positions)", "pass"
+    ),
 )
 EVERYTHING_REFUSED = (
     Edit(Refusals.takes, "if not self.tolerant or isinstance(error, TidegateError):", "if False:"),

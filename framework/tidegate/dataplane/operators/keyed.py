@@ -14,7 +14,6 @@ are copied as they are given (`copied_ports`); where one cannot, there is nothin
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -29,10 +28,10 @@ from tidegate.dataplane.operators.failures import (
     user_code_error,
 )
 from tidegate.dataplane.operators.images import Images
-from tidegate.dataplane.operators.process import SideOutputs, drop_results
+from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import RecordBatch
 from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.logical import MAIN, Node
@@ -156,17 +155,15 @@ class KeyedOperator:
         """The same, with positions in the place of offsets (`FusedSteps` says why), and with an
         image of the key's cells taken before each call, for the call that raises.
         """
-        values: list[Any] = []
-        positions: list[int] = []
         remaining = iter(batch.values)
+        results = RefusableResults(batch, remaining, self._context.side)
         images = Images(rows, self._mutable)
         # The images last: where one cannot be taken, the others have gone on, each by one.
         records = zip(remaining, keys, range(len(batch)), images, strict=True)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
-        side = self._context.side
         while True:
             try:
-                loop(records, values, positions)
+                loop(records, results.values, results.positions)
                 break
             except Exception as error:
                 if not self._refusals.takes(error):
@@ -175,16 +172,10 @@ class KeyedOperator:
                     ) from error
                 self._check_cells()
                 images.undo()
-                position = len(batch) - operator.length_hint(remaining) - 1
-                drop_results(position, values, positions)
-                side.drop(position)
-                self._refusals.refuse(batch, position, reason_of(error))
+                results.refuse_last(self._refusals, error)
         if batch.values:
             self._check_cells()
-        if values:
-            offsets = list(map(batch.offsets.__getitem__, positions))
-            self._emit(RecordBatch(values, offsets, batch.origin))
-        side.emit(batch.origin, batch.offsets)
+        results.emit(self._emit)
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
         # Behind a shuffle for the second time: `KeyOutlet.emit` says why.

@@ -62,6 +62,35 @@ class SideOutputs:
                     self._emits[name](RecordBatch(values, offsets, origin))
 
 
+class RefusableResults:
+    """What a function gives for a batch, by the position of the record: the last record that was
+    called may be refused, and its results are taken back.
+    """
+
+    __slots__ = ("_batch", "_remaining", "_side", "positions", "values")
+
+    def __init__(self, batch: RecordBatch, remaining: Iterator[Any], side: SideOutputs) -> None:
+        """`remaining` gives the records of the batch that were not called yet."""
+        self._batch, self._remaining, self._side = batch, remaining, side
+        self.values: list[Any] = []
+        self.positions: list[int] = []
+
+    def refuse_last(self, refusals: Refusals, error: Exception) -> None:
+        """Take back what the record has given that raised, and refuse it."""
+        position = len(self._batch) - operator.length_hint(self._remaining) - 1
+        drop_results(position, self.values, self.positions)
+        self._side.drop(position)
+        refusals.refuse(self._batch, position, reason_of(error))
+
+    def emit(self, emit: Emit) -> None:
+        """Send on what was not refused: results, then side outputs."""
+        batch = self._batch
+        if self.values:
+            offsets = list(map(batch.offsets.__getitem__, self.positions))
+            emit(RecordBatch(self.values, offsets, batch.origin))
+        self._side.emit(batch.origin, batch.offsets)
+
+
 class _Context(RecordContext):
     __slots__ = ("offset", "side")
 
@@ -116,27 +145,19 @@ class ProcessOperator:
 
     def _process_tolerantly(self, batch: RecordBatch) -> None:
         """The same, with positions in the place of offsets (`FusedSteps` says why)."""
-        values: list[Any] = []
-        positions: list[int] = []
         remaining, numbers = iter(batch.values), iter(range(len(batch)))
-        side = self._context.side
+        results = RefusableResults(batch, remaining, self._context.side)
         while True:
             try:
-                self._loop(remaining, numbers, values, positions)
+                self._loop(remaining, numbers, results.values, results.positions)
                 break
             except Exception as error:
                 if not self._refusals.takes(error):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error
-                position = len(batch) - operator.length_hint(remaining) - 1
-                drop_results(position, values, positions)
-                side.drop(position)
-                self._refusals.refuse(batch, position, reason_of(error))
-        if values:
-            offsets = list(map(batch.offsets.__getitem__, positions))
-            self._emit(RecordBatch(values, offsets, batch.origin))
-        side.emit(batch.origin, batch.offsets)
+                results.refuse_last(self._refusals, error)
+        results.emit(self._emit)
 
     def _loop(
         self,
