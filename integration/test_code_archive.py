@@ -12,6 +12,8 @@ import os
 import signal
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -106,6 +108,15 @@ def read_all_of(folder: Folder, run: Run, count: int) -> None:
     run.until(lambda: len(folder.read("totals")) >= count, f"at {count} records", 90.0)
 
 
+@contextmanager
+def with_thirty_orders_read(folder: Folder, reference: str = REFERENCE) -> Iterator[Run]:
+    """A run of two slots that goes on for more."""
+    folder.orders(30)
+    with folder.started("-p", "2", reference=reference, bounded=False) as run:
+        read_all_of(folder, run, 30)
+        yield run
+
+
 def kill(run: Run, role: str) -> None:
     """The newest JobMaster, or all slots."""
     victims = run.slots() if role == "slot" else jobmasters(run)
@@ -123,9 +134,7 @@ def test_files_that_are_edited_while_a_job_runs_change_it_at_the_next_run_only(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(tmp_path, kafka.bootstrap)
-    folder.orders(30)
-    with folder.started("-p", "2", reference=REFERENCE, bounded=False) as run:
-        read_all_of(folder, run, 30)
+    with with_thirty_orders_read(folder) as run:
         edit(folder, "old", "new")
         for number, role in enumerate(("slot", "jobmaster"), start=1):
             kill(run, role)
@@ -179,9 +188,7 @@ def test_a_code_archive_that_is_damaged_in_the_storage_is_named(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(tmp_path, kafka.bootstrap)
-    folder.orders(30)
-    with folder.started("-p", "2", reference=REFERENCE, bounded=False) as run:
-        read_all_of(folder, run, 30)
+    with with_thirty_orders_read(folder) as run:
         stored = tmp_path / ".tidegate" / "checkpoints" / folder.job / "submissions"
         (archive,) = stored.glob("*/*.zip")
         archive.write_bytes(archive.read_bytes()[:-1])
@@ -208,10 +215,7 @@ def test_a_helper_beside_a_package_that_is_imported_late_is_there_on_the_cluster
     folder.write("later/mark.py", 'MARK = "old"\n')
     folder.write("server.key", "not code")
     folder.write("flows/secrets.yaml", "password: not code")
-    folder.orders(30)
-    reference = "flows.job:Marks"
-    with folder.started("-p", "2", reference=reference, bounded=False) as run:
-        read_all_of(folder, run, 30)
+    with with_thirty_orders_read(folder, "flows.job:Marks") as run:
         folder.edit("later/mark.py", "old", "new")
         kill(run, "slot")
         folder.orders(30, first=30)

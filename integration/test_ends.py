@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from integration.mistakes import ONE_CHECKPOINT, Folder, Run
+from integration.mistakes import ONE_CHECKPOINT, Folder, Outcome, Run
 from integration.txn_command import Txn, in_folder
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -81,38 +81,40 @@ def assert_closed(txn: Txn, folder: Folder) -> None:
     assert (last["kind"], last["outcome"]) == ("closed", "failed")
 
 
-def test_a_job_whose_module_is_gone_when_its_jobmaster_restarts_is_closed(
-    kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
-) -> None:
-    folder, flag = make(kafka, tmp_path, 'raise ImportError("the library was removed")')
+def closed_after_a_kill(
+    kafka: EmbeddedKafka, txn: Txn, path: Path, does: str, wait_s: float = 60
+) -> Outcome:
+    """How a run ends whose module `does` that when the JobMaster is started again. It is closed, and
+    the next run continues exactly.
+    """
+    folder, flag = make(kafka, path, does)
     with with_an_open_transaction(txn, folder) as run:
         flag.touch()
         kill_jobmaster(run)
-        outcome = run.wait(60)
+        outcome = run.wait(wait_s)
     assert outcome.code == 1, outcome.err
-    assert "the library was removed" in outcome.err
     assert_closed(txn, folder)
     flag.unlink()
     assert folder.run().code == 0
     folder.assert_exact(20)
+    return outcome
+
+
+def test_a_job_whose_module_is_gone_when_its_jobmaster_restarts_is_closed(
+    kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
+) -> None:
+    does = 'raise ImportError("the library was removed")'
+    outcome = closed_after_a_kill(kafka, txn, tmp_path, does)
+    assert "the library was removed" in outcome.err
 
 
 def test_a_job_whose_jobmaster_cannot_be_started_is_closed(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
     """The import of the module ends the process, five times in a row."""
-    folder, flag = make(kafka, tmp_path, "os._exit(3)")
-    with with_an_open_transaction(txn, folder) as run:
-        flag.touch()
-        kill_jobmaster(run)
-        outcome = run.wait(120)
-    assert outcome.code == 1, outcome.err
+    outcome = closed_after_a_kill(kafka, txn, tmp_path, "os._exit(3)", wait_s=120)
     assert "ended 5 times in a row before it reported anything" in outcome.err
     assert "transactions may stay open" not in outcome.err
-    assert_closed(txn, folder)
-    flag.unlink()
-    assert folder.run().code == 0
-    folder.assert_exact(20)
 
 
 def test_a_job_whose_checkpoint_cannot_be_read_is_closed(

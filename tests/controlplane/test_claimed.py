@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.controlplane.test_dispatcher import A, Shell, submission
+from tests.controlplane.dispatching import A, Shell, submission
 from tests.controlplane.test_store import Blobs, leader_of, store_of, submit
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.backoff import LONGEST_MS
 from tidegate.errors import InternalError
 from tidegate.protocol.messages import JobMasterAccepted, JobReport, SubmitJob
-
-
-@pytest.fixture
-def running() -> Shell:
-    """Its JobMaster, process 100, has reported attempt 1."""
-    shell = Shell()
-    shell.ask(SubmitJob(submission=submission()))
-    shell.event(j.SubmissionStored(job=A))
-    shell.started(100)
-    return shell
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.controlplane.test_dispatcher import submission
+from tests.controlplane.dispatching import submission
 from tests.controlplane.test_loop import VirtualClock
 from tidegate.controlplane.client.client import ENDED, PATIENCE_S, Client
 from tidegate.controlplane.client.local import FAILED_STARTS_MAX, REFUSED_S_MAX, LocalCluster

@@ -2,20 +2,18 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.controlplane.parts import registration
+from tests.controlplane.dispatching import EPOCH, SILENCE_MS, A, Shell, submission
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,
     LINGER_MS_MAX,
     START_MS_MAX,
-    Dispatcher,
     Phase,
 )
 from tidegate.errors import StorageError
@@ -29,111 +27,10 @@ from tidegate.protocol.messages import (
     JobMasterAccepted,
     JobReport,
     ListJobs,
-    Message,
     Refused,
-    ReportJob,
     StopJob,
-    Submission,
     SubmitJob,
 )
-from tidegate.protocol.versions import PYTHON, TIDEGATE
-
-EPOCH = LeaderEpoch(3)
-SILENCE_MS = 1_000
-A = JobName("a")
-
-
-class Shell:
-    """Hands events to a Dispatcher and keeps what it instructs."""
-
-    def __init__(self) -> None:
-        self.machine = Dispatcher("here", EPOCH, SILENCE_MS)
-        self.now_ms = 0
-        self.asks = 0
-        self.instructions: list[j.Instruction] = []
-        self.replies: dict[int, Message] = {}
-
-    def event(self, event: j.Event) -> list[j.Instruction]:
-        done = self.machine.handle(event, self.now_ms, 1_000_000 + self.now_ms)
-        self.machine.validate()
-        for instruction in done:
-            if isinstance(instruction, j.Reply):
-                assert instruction.ask not in self.replies, "answered twice"
-                self.replies[instruction.ask] = instruction.message
-        self.instructions += done
-        return done
-
-    def ask(self, message: Message) -> Message | None:
-        self.asks += 1
-        self.event(j.Asked(ask=self.asks, message=message))
-        return self.replies.get(self.asks)
-
-    def last(self, kind: type[j.Instruction]) -> j.Instruction:
-        return next(i for i in reversed(self.instructions) if isinstance(i, kind))
-
-    def start_number(self) -> int:
-        start = self.last(j.StartJobMaster)
-        assert isinstance(start, j.StartJobMaster)
-        return start.start
-
-    def started(self, pid: int) -> None:
-        """The JobMaster's process exists, registers, has imported the job and reports."""
-        self.imports(pid)
-        self.report(pid)
-
-    def imports(self, pid: int) -> JobMasterAccepted:
-        """The JobMaster's process exists, has registered, and imports the job."""
-        self.event(j.JobMasterStarted(job=A, start=self.start_number(), pid=pid))
-        accepted = self.register(pid)
-        assert isinstance(accepted, JobMasterAccepted)
-        return accepted
-
-    def register(self, pid: int, epoch: LeaderEpoch = EPOCH) -> Message | None:
-        return self.ask(registration(A, epoch, f"master {pid}", pid))
-
-    def report(
-        self, pid: int, state: str = "RUNNING", attempt: int = 1, **counted: Any
-    ) -> Message | None:
-        report = JobReport(job=A, state=state, attempt=attempt, jobmaster_pid=pid, **counted)
-        return self.ask(ReportJob(epoch=EPOCH, report=report))
-
-    def exits(self, status: int = -9) -> list[j.Instruction]:
-        return self.event(j.JobMasterExited(job=A, start=self.start_number(), status=status))
-
-    def shown(self) -> JobReport:
-        report = self.ask(GetJob(job=A))
-        assert isinstance(report, JobReport)
-        return report
-
-
-@pytest.fixture
-def shell() -> Shell:
-    return Shell()
-
-
-@pytest.fixture
-def running(shell: Shell) -> Shell:
-    shell.ask(SubmitJob(submission=submission()))
-    shell.event(j.SubmissionStored(job=A))
-    shell.started(100)
-    return shell
-
-
-def submission(name: JobName = A, cluster: str = "") -> Submission:
-    return Submission(
-        job=name,
-        reference="m:C",
-        working_folder="/work",
-        params={},
-        parallelism=1,
-        max_parallelism=128,
-        settings={},
-        fingerprint="",
-        code_digest="",
-        python_version=PYTHON,
-        tidegate_version=TIDEGATE,
-        cluster=cluster,
-    )
 
 
 class TestSubmit:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.controlplane.test_dispatcher import A
+from tests.controlplane.dispatching import A
 from tests.controlplane.test_leadership import CLUSTER, HERE, ByHand
 from tests.controlplane.test_store import Blobs
 from tidegate.controlplane.dispatcher.store import JobStore

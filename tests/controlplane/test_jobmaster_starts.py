@@ -5,26 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.controlplane.dispatching import EPOCH, A, Shell, submission
 from tests.controlplane.parts import registration
-from tests.controlplane.test_dispatcher import EPOCH, A, Shell, submission
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.machine import START_MS_MAX, STILLBORN_MAX, Phase
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import Refused, SubmitJob
-
-
-@pytest.fixture
-def shell() -> Shell:
-    return Shell()
-
-
-@pytest.fixture
-def running(shell: Shell) -> Shell:
-    shell.ask(SubmitJob(submission=submission()))
-    shell.event(j.SubmissionStored(job=A))
-    shell.started(100)
-    return shell
 
 
 def test_a_jobmaster_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.controlplane.dispatching import A, submission
 from tests.controlplane.parts import registration
 from tests.controlplane.test_connections import Rpc
-from tests.controlplane.test_dispatcher import A, submission
 from tidegate.config import Config
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.connections import Connections

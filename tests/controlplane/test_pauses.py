@@ -2,20 +2,8 @@
 worked for a second at most.
 """
 
-import pytest
-
-from tests.controlplane.test_dispatcher import A, Shell, submission
+from tests.controlplane.dispatching import A, Shell
 from tidegate.controlplane.dispatcher import job_events as j
-from tidegate.protocol.messages import SubmitJob
-
-
-@pytest.fixture
-def running() -> Shell:
-    shell = Shell()
-    shell.ask(SubmitJob(submission=submission()))
-    shell.event(j.SubmissionStored(job=A))
-    shell.started(100)
-    return shell
 
 
 def test_one_that_dies_again_and_again_is_awaited_longer_and_longer(running: Shell) -> None:

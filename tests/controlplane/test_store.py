@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from tests.controlplane.test_dispatcher import A, submission
+from tests.controlplane.dispatching import A, submission
 from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.ids import JobName, LeaderEpoch

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import msgspec
 import pytest
 
-from tests.controlplane.test_dispatcher import submission
+from tests.controlplane.dispatching import submission
 from tests.controlplane.test_jobmanager import Shell
 from tests.jobmaster.shell import Shell as JobMasterShell
 from tidegate.config import Config

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.api.test_archive import zipped
-from tests.controlplane.test_dispatcher import submission
+from tests.controlplane.dispatching import submission
 from tests.controlplane.test_store import Blobs
 from tidegate.api.archive import digest_of
 from tidegate.config import Config

@@ -34,25 +34,25 @@ def test_a_quiet_time_begins_the_delay_anew() -> None:
     assert one.next(20.4) is None
 
 
-def test_pauses_between_attempts_that_run_are_a_small_part_of_the_time() -> None:
-    """Processes that are killed every half a minute, say: each wait was up to a minute."""
-    one, now_s, delays = strategy(), 0.0, []
+def delays_of_attempts_that_run_for(seconds: float) -> list[float]:
+    """Twelve delays of the default strategy."""
+    one, now_s, delays = strategy(), 0.0, list[float]()
     for _ in range(12):
         delay_s = one.next(now_s)
         assert delay_s is not None
         delays.append(delay_s)
-        now_s += delay_s + 30.0
-    assert max(delays) == pytest.approx(1.5)
+        now_s += delay_s + seconds
+    return delays
+
+
+def test_pauses_between_attempts_that_run_are_a_small_part_of_the_time() -> None:
+    """Processes that are killed every half a minute, say: each wait was up to a minute."""
+    assert max(delays_of_attempts_that_run_for(30.0)) == pytest.approx(1.5)
 
 
 def test_a_job_that_fails_at_once_again_waits_as_long_as_before() -> None:
     """A record that stops every attempt stops the long pauses only if the attempt ran for long."""
-    one, now_s, delays = strategy(), 0.0, []
-    for _ in range(12):
-        delay_s = one.next(now_s)
-        assert delay_s is not None
-        delays.append(delay_s)
-        now_s += delay_s + 19.9
+    delays = delays_of_attempts_that_run_for(19.9)
     assert delays[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert delays[10:] == [60.0, 60.0]
 
