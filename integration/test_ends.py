@@ -84,8 +84,8 @@ def assert_closed(txn: Txn, folder: Folder) -> None:
 def closed_after_a_kill(
     kafka: EmbeddedKafka, txn: Txn, path: Path, does: str, wait_s: float = 60
 ) -> Outcome:
-    """How a run ends whose module `does` that when the JobMaster is started again. It is closed, and
-    the next run continues exactly.
+    """How a run ends whose module `does` that when a JobMaster is started again. The job is closed,
+    and the next run continues exactly.
     """
     folder, flag = make(kafka, path, does)
     with with_an_open_transaction(txn, folder) as run:

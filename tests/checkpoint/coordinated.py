@@ -8,7 +8,8 @@ from tidegate.checkpoint.coordination import (
     Started,
     WakeAt,
 )
-from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.protocol.snapshots import (
     KeyedSnapshot,

@@ -43,12 +43,14 @@ from tidegate.checkpoint.coordination import (
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import (
-    FINAL_RETRY_S,
-    FINAL_RETRY_S_MAX,
     MOVES,
     CheckpointCoordinator,
-    CoordinatorSettings,
     Phase,
+)
+from tidegate.checkpoint.coordinator_settings import (
+    FINAL_RETRY_S,
+    FINAL_RETRY_S_MAX,
+    CoordinatorSettings,
 )
 from tidegate.checkpoint.pending import AcknowledgeResult
 from tidegate.errors import InternalError
@@ -274,9 +276,10 @@ def test_a_final_checkpoint_is_retried_after_growing_pauses_until_too_many_fail(
 
 
 def test_the_pause_before_a_final_checkpoint_has_a_limit() -> None:
-    coordinator = started(CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=50))
+    many = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=2_000)
+    coordinator = started(many)
     coordinator.handle(StopRequested(now_s=101))
-    for counter in range(1, 20):
+    for counter in range(1, 1_200):  # 2 to the power of 1,100 is no float
         declined = Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=200)
         (wake,) = coordinator.handle(declined)[1:]
         assert isinstance(wake, WakeAt)

@@ -9,7 +9,8 @@ import msgspec
 from tests.checkpoint.quiet import Quiet
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.coordination import Acknowledged, Published, Started, Tick, Trigger
-from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal_state import RECENT_MAX
 from tidegate.checkpoint.procedures import Cleaning, delete_unneeded, trim

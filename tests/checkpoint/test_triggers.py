@@ -14,7 +14,8 @@ from tidegate.checkpoint.coordination import (
     Trigger,
     WakeAt,
 )
-from tidegate.checkpoint.coordinator import FIRST_S, CheckpointCoordinator, CoordinatorSettings
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_settings import FIRST_S, CoordinatorSettings
 from tidegate.config import CheckpointSettings
 
 

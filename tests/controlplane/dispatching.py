@@ -1,4 +1,4 @@
-"""A Dispatcher that tests drive by hand, and what is submitted to it, without a JobManager around it.
+"""A Dispatcher that tests drive by hand, and what is submitted to it; no JobManager is around.
 
 `parts.py` has the same for the ResourceManager.
 """

@@ -11,7 +11,8 @@ import msgspec
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import Declined, Tick
-from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.ids import (
     Attempt,

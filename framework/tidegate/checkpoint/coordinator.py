@@ -62,6 +62,7 @@ from tidegate.checkpoint.coordination import (
     Trigger,
     WakeAt,
 )
+from tidegate.checkpoint.coordinator_settings import CoordinatorSettings, final_retry_s
 from tidegate.checkpoint.pending import (
     AcknowledgeResult,
     CompletedCheckpoint,
@@ -69,20 +70,9 @@ from tidegate.checkpoint.pending import (
     state_size,
     union,
 )
-from tidegate.config import CheckpointSettings
 from tidegate.errors import CheckpointError, InternalError, StorageGoneError, check
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
 from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
-
-FIRST_S: Final = 0.2
-"""From the start of an attempt to its first checkpoint, where the interval is not shorter: its
-sources have begun to read by then."""
-
-FINAL_RETRY_S: Final = 0.5
-FINAL_RETRY_S_MAX: Final = 4.0
-"""From a failed final checkpoint to the next try, doubled with each failure in a row up to the
-maximum: what declined it may pass (a broker, a full disk), and without a pause all tries are over
-within 60 ms."""
 
 STORY_LENGTH: Final = 50
 """Events kept for the message of an illegal move: a few checkpoints' worth at common widths."""
@@ -114,33 +104,6 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.FAILED: frozenset(),
 }
 """Every legal move. What happens on which event stands in `CheckpointCoordinator.TRANSITIONS`."""
-
-
-class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When checkpoints are taken, in seconds."""
-
-    interval_s: float
-    interval_during_backlog_s: float = 0.0
-    timeout_s: float
-    first_s: float = math.inf
-    """The first one of an attempt comes so long after its start, if that is sooner."""
-    min_pause_s: float = 0.0
-    tolerable_failures: int = 0
-    tolerated_outage_s: float = math.inf
-    """The attempt fails if the checkpoint storage is gone for longer."""
-
-    @classmethod
-    def of(cls, settings: CheckpointSettings) -> CoordinatorSettings:
-        """From the configuration's milliseconds."""
-        return cls(
-            interval_s=settings.interval / 1000,
-            interval_during_backlog_s=settings.interval_during_backlog / 1000,
-            timeout_s=settings.timeout / 1000,
-            first_s=FIRST_S,
-            min_pause_s=settings.min_pause / 1000,
-            tolerable_failures=settings.tolerable_failures,
-            tolerated_outage_s=settings.tolerated_outage / 1000,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -497,8 +460,7 @@ class CheckpointCoordinator:
         self.counts.last_failure = f"checkpoint {checkpoint} {reason}"
         abort = Abort(checkpoint=checkpoint, reason=reason)
         if self.counts.failed_in_a_row <= self._settings.tolerable_failures:
-            doubled_s = FINAL_RETRY_S * 2 ** (self.counts.failed_in_a_row - 1)
-            self._retry_s = now_s + min(doubled_s, FINAL_RETRY_S_MAX)
+            self._retry_s = now_s + final_retry_s(self.counts.failed_in_a_row)
             self._move(Phase.IDLE)
             return [abort, *self._begin_again(now_s)]
         self._move(Phase.FAILED)

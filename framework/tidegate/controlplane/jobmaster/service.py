@@ -19,7 +19,8 @@ from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import Complete
-from tidegate.checkpoint.coordinator import CheckpointCoordinator, CoordinatorSettings
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
