@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.controlplane.dispatching import EPOCH, SILENCE_MS, A, Shell, submission
 from tidegate.controlplane.dispatcher import job_events as j
+from tidegate.controlplane.dispatcher.job_record import Phase
 from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,
     LINGER_MS_MAX,
     START_MS_MAX,
-    Phase,
 )
 from tidegate.errors import StorageError
 from tidegate.ids import JobName, LeaderEpoch

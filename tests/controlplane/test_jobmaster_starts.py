@@ -8,7 +8,8 @@ import pytest
 from tests.controlplane.dispatching import EPOCH, A, Shell, submission
 from tests.controlplane.parts import registration
 from tidegate.controlplane.dispatcher import job_events as j
-from tidegate.controlplane.dispatcher.machine import START_MS_MAX, STILLBORN_MAX, Phase
+from tidegate.controlplane.dispatcher.job_record import Phase
+from tidegate.controlplane.dispatcher.machine import START_MS_MAX, STILLBORN_MAX
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import Refused, SubmitJob

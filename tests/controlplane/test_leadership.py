@@ -22,7 +22,8 @@ from tests.controlplane.test_connections import Rpc
 from tidegate.config import Config
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.connections import Connections
-from tidegate.controlplane.dispatcher.machine import Dispatcher, Phase
+from tidegate.controlplane.dispatcher.job_record import Phase
+from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.service import JobManager, run_jobmanager
 from tidegate.controlplane.dispatcher.store import JobStore

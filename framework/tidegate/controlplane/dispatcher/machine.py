@@ -15,13 +15,11 @@ carries out what it says.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from tidegate.controlplane.dispatcher.backoff import Backoff
 from tidegate.controlplane.dispatcher.job_events import (
     Asked,
     AwaitStart,
@@ -47,8 +45,15 @@ from tidegate.controlplane.dispatcher.job_events import (
     SubmissionStored,
     Tick,
 )
-from tidegate.controlplane.dispatcher.job_history import JobHistory
-from tidegate.controlplane.jobmaster.events import ENDED, STORAGE_HANGS, JobState
+from tidegate.controlplane.dispatcher.job_record import (
+    ENDED_STATES,
+    TRANSITIONS,
+    JobRecord,
+    Phase,
+    report_of,
+    view,
+)
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS, JobState
 from tidegate.errors import DeposedError, ExternalError, StartFailedError, check
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
@@ -84,73 +89,6 @@ LINGER_MS_MAX = 10_000
 ENDED_MAX = 100
 """Ended jobs that are still shown."""
 
-_ENDED = frozenset(state.name for state in ENDED)
-
-
-class Phase(enum.Enum):
-    """Where a job stands with the Dispatcher."""
-
-    STORING = "storing"
-    STARTING = "starting"
-    RUNNING = "running"
-    WAITING = "waiting"
-    ENDING = "ending"
-    ENDED = "ended"
-
-
-TRANSITIONS = frozenset(
-    {
-        (Phase.STORING, Phase.STARTING),  # the submission is durable
-        (Phase.STARTING, Phase.RUNNING),  # registered
-        (Phase.STARTING, Phase.WAITING),  # died, or could not be started
-        (Phase.STARTING, Phase.ENDING),  # died, although it was only to close the job
-        (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
-        (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
-        (Phase.WAITING, Phase.STARTING),  # the pause is over
-        (Phase.ENDING, Phase.ENDED),  # the result is durable
-        (Phase.ENDING, Phase.WAITING),  # deposed, and by no other cluster
-    }
-)
-
-
-@dataclass(slots=True)
-class _Job:
-    submission: Submission
-    phase: Phase
-    start: int = 0
-    """Number of the present or last start of its JobMaster."""
-    pid: int = 0
-    """Of the JobMaster; 0 when there is none."""
-    address: str = ""
-    since_ms: int = 0
-    """When the phase began; of STARTING, when its process did, which may have been put off."""
-    heard_ms: int = 0
-    worked: bool = False
-    """The present or last JobMaster has completed a checkpoint."""
-    reported: bool = False
-    """The present JobMaster has: it is through its import, and reports at intervals from then."""
-    report: JobReport | None = None
-    stop: StopJob | None = None
-    """What a client has asked for; every JobMaster until the end is told."""
-    stop_told: bool = False
-    """To the present one, or it is on its way."""
-    stillborn: int = 0
-    put_off_since_ms: int = 0
-    """Wall clock of the first of the starts in a row that the host did not allow."""
-    other_version: str = ""
-    """Why the present JobMaster was refused, if its tidegate or Python is another one."""
-    close_only: ErrorReport | None = None
-    """The job has failed by this, and its next JobMasters only close it."""
-    backoff: Backoff = field(default_factory=Backoff)
-    asks: list[int] = field(default_factory=list)
-    """Of SubmitJob while STORING, of the terminal ReportJob while ENDING."""
-    history: JobHistory = field(default_factory=JobHistory)
-    """Of the JobMasters that died."""
-    result_stored: bool = False
-    result_under_way: bool = False
-    claim_stored: bool = False
-    """It is durable, or about to be, that the submission has claimed a journal."""
-
 
 @dataclass(slots=True)
 class Dispatcher:
@@ -161,7 +99,7 @@ class Dispatcher:
     silence_ms_max: int
     storage: str = ""
     """The id of the checkpoint storage; JobMasters write to no other."""
-    _jobs: dict[JobName, _Job] = field(default_factory=dict)
+    _jobs: dict[JobName, JobRecord] = field(default_factory=dict)
     _starts: int = 0
 
     def recover(
@@ -171,9 +109,9 @@ class Dispatcher:
         instructions: list[Instruction] = []
         for submission, result in jobs:
             if result is not None:
-                self._jobs[submission.job] = _Job(submission, Phase.ENDED, report=result)
+                self._jobs[submission.job] = JobRecord(submission, Phase.ENDED, report=result)
             else:
-                job = self._jobs[submission.job] = _Job(submission, Phase.STORING)
+                job = self._jobs[submission.job] = JobRecord(submission, Phase.STORING)
                 job.claim_stored = submission.claimed_attempt > 0
                 instructions += self._start(job, now_ms)
         self._forget_oldest()
@@ -211,7 +149,7 @@ class Dispatcher:
             check(not job.pid or job.phase is not Phase.WAITING, f"{where}: with a JobMaster")
             check(bool(job.address) == (job.phase is Phase.RUNNING), f"{where}: address")
             ending = job.phase in {Phase.ENDING, Phase.ENDED}
-            reported = job.report is not None and job.report.state in _ENDED
+            reported = job.report is not None and job.report.state in ENDED_STATES
             check(ending == reported, f"{where}: ends exactly by a terminal report")
             check(ending or job.stillborn < STILLBORN_MAX, f"{where}: started too often")
             check(not job.asks or job.phase in {Phase.STORING, Phase.ENDING}, f"{where}: asks")
@@ -270,9 +208,9 @@ class Dispatcher:
                 yield from self._submit(ask, submission, code, now_ms)
             case GetJob(job=name):
                 job = self._jobs.get(name)
-                yield Reply(ask=ask, message=_unknown(name) if job is None else _view(job))
+                yield Reply(ask=ask, message=_unknown(name) if job is None else view(job))
             case ListJobs():
-                jobs = tuple(_view(job) for job in self._jobs.values())
+                jobs = tuple(view(job) for job in self._jobs.values())
                 yield Reply(ask=ask, message=JobList(jobs=jobs))
             case StopJob():
                 yield from self._stop(ask, message)
@@ -298,7 +236,7 @@ class Dispatcher:
             return
         if known is not None and known.phase is not Phase.ENDED:
             reason = (
-                f"A job named {name} is live on this cluster ({_view(known).state}): stop it first "
+                f"A job named {name} is live on this cluster ({view(known).state}): stop it first "
                 f"(tidegate stop {name}), or submit under another name."
             )
             yield Reply(ask=ask, message=Refused(reason=reason))
@@ -307,15 +245,15 @@ class Dispatcher:
             yield _kill(known, "its job is submitted anew")
             yield FreeSlots(job=name)
         ours = msgspec.structs.replace(submission, cluster=self.cluster, claimed_attempt=0)
-        self._jobs[name] = _Job(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
+        self._jobs[name] = JobRecord(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
         yield StoreSubmission(submission=ours, code=code)
 
     def _stop(self, ask: int, message: StopJob) -> Iterator[Instruction]:
         job = self._jobs.get(message.job)
         if job is None:
             yield Reply(ask=ask, message=_unknown(message.job))
-        elif _view(job).state in _ENDED:
-            reason = f"Job {message.job} has ended already ({_view(job).state})."
+        elif view(job).state in ENDED_STATES:
+            reason = f"Job {message.job} has ended already ({view(job).state})."
             yield Reply(ask=ask, message=Refused(reason=reason))
         else:
             if job.stop is None or not message.final_checkpoint:  # a cancel is not taken back
@@ -324,7 +262,7 @@ class Dispatcher:
             yield Reply(ask=ask, message=Done())
             yield from self._tell_stop(job)
 
-    def _tell_stop(self, job: _Job) -> Iterator[Instruction]:
+    def _tell_stop(self, job: JobRecord) -> Iterator[Instruction]:
         """Tell the registered JobMaster, if there is one; repeated at ticks until it has heard."""
         if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_told:
             job.stop_told = True
@@ -366,7 +304,7 @@ class Dispatcher:
             yield Reply(ask=ask, message=job)
         elif job.phase is Phase.ENDING:  # the terminal report again
             job.asks.append(ask)
-        elif job.phase is Phase.RUNNING and report.state in _ENDED:
+        elif job.phase is Phase.RUNNING and report.state in ENDED_STATES:
             job.asks.append(ask)
             yield from self._end(job, report, now_ms)
         else:
@@ -379,7 +317,7 @@ class Dispatcher:
                 yield from self._note_claim(job, report.attempt)
             yield Reply(ask=ask, message=Done())
 
-    def _note_claim(self, job: _Job, attempt: int) -> Iterator[Instruction]:
+    def _note_claim(self, job: JobRecord, attempt: int) -> Iterator[Instruction]:
         """A JobMaster that is started later is told that the journal holds this attempt."""
         submission = job.submission
         if attempt > submission.claimed_attempt:
@@ -389,7 +327,7 @@ class Dispatcher:
             yield StoreClaim(job=submission.job, attempt=attempt)
 
     def _exited(
-        self, job: _Job, exited: JobMasterExited, now_ms: int, wall_ms: int
+        self, job: JobRecord, exited: JobMasterExited, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
         name, status = job.submission.job, exited.status
         how = exited.reason or f"its process {job.pid} ended with status {status}"
@@ -428,7 +366,9 @@ class Dispatcher:
         self._become(job, Phase.WAITING, now_ms)
         yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
-    def _put_off(self, job: _Job, why: str, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
+    def _put_off(
+        self, job: JobRecord, why: str, now_ms: int, wall_ms: int
+    ) -> Iterator[Instruction]:
         """Try the start again for as long as the host does not allow it. The job has done nothing
         wrong, so this counts neither as a failed start nor as a restart.
         """
@@ -445,7 +385,7 @@ class Dispatcher:
         self._become(job, Phase.WAITING, now_ms)
         yield AwaitStart(job=name, start=job.start, after_ms=REFUSED_START_PAUSE_MS)
 
-    def _deposed(self, job: _Job, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
+    def _deposed(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as
         its JobManager, if it still has one, looks then who leads, and ends.
         """
@@ -465,7 +405,7 @@ class Dispatcher:
         self._become(job, Phase.WAITING, now_ms)
         yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
-    def _note_end(self, job: _Job, error: ErrorReport, wall_ms: int) -> JobReport:
+    def _note_end(self, job: JobRecord, error: ErrorReport, wall_ms: int) -> JobReport:
         """Of a JobMaster that another one follows; what is shown until then."""
         last = job.report or JobReport(job=job.submission.job, state="")
         job.history.jobmaster_died(last, error, wall_ms)
@@ -495,13 +435,13 @@ class Dispatcher:
                 case _:
                     pass
 
-    def _silence_ms_max(self, job: _Job) -> int:
+    def _silence_ms_max(self, job: JobRecord) -> int:
         imports = not job.reported or (job.report is not None and not job.report.planned)
         return max(START_MS_MAX, self.silence_ms_max) if imports else self.silence_ms_max
 
     # --- moves
 
-    def _become(self, job: _Job, phase: Phase, now_ms: int) -> None:
+    def _become(self, job: JobRecord, phase: Phase, now_ms: int) -> None:
         where = f"{job.submission.job} goes from {job.phase.value} to {phase.value}"
         check((job.phase, phase) in TRANSITIONS, where)
         job.phase = phase
@@ -509,24 +449,24 @@ class Dispatcher:
         if phase is not Phase.RUNNING:
             job.address = ""
 
-    def _start(self, job: _Job, now_ms: int) -> Iterator[Instruction]:
+    def _start(self, job: JobRecord, now_ms: int) -> Iterator[Instruction]:
         self._become(job, Phase.STARTING, now_ms)
         self._starts += 1
         job.start, job.reported, job.worked = self._starts, False, False
         yield StartJobMaster(job=job.submission.job, start=job.start)
 
-    def _end(self, job: _Job, report: JobReport, now_ms: int) -> Iterator[Instruction]:
+    def _end(self, job: JobRecord, report: JobReport, now_ms: int) -> Iterator[Instruction]:
         job.report = job.history.over(report)
         job.history.clear()
         self._become(job, Phase.ENDING, now_ms)  # its slots say goodbye first: it frees them itself
         yield self._store_result(job)
 
-    def _store_result(self, job: _Job) -> Instruction:
+    def _store_result(self, job: JobRecord) -> Instruction:
         job.result_under_way = True
-        report = _report(job)
+        report = report_of(job)
         return StoreResult(report=report, deposed=report.state == JobState.DEPOSED.name)
 
-    def _answer(self, job: _Job, message: Message) -> Iterator[Instruction]:
+    def _answer(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
         for ask in job.asks:
             yield Reply(ask=ask, message=message)
         job.asks.clear()
@@ -538,11 +478,11 @@ class Dispatcher:
 
     # --- looking up
 
-    def _of_start(self, name: JobName, start: int) -> _Job | None:
+    def _of_start(self, name: JobName, start: int) -> JobRecord | None:
         job = self._jobs.get(name)
         return job if job is not None and job.start == start else None
 
-    def _of_process(self, name: JobName, epoch: LeaderEpoch, pid: int) -> _Job | Refused:
+    def _of_process(self, name: JobName, epoch: LeaderEpoch, pid: int) -> JobRecord | Refused:
         """The job whose present JobMaster the sender is, or why it is not."""
         if epoch != self.epoch:
             return Refused(reason=f"leader epoch {epoch} is not {self.epoch}, this JobManager's")
@@ -550,21 +490,6 @@ class Dispatcher:
         if job is None or job.pid != pid:
             return Refused(reason=f"process {pid} is not the JobMaster of {name}")
         return job
-
-
-def _view(job: _Job) -> JobReport:
-    """What is shown. That a job was deposed is not before another cluster is known to have it."""
-    report = _report(job)
-    if job.phase is Phase.ENDING and report.state == JobState.DEPOSED.name:
-        return msgspec.structs.replace(report, state=JobState.RECOVERING.name)
-    return report
-
-
-def _report(job: _Job) -> JobReport:
-    """The last report, over the restarts of JobMasters before it."""
-    if job.report is None:
-        return JobReport(job=job.submission.job, state=JobState.CREATED.name, jobmaster_pid=job.pid)
-    return msgspec.structs.replace(job.history.over(job.report), jobmaster_pid=job.pid)
 
 
 def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
@@ -583,7 +508,7 @@ def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
     return ErrorReport.of(StartFailedError(message))
 
 
-def _kill(job: _Job, reason: str) -> Instruction:
+def _kill(job: JobRecord, reason: str) -> Instruction:
     return KillJobMaster(job=job.submission.job, start=job.start, pid=job.pid, reason=reason)
 
 

@@ -36,6 +36,7 @@ from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.reporting import Reporting
 from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.loop import EventLoop
@@ -53,7 +54,6 @@ from tidegate.protocol.messages import (
     Refused,
     RegisterSlot,
     ReleaseSlots,
-    RequestSlots,
     SlotHeartbeat,
     SlotLost,
     SlotsReleased,
@@ -67,9 +67,6 @@ from tidegate.protocol.snapshots import PreparedTransaction
 Action = Callable[[], None]
 
 REPORT_INTERVAL_S: Final = 0.5
-SLOT_REQUEST_INTERVAL_S: Final = 2.0
-"""Between two requests for slots that are missing: a message may be lost."""
-
 SWEEP_AFTER_S: Final = (1.0, 10.0)
 """The first sweep, and the longest time to the next, each twice as long as before. A coordinator
 that was elected a moment ago lists nothing yet; readers wait behind what a recovery has missed."""
@@ -128,7 +125,7 @@ class JobMaster:
         self._submission, self._config, self._loop = submission, config, loop
         self._plan: JobPlan | None = None
         self._failure = failure
-        self._manager, self._drivers, self._address = manager, drivers, address
+        self._manager, self._drivers = manager, drivers
         self._job = submission.job
         strategy = strategy_of(config.restart, drivers.entropy.random)
         self._machine = JobMachine(
@@ -151,7 +148,9 @@ class JobMaster:
         self._delays = DelayMonitor()
         self._departure = SlotDeparture(loop, drivers.clock)
         self._leaving = False
-        self._asked_s = self._waiting_since_s = drivers.clock.monotonic()
+        self._slot_requests = SlotRequests(
+            submission, manager, drivers.clock, address, config.cluster.slot_request_timeout / 1000
+        )
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -216,7 +215,7 @@ class JobMaster:
             case e.Recover():
                 self._recover()
             case e.AskForSlots(attempt=attempt):
-                self._ask_for_slots(attempt)
+                self._slot_requests.ask(attempt)
             case e.DeploySlots():
                 self._deploy()
             case e.Run():
@@ -267,7 +266,7 @@ class JobMaster:
         self._journal.recover(plan, claimed=self._claimed, done=self._is_recovered)
 
     def _claimed(self, attempt: Attempt) -> None:
-        self._waiting_since_s = self._drivers.clock.monotonic()
+        self._slot_requests.begin()
         self._live = LiveAttempt(
             self._job,
             attempt,
@@ -303,31 +302,6 @@ class JobMaster:
     def _recovery_failed(self, error: TidegateError) -> None:
         self._reporting.error_was(ErrorReport.of(error))
         self.decide(e.RecoveryFailed(error=error))
-
-    def _ask_for_slots(self, attempt: Attempt) -> None:
-        self._asked_s = self._drivers.clock.monotonic()
-        self._manager.send(
-            RequestSlots(
-                job=self._job,
-                epoch=self._manager.epoch,
-                attempt=attempt,
-                count=self._submission.parallelism,
-                jobmaster_address=self._address,
-            )
-        )
-
-    def _ask_again(self) -> None:
-        """While slots are missing: a lost request, or a lost slot, is no reason to wait for
-        ever.
-        """
-        attempt, now_s = self._machine.attempt, self._drivers.clock.monotonic()
-        if attempt is None or not self._machine.waits_for_slots:
-            self._waiting_since_s = now_s
-            return
-        if now_s - self._waiting_since_s > self._config.cluster.slot_request_timeout / 1000:
-            self.decide(e.SlotsOverdue(attempt=attempt))
-        elif now_s - self._asked_s >= SLOT_REQUEST_INTERVAL_S:
-            self._ask_for_slots(attempt)
 
     def _register(self, live: LiveAttempt, message: RegisterSlot) -> None:
         if live.attach(message):
@@ -492,7 +466,9 @@ class JobMaster:
 
     def keep_watch(self) -> None:
         """Twice a second: ask for missing slots, give up silent ones, report what is new."""
-        self._ask_again()
+        waiting = self._machine.attempt if self._machine.waits_for_slots else None
+        if self._slot_requests.keep_asking(waiting) and waiting is not None:
+            self.decide(e.SlotsOverdue(attempt=waiting))
         self._storage.look()
         live = self._live
         if live is not None:
