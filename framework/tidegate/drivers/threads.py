@@ -35,7 +35,7 @@ class SystemThreads:
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A pool that goes on with the threads it has while the operating system refuses another one.
+    """A pool that works with the threads it has while the operating system refuses another one.
 
     The library raises then, although the work is queued already and a thread that is there will do
     it. The overridden method is the library's own: `tests/drivers/test_threads.py` says when that

@@ -1,11 +1,11 @@
 """The JobMaster's line to its JobManager: registration, requests in order, and the newest report.
 
 Requests are few and repeated by those who make them; reports come twice a second while there is
-news and seldom while there is none, and only the newest counts. A JobManager that is gone takes
-this process with it (the lifeline), so messages are repeated for as long as it lives, also those
-that fail on either side: the JobManager ends a JobMaster that stays silent. One that
-refuses a report has another JobMaster for the job. Only who waits to claim gives up in the end: by
-then the JobManager is gone and the lifeline was lost, or stands still and will start another.
+news and seldom while there is none, and only the newest counts. This process ends with its
+JobManager (the lifeline), so a message is repeated until it is delivered, also after an error of
+another kind on either side. A JobMaster that delivers nothing is ended by the JobManager. A
+JobManager that refuses a report has another JobMaster for the job. Only `wanted` times out: by then
+the JobManager is gone and the lifeline was lost, or it hangs and will start another JobMaster.
 """
 
 from __future__ import annotations

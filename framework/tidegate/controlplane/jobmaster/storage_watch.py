@@ -1,13 +1,13 @@
 """Looks at the checkpoint storage twice a second, so that its loss is told within seconds.
 
 The journal thread finds out as well, but only when it writes, and a call to a storage that hangs
-does not return. A look reads one small file, in a thread of its own; while a look does not return
-there is no second one, and its duration is the news. It counts as a call that hangs, too: what is
-judged after a look must not wait for ever. The checkpoint coordinator suspends
-checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. A checkpoint that fails is
-judged after one more look (`look_then`): the storage may have vanished since the last one, and then
-the failure does not count. One thing is decided here: a JobMaster whose journal thread hangs in a
-call leaves, so that another one can claim the journal.
+does not return. A look reads one small file, in a thread of its own. While a look does not return,
+no second one begins, and the status shows how long it takes. A look is also a call that can hang,
+because failed checkpoints wait for it. For the same reason a look ends by any error. The checkpoint
+coordinator suspends checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. A
+checkpoint that fails is judged after one more look (`look_then`): the storage may have vanished
+since the last one, and then the failure does not count. One thing is decided here: a JobMaster
+whose journal thread hangs in a call exits, so that another one can claim the journal.
 """
 
 from __future__ import annotations
