@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, is_typeddict
 
 import msgspec
 
+from tidegate.api.big_ints import entries_of, unpack_int
 from tidegate.api.evolution import check_evolution, pair_branches
 from tidegate.api.fields import class_of, fields_of, is_model, name_of
 from tidegate.api.stored import same_for_earlier_version, stored_schema
@@ -56,7 +57,7 @@ def _convert(writer: AvroSchema, of: object) -> Convert:
         schema = writer["items"]["fields"] if kind == "array" else None
         key = _convert("string" if schema is None else schema[0]["type"], key_of)
         value = _convert(writer["values"] if schema is None else schema[1]["type"], value_of)
-        return lambda entries: {key(k): value(v) for k, v in entries.items()}
+        return lambda entries: {key(k): value(v) for k, v in entries_of(entries)}
     if get_origin(of) is Literal:
         return _convert_literal(writer, of)
     if kind == "enum":
@@ -72,6 +73,8 @@ def _convert_scalar(kind: str, of: object) -> Convert:
         return lambda value: value
     if of is datetime:
         return lambda value: msgspec.convert(value, datetime)
+    if of is int:
+        return lambda value: msgspec.convert(unpack_int(value), int)
     return lambda value: msgspec.convert(value, of)
 
 

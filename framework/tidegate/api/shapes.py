@@ -157,9 +157,20 @@ class Shapes:
         named = [f"{field.name}={value}" for field, value in zip(fields, values, strict=True)]
         return f"{known}({', '.join(named)})"
 
-    def define(self, name: str, argument: str, result: str) -> tuple[Any, str]:
-        """Compile `def name(argument): return result`; the function, and its source."""
+    def define(
+        self, name: str, argument: str, result: str, on_overflow: str | None = None
+    ) -> tuple[Any, str]:
+        """Compile `def name(argument): return result`; the function, and its source.
+
+        `on_overflow` names the function that is called where an OverflowError is raised; without
+        one raised, the `try` costs nothing.
+        """
         source = f"def {name}({argument}):\n    return {result}\n"
+        if on_overflow is not None:
+            source = (
+                f"def {name}({argument}):\n    try:\n        return {result}\n"
+                f"    except OverflowError:\n        return {on_overflow}({argument})\n"
+            )
         scope = dict(self.names)
         code = compile(source, f"<generated {name}>", "exec")
         exec(code, scope)  # noqa: S102 - our template, filled with names of fields

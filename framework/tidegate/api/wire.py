@@ -3,7 +3,8 @@
 `value_codec` is for one value, `column_codec` for a batch of one type (a list; of records each
 field is a column), `state_codec` for one value that may have been written under an older schema.
 The exchange and the state backends of the data plane ask for them once and call them per value or
-batch. Never pickle; never field names; a Decimal is a string, a moment in time a timestamp that
+batch. State holds ints of any size, the exchange those of 64 bits (`big_ints.py`).
+Never pickle; never field names; a Decimal is a string, a moment in time a timestamp that
 comes back in UTC, an enum's member its name, a value of a union of several types the pair of branch
 number and value.
 
@@ -14,10 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from tidegate.api.big_ints import (
+    dict_or_pairs,
+    entries_of,
+    int_shape,
+    pack_int,
+    pairs_shape,
+    unpack_int,
+)
 from tidegate.api.fields import RecordField, fields_of
 from tidegate.api.resolving import resolver
 from tidegate.api.shapes import Shape, Shapes, branch_of, generic, maker_of, read, takes_positions
@@ -49,8 +59,7 @@ class StateCodec:
 def value_codec(of: object) -> Codec:
     """The codec of one value; PipelineError if the type has no schema."""
     type_info(of)
-    shapes = _WireShapes()
-    return _codec(shapes, shapes.shape(of), "value")
+    return _value_codec(of, _WireShapes)
 
 
 def column_codec(of: object) -> Codec:
@@ -71,7 +80,15 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
     type_info(of)
     shapes = _WireShapes()
     prefix = _leb128(number)
-    inner = _codec(shapes, shapes.shape(of), "value", prefix)
+
+    @lru_cache(maxsize=1)
+    def big() -> Codec:  # made when the first such value comes, which is rarely ever
+        return _value_codec(of, _BigIntShapes)
+
+    def encode_big(value: Any) -> bytes:
+        return prefix + big().encode(value)
+
+    inner = _codec(shapes, shapes.shape(of), "value", prefix, encode_big)
     decode_value, skip = inner.decode, len(prefix)
     first_byte = number if skip == 1 else -1  # comparing a byte is faster, where it says all
     older = {
@@ -80,7 +97,13 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
 
     def decode(data: bytes) -> Any:
         if data[0] == first_byte or data.startswith(prefix):
-            return decode_value(data[skip:])
+            try:
+                return decode_value(data[skip:])
+            except msgspec.ValidationError as error:
+                try:
+                    return big().decode(data[skip:])
+                except Exception:  # noqa: BLE001  # it is no value of the type either way
+                    raise error from None
         for their_prefix, resolve in older.items():
             if data.startswith(their_prefix):
                 return resolve(data[len(their_prefix) :])
@@ -107,8 +130,9 @@ class _WireShapes(Shapes):
         )
 
     def branches(self, branches: list[object]) -> Shape:
-        codecs = [value_codec(branch) for branch in branches]
-        shapes = [_WireShapes() for _ in branches]
+        kind = type(self)
+        codecs = [_value_codec(branch, kind) for branch in branches]
+        shapes = [kind() for _ in branches]
         packs = [
             inner.define("pack", "x", inner.shape(branch).packed("x"))[0]
             for inner, branch in zip(shapes, branches, strict=True)
@@ -129,16 +153,45 @@ class _WireShapes(Shapes):
         )
 
 
-def _codec(shapes: _WireShapes, shape: Shape, argument: str, prefix: bytes = b"") -> Codec:
+class _BigIntShapes(_WireShapes):
+    """The same, with ints of any size (`big_ints.py`)."""
+
+    def scalar(self, of: object) -> Shape:
+        if of is not int:
+            return super().scalar(of)
+        return int_shape(self.name(pack_int), self.name(unpack_int))
+
+    def mapping(self, key_of: object, value_of: object) -> Shape:
+        if key_of is not int:
+            return super().mapping(key_of, value_of)
+        key, value = self.shape(key_of), self.shape(value_of)
+        functions = self.name(dict_or_pairs), self.name(entries_of)
+        return pairs_shape(key, value, (*functions, self.variable(), self.variable()))
+
+
+def _value_codec(of: object, kind: type[_WireShapes]) -> Codec:
+    shapes = kind()
+    return _codec(shapes, shapes.shape(of), "value")
+
+
+def _codec(
+    shapes: _WireShapes,
+    shape: Shape,
+    argument: str,
+    prefix: bytes = b"",
+    on_overflow: Callable[[Any], bytes] | None = None,
+) -> Codec:
     """The codec of a shape; its encoder puts `prefix` in front (in the same function, for a call
-    costs half of what encoding a small value does), its decoder wants it taken off.
+    costs half of what encoding a small value does), its decoder wants it taken off. A value with an
+    int beyond 64 bits is left to `on_overflow`.
     """
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(shape.wire).decode
     to_bytes, front = shapes.name(encode), f"{prefix!r} + " if prefix else ""
     if shape.plain and not prefix:
         return Codec(encode, decode)
+    otherwise = None if on_overflow is None else shapes.name(on_overflow)
     encoder, of_encoder = shapes.define(
-        "encode", argument, f"{front}{to_bytes}({shape.packed(argument)})"
+        "encode", argument, f"{front}{to_bytes}({shape.packed(argument)})", otherwise
     )
     if shape.plain:
         return Codec(encoder, decode, of_encoder)

@@ -1,0 +1,132 @@
+"""Ints beyond 64 bits in stored values: exact, by an extension that no older version reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.api.big_ints import pack_int, unpack_int
+from tidegate.api.stored import stored_schema
+from tidegate.api.wire import column_codec, state_codec
+
+BIG = 2**64
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """Every place in which an int may be."""
+
+    total: int
+    parts: list[int]
+    by_number: dict[int, int]
+    one_of: int | str | None
+    seen: set[int]
+    by_name: Mapping[str, int]
+    place: tuple[int, str]
+    kind: Literal[1, 2] = 1
+
+
+@dataclasses.dataclass
+class Later:
+    """The same after a change of the class."""
+
+    by_number: dict[int, int]
+    one_of: int | str | bytes | None
+    seen: list[int]
+    place: tuple[int, str]
+    total: int | None
+    added: int = 5
+
+
+SMALL = Sums(1, [1, 2], {3: 4}, "x", {5}, {"a": 6}, (7, "b"))
+FULL = Sums(BIG, [1, -BIG], {BIG: 1, 2: BIG}, BIG, {BIG, 1}, {"a": BIG, "b": 1}, (-BIG, "b"))
+
+
+@given(st.integers() | st.integers(-(2**200), 2**200))
+def test_every_int_comes_back(value: int) -> None:
+    codec = state_codec(int, 0, {})
+    assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize("edge", [2**63 - 1, 2**63, BIG - 1, -(2**63)])
+def test_what_msgpack_has_numbers_for_is_stored_as_before(edge: int) -> None:
+    assert state_codec(int, 3, {}).encode(edge) == b"\x03" + msgspec.msgpack.encode(edge)
+    assert isinstance(pack_int(edge), int)
+
+
+def test_the_layout_of_a_big_int() -> None:
+    assert state_codec(int, 0, {}).encode(BIG).hex() == "00c70901010000000000000000"
+    assert state_codec(int, 0, {}).encode(-BIG).hex() == "00c70901ff0000000000000000"
+    assert state_codec(dict[int, int], 0, {}).encode({BIG: 1}).hex() == (
+        "009192c7090101000000000000000001"
+    )
+
+
+@pytest.mark.parametrize("value", [FULL, SMALL, msgspec.structs.replace(SMALL, by_number={1: BIG})])
+def test_a_big_int_may_be_anywhere_in_a_record(value: Sums) -> None:
+    codec = state_codec(Sums, 0, {})
+    assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("of", "value"),
+    [
+        (list[Sums], [SMALL, FULL]),
+        (tuple[str, Sums | int], ("a", FULL)),
+        (tuple[str, Sums | int], ("a", BIG)),
+        (dict[str, dict[int, Sums]] | None, {"a": {BIG: FULL}}),
+        (frozenset[int], frozenset([BIG, 1])),
+        (tuple[int, ...], (BIG, 1)),
+    ],
+)
+def test_a_big_int_may_be_in_any_container(of: Any, value: Any) -> None:
+    codec = state_codec(of, 0, {})
+    read = codec.decode(codec.encode(value))
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize("value", [SMALL, FULL])
+def test_a_big_int_is_read_under_an_older_schema(value: Sums) -> None:
+    now = state_codec(Later, 1, {0: stored_schema(Sums)})
+    read = now.decode(state_codec(Sums, 0, {}).encode(value))
+    expected = Later(value.by_number, value.one_of, sorted(value.seen), value.place, value.total)
+    read.seen.sort()
+    assert read == expected
+
+
+def test_a_decoder_that_does_not_know_the_extension_refuses_it() -> None:
+    stored = state_codec(Sums, 0, {}).encode(FULL)[1:]
+    with pytest.raises(msgspec.ValidationError, match="got `ext`"):
+        msgspec.msgpack.decode(stored, type=tuple[int, *(Any,) * 7])
+    keyed = state_codec(dict[int, int], 0, {}).encode({BIG: 1})[1:]
+    with pytest.raises(msgspec.ValidationError, match="got `array`"):
+        msgspec.msgpack.decode(keyed, type=dict[int, int])
+
+
+def test_another_extension_is_no_int() -> None:
+    other = msgspec.msgpack.encode(msgspec.msgpack.Ext(2, b"\x01"))
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
+        state_codec(int, 0, {}).decode(b"\x00" + other)
+    with pytest.raises(ValueError, match="type 2"):
+        unpack_int(msgspec.msgpack.Ext(2, b"\x01"))
+
+
+def test_bytes_of_another_type_are_refused_as_before() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"^Expected `int`, got `str`$"):
+        state_codec(int, 0, {}).decode(b"\x00\xa1x")
+
+
+def test_what_any_holds_has_no_type_to_come_back_by() -> None:
+    with pytest.raises(OverflowError):
+        state_codec(Any, 0, {}).encode([BIG])
+
+
+def test_the_exchange_has_ints_of_64_bits() -> None:
+    with pytest.raises(OverflowError):
+        column_codec(int).encode([BIG])
