@@ -106,6 +106,15 @@ class UserCodeError(UserError):
     retry = Retry.RESTORE
 
 
+class StateValueError(UserError):
+    """User code has put a value into state that no checkpoint can store: it is not of the declared
+    type, or has no encoding. The message names step, state and key.
+
+    A restart cannot help: the same records make the same value. Where the step has a policy
+    (`on_error`), the record is refused whose call has made the value.
+    """
+
+
 class RecordTooLargeError(UserError):
     """A record that fits in no frame between slots, or is larger than its topic or its queue takes.
 

@@ -226,6 +226,9 @@ class Dict(dict[object, tuple[Cell, ...]]):
         rows = [self[key] for key in keys]
         return [row[0] for row in rows] if len(self._states) == 1 else rows
 
+    def why_not(self, row: Any, images: Sequence[object]) -> str:
+        raise NotImplementedError
+
     def snapshot(
         self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
     ) -> None:

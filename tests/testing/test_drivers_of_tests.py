@@ -32,7 +32,7 @@ from tidegate import (
     Utf8,
     ValueState,
 )
-from tidegate.errors import BadRecordError, UserCodeError
+from tidegate.errors import BadRecordError, StateValueError, UserCodeError
 from tidegate.testing import FunctionHarness, PipelineTest
 
 
@@ -65,7 +65,7 @@ class Count(KeyedProcess[str, Word, Word]):
             untyped: Any = self
             untyped.last = 14
         if word.number == 15:
-            self.last.value = 2**70
+            self.last.value = cast("int", "15")
             return ()
         if word.number % 2:
             ctx.output(self.odd, word)
@@ -136,13 +136,20 @@ def test_assigning_over_a_state_is_noticed() -> None:
 
 
 def test_a_value_that_could_not_be_stored_fails_the_test() -> None:
-    with FunctionHarness(Count()) as harness, pytest.raises(OverflowError):
+    with FunctionHarness(Count()) as harness, pytest.raises(StateValueError) as caught:
         harness.push("a", Word("a", 15))
+    assert str(caught.value) == (
+        "State 'last' of Count cannot be stored for key 'a': it is a str, not an int"
+    )
 
 
 def test_a_map_key_that_could_not_be_stored_fails_the_test() -> None:
-    with FunctionHarness(Count()) as harness, pytest.raises(PipelineError, match="64 bits"):
+    with FunctionHarness(Count()) as harness, pytest.raises(StateValueError) as caught:
         harness.push("a", Word("a", 2**70))
+    assert str(caught.value) == (
+        f"State 'counts' of Count cannot be stored for key 'a': entry {2**70}: PipelineError: "
+        f"{2**70} is not an int of 64 bits; use str or Decimal for such keys"
+    )
 
 
 def test_a_key_of_another_type_is_refused() -> None:

@@ -63,6 +63,12 @@ class Cell:
         """Make the cell what it was when the image was taken; once for each image."""
         raise NotImplementedError
 
+    def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        """What may have changed since the image was taken, each in the form of the state's
+        `stored_type`; of a list without the items that it had, if those are the same.
+        """
+        raise NotImplementedError
+
 
 class ValueCell(Cell, Generic[V]):
     """`.value` is a plain slot; `saved` is what the backend last stored or loaded."""
@@ -83,6 +89,9 @@ class ValueCell(Cell, Generic[V]):
 
     def restore(self, image: Any) -> None:
         self.value, self.saved = image
+
+    def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        return [] if self.value is image[0] and not mutable else [self.value]
 
 
 class ListCell(Cell, Generic[V]):
@@ -119,6 +128,10 @@ class ListCell(Cell, Generic[V]):
     def restore(self, image: Any) -> None:
         self._items, length, self.changed = image
         del self._items[length:]
+
+    def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        items, length, _ = image
+        return [self._items[length:] if self._items is items and not mutable else self._items]
 
 
 class MapCell(Cell, Generic[A, V]):
@@ -178,6 +191,14 @@ class MapCell(Cell, Generic[A, V]):
 
     def restore(self, image: Any) -> None:
         self._entries = image
+
+    def held_entries(self) -> list[tuple[A, V]]:
+        """The entries in memory, also those of keys that have no canonical bytes."""
+        return list(self._entries.items())
+
+    def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        entries = self.held_entries()
+        return [(k, v) for k, v in entries if mutable or k not in image or image[k] is not v]
 
 
 def with_normalised_keys(cells: type[M], key_of: object) -> type[M]:

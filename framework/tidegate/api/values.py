@@ -116,7 +116,7 @@ def counts_as(kind: type, of: object) -> bool:
     known = class_of(of)
     if kind is known or (of is float and kind is int):
         return True
-    return _counts_as_class(kind, known) if _has_schema(of) else _is_subclass(kind, known)
+    return _counts_as_class(kind, known) if has_schema(of) else _is_subclass(kind, known)
 
 
 def fault(value: object, of: object, path: str = "") -> str:
@@ -164,7 +164,7 @@ def _usual_class(of: object) -> type:
 
 
 @lru_cache(maxsize=_CLASSES_MAX)
-def _has_schema(of: Hashable) -> bool:
+def has_schema(of: Hashable) -> bool:
     """Whether values of a type can be encoded at all."""
     if isinstance(of, type) and issubclass(of, enum.Enum) and not len(of):
         return False  # others are derived from it

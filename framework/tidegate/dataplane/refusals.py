@@ -29,7 +29,13 @@ from tidegate.api.kafka import (
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.elements import RecordBatch
-from tidegate.errors import ResourceExhaustedError, TidegateError, encodable, from_foreign
+from tidegate.errors import (
+    ResourceExhaustedError,
+    StateValueError,
+    TidegateError,
+    encodable,
+    from_foreign,
+)
 
 REASON_LENGTH_MAX: Final = 1000
 """Characters of an exception's text that go into a header; some quote the whole record."""
@@ -61,8 +67,11 @@ class Refusals:
 
     def takes(self, error: Exception) -> bool:
         """Whether the policy covers an error of user code: not one of tidegate itself (the storage
-        of state, say), and not a resource that the system refused, which is about the host.
+        of state, say) unless it is about a value that the record has put into state, and not a
+        resource that the system refused, which is about the host.
         """
+        if isinstance(error, StateValueError):
+            return self.tolerant
         if not self.tolerant or isinstance(error, TidegateError):
             return False
         return not isinstance(from_foreign(error), ResourceExhaustedError)

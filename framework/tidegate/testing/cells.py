@@ -13,8 +13,9 @@ from typing import Any
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.keys import check_key, key_encoder
 from tidegate.api.state import Cell, ListCell, MapCell, ValueCell
-from tidegate.api.wire import value_codec
-from tidegate.errors import InternalError
+from tidegate.api.wire import state_codec
+from tidegate.dataplane.state.storable import Storable
+from tidegate.errors import InternalError, StateValueError
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 
@@ -24,13 +25,14 @@ class CellsByKey:
     def __init__(self, function: KeyedProcess[Any, Any, Any], key_of: object, where: str) -> None:
         self._states = tuple(function.declared_states.values())
         self._names = tuple(function.declared_states)
-        self._codecs = [
-            tuple(value_codec(info.python) for info in state.types) for state in self._states
+        self._storable = [
+            Storable(state, state_codec(state.stored_type, 0, {})) for state in self._states
         ]
+        self._mutable = [any(not info.immutable for info in state.types) for state in self._states]
         self._key_of, self._where = key_of, where
         self._key_bytes = key_encoder(key_of)
         self._cells: dict[bytes, tuple[Cell, ...]] = {}
-        self._touched: dict[bytes, None] = {}
+        self._touched: dict[bytes, Any] = {}
 
     def rows(self, keys: Sequence[Any]) -> list[Any]:
         """The row of each key; a key that is not of the declared type is refused."""
@@ -46,20 +48,37 @@ class CellsByKey:
     def _entry(self, key: Any) -> tuple[Cell, ...]:
         check_key(key, self._key_of, self._where)
         key_bytes = self._key_bytes(key)
-        self._touched[key_bytes] = None
+        self._touched[key_bytes] = key
         cells = self._cells.get(key_bytes)
         if cells is None:
             cells = self._cells[key_bytes] = tuple(state.new_cell() for state in self._states)
         return cells
 
     def encode_touched(self) -> None:
-        """Encode what a checkpoint would, and throw the bytes away."""
-        for key_bytes in self._touched:
-            for cell, codecs in zip(self._cells[key_bytes], self._codecs, strict=True):
-                for stored in _stored(cell):
-                    for codec, value in zip(codecs, stored, strict=True):
-                        codec.encode(value)
-        self._touched.clear()
+        """Encode what a checkpoint would, and throw the bytes away. StateValueError for a value
+        that cannot be stored.
+        """
+        touched, self._touched = self._touched, {}
+        for key_bytes, key in touched.items():
+            cells = zip(self._names, self._cells[key_bytes], self._storable, strict=True)
+            for name, cell, storable in cells:
+                for value in _stored(cell):
+                    if reason := storable.why_not(value):
+                        raise StateValueError(
+                            f"State {name!r} of {self._where} cannot be stored for key {key!r}: "
+                            f"{reason}"
+                        )
+
+    def why_not(self, row: Any, images: Sequence[object]) -> str:
+        """Why a checkpoint could not store what has changed in a row since the images of its cells
+        were taken; empty if it could.
+        """
+        cells = row if len(self._states) > 1 else (row,)
+        for position, (cell, image) in enumerate(zip(cells, images, strict=True)):
+            for value in cell.changed_since(image, mutable=self._mutable[position]):
+                if reason := self._storable[position].why_not(value):
+                    return f"state {self._names[position]!r} cannot be stored: {reason}"
+        return ""
 
     def snapshot(
         self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
@@ -71,12 +90,10 @@ class CellsByKey:
         """Nothing to release."""
 
 
-def _stored(cell: Cell) -> Iterable[tuple[Any, ...]]:
-    """What a cell would store, as one tuple for each stored entry, in the order of the state's
-    types.
-    """
+def _stored(cell: Cell) -> Iterable[Any]:
+    """What a cell would store, one value for each stored entry."""
     if isinstance(cell, ValueCell):
-        return ((cell.value,),)
+        return (cell.value,)
     if isinstance(cell, ListCell):
-        return [(item,) for item in cell]
-    return list(cell.items()) if isinstance(cell, MapCell) else ()
+        return (list(cell),)
+    return cell.held_entries() if isinstance(cell, MapCell) else ()

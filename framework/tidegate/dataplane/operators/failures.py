@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from tidegate.elements import RecordBatch
-from tidegate.errors import TidegateError, UserCodeError
+from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.logical import Node
 
 
@@ -32,12 +32,19 @@ def user_code_error(
     `remaining` is a list iterator over the batch's values: its length hint tells where the loop was
     without a counter that every record would pay for.
 
-    An error of tidegate's own passes through as it is: it already names what is wrong.
+    An error of tidegate's own passes through as it is: it already names what is wrong. What state
+    says of a value does not know the record.
     """
-    if isinstance(error, TidegateError):
+    if isinstance(error, TidegateError) and not isinstance(error, StateValueError):
         return error
     topic, partition = batch.origin
     index = len(batch.values) - operator.length_hint(remaining) - 1
+    if isinstance(error, StateValueError):
+        return StateValueError(
+            f"{pipeline}: step {_name(node)} ({node.place}): {error}. The record came from "
+            f"{topic}-{partition} at offset {batch.offsets[index]}. Correct the code; the job "
+            "fails, because the record would do the same after a restart."
+        )
     if isinstance(error, NotResultsError):
         return result_error(pipeline, node, batch, index, error.what, error.remedy)
     offset = batch.offsets[index]

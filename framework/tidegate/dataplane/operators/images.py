@@ -21,20 +21,23 @@ class Images:
 
     def __init__(self, rows: Iterable[Any], mutable: Sequence[bool]) -> None:
         self._rows, self._mutable = iter(rows), mutable
+        self.row: Any = None
+        """The row that was given last."""
         self._cells: Sequence[Cell] = ()
-        self._images: list[object] = []
+        self.images: list[object] = []
+        """Those of its cells."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         """The next row, as the loop gets it: one cell, or a tuple of cells."""
-        self._cells, self._images = (), []  # nothing to undo, should an image not be possible
-        row = next(self._rows)
+        self._cells, self.images = (), []  # nothing to undo, should an image not be possible
+        row = self.row = next(self._rows)
         cells = row if isinstance(row, tuple) else (row,)
         pairs = zip(cells, self._mutable, strict=True)
         try:
-            self._images = [cell.image(mutable=mutable) for cell, mutable in pairs]
+            self.images = [cell.image(mutable=mutable) for cell, mutable in pairs]
         except StopIteration as error:  # of a value's own `__deepcopy__`; it would end the batch
             raise RuntimeError("a copy raised StopIteration") from error
         self._cells = cells
@@ -42,5 +45,5 @@ class Images:
 
     def undo(self) -> None:
         """Make the cells of the last row what they were before its call."""
-        for cell, image in zip(self._cells, self._images, strict=True):
+        for cell, image in zip(self._cells, self.images, strict=True):
             cell.restore(image)

@@ -33,7 +33,7 @@ from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import RecordBatch
-from tidegate.errors import UserCodeError, check, check_complete
+from tidegate.errors import StateValueError, UserCodeError, check, check_complete
 from tidegate.graph.logical import MAIN, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -48,6 +48,12 @@ class KeyedStateLike(Protocol):
         """The row of each key: its cell where one state is declared, else a tuple of its cells in
         the order of the declarations; what is missing is loaded together. Valid until the next
         call.
+        """
+        ...
+
+    def why_not(self, row: Any, images: Sequence[object]) -> str:
+        """Why a checkpoint could not store what has changed in a row since the images of its cells
+        were taken; empty if it could.
         """
         ...
 
@@ -107,6 +113,9 @@ class KeyedOperator:
         self._guard = results_guard(kind.result_type())
         if MAIN in copied:
             self._process = _copying(self._process, self._guard)
+        self._images = Images((), ())
+        if self._refusals.tolerant and self._names:
+            self._process = self._checking_state(self._process)
         key = node.inputs[0].key
         check(
             key is not None and all(edge.key is key for edge in node.inputs),
@@ -157,7 +166,7 @@ class KeyedOperator:
         """
         remaining = iter(batch.values)
         results = RefusableResults(batch, remaining, self._context.side)
-        images = Images(rows, self._mutable)
+        images = self._images = Images(rows, self._mutable)
         # The images last: where one cannot be taken, the others have gone on, each by one.
         records = zip(remaining, keys, range(len(batch)), images, strict=True)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
@@ -176,6 +185,26 @@ class KeyedOperator:
         if batch.values:
             self._check_cells()
         results.emit(self._emit)
+
+    def _checking_state(
+        self, process: Callable[..., Iterable[Any]]
+    ) -> Callable[..., Iterable[Any]]:
+        """`process`, which fails behind its last result where the state of the key could not be
+        stored any more: so the record is refused, and not the checkpoint.
+        """
+
+        def then_check(results: Iterable[Any]) -> Iterator[Any]:
+            yield from results
+            # What was assigned over a cell is `_check_cells`'s; the cells of the row are whole.
+            if reason := self.state.why_not(self._images.row, self._images.images):
+                raise StateValueError(reason)
+
+        def checked(*arguments: Any) -> Iterable[Any]:
+            results = process(*arguments)
+            self._guard(results)
+            return then_check(results)
+
+        return checked
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
         # Behind a shuffle for the second time: `KeyOutlet.emit` says why.

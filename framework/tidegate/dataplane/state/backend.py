@@ -40,11 +40,13 @@ from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.columns import Column, column_of
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
 from tidegate.dataplane.state.restored_names import delete_rows, restored_names
+from tidegate.dataplane.state.storable import WrongValueError, is_about_value
 from tidegate.dataplane.state.unsaved import Row, Unsaved
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,
     PipelineError,
+    StateValueError,
     TidegateError,
     UserCodeError,
     check,
@@ -161,9 +163,20 @@ class KeyedState:
             self._handed_out.clear()
         return rows
 
+    def why_not(self, row: Row, images: Sequence[object]) -> str:
+        """Why a checkpoint could not store what has changed in a row since the images of its cells
+        were taken; empty if it could.
+        """
+        cells = row if len(self._columns) > 1 else (row,)
+        for column, cell, image in zip(self._columns, cells, images, strict=True):
+            for value in cell.changed_since(image, mutable=column.mutable):
+                if reason := column.why_not(value):
+                    return f"state {column.name!r} cannot be stored: {reason}"
+        return ""
+
     def flush(self) -> None:
         """Write what changed since the last flush to the store, as one batch. Raises
-        StorageError.
+        StorageError, and StateValueError for a value that cannot be stored.
         """
         self._finish()
         self._save(self._touched_rows())
@@ -229,16 +242,33 @@ class KeyedState:
             cells = rows if len(self._columns) == 1 else map(itemgetter(index), rows)
             try:
                 column.save(cells, puts, deletes)
-            except TidegateError:
-                raise
             except Exception as error:  # whatever an encoder says of a value that is not its type's
-                raise UserCodeError(
-                    f"state {column.name!r} of step {self._uid!r} holds a value that is not "
-                    f"of its declared type: {error}"
-                ) from error
+                if not isinstance(error, PipelineError) and not is_about_value(error):
+                    raise
+                raise self._no_value(index, rows, error) from error
         if puts or deletes:
             self._store.write(puts, deletes)
         self._torn = False
+
+    def _no_value(self, index: int, rows: Collection[Row], error: Exception) -> StateValueError:
+        """The error to raise for the first value of a column that could not be saved."""
+        column, many = self._columns[index], len(self._columns) > 1
+        wrong, reason = None, str(error)
+        if isinstance(error, WrongValueError):
+            wrong = error.cell
+        else:
+            for row in rows:
+                cell = row[index] if many else row
+                if found := next(filter(None, map(column.why_not, column.values(cell))), ""):
+                    wrong, reason = cell, found
+                    break
+        cells = ((key, row[index] if many else row) for key, row in self._cache.items())
+        key = next((f" for key {key!r:.200}" for key, cell in cells if cell is wrong), "")
+        return StateValueError(
+            f"State {column.name!r} of step {self._uid!r} cannot be stored{key}: {reason}. Correct "
+            "the code that makes this value, or declare its type. The job fails, because it would "
+            "make the same value again after a restart."
+        )
 
     def _touched_rows(self) -> Collection[Row]:
         """The rows that were handed out since the last flush, and perhaps others: all are saved."""

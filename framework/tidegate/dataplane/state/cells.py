@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from tidegate.api.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
 from tidegate.dataplane.state.layout import entries_span
+from tidegate.errors import PipelineError, StateValueError
 from tidegate.ports.kv import KeyValueStore
 
 CLEARED: Final[Any] = object()
@@ -80,6 +81,7 @@ class StoredMutableList(StoredList):
 class MapAccess(Protocol):
     """What all cells of one map state share."""
 
+    name: str
     store: KeyValueStore
     mutable: bool
     """Whether values can change in place."""
@@ -169,8 +171,24 @@ class StoredMap(MapCell[Any, Any]):
         self._entries, self._changed, self._read, self._whole = image
         self._access.held += len(self._entries) - held
 
-    def save(self, puts: Pairs, deletes: list[bytes]) -> None:
-        """Add what must be written to a batch, and forget everything: the store has it then."""
+    def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        before = image[0]
+        keys = self._entries if mutable else self._changed
+        pairs = [(key, self._entries[key]) for key in keys]
+        return [
+            (key, value)
+            for key, value in pairs
+            if value is not _GONE and (mutable or before.get(key, _GONE) is not value)
+        ]
+
+    def held_entries(self) -> list[tuple[Any, Any]]:
+        """The entries in memory."""
+        return [(key, value) for key, value in self._entries.items() if value is not _GONE]
+
+    def save(self, puts: Pairs, deletes: list[bytes], saved: list[Any]) -> None:
+        """Add what must be written to a batch, and forget everything: the store has it then. The
+        pairs of map key and value that are written are added to `saved`.
+        """
         access, entries = self._access, self._entries
         key_bytes, prefix = access.key_bytes, self._prefix
         changed = self._changed
@@ -182,9 +200,11 @@ class StoredMap(MapCell[Any, Any]):
             if value is _GONE:
                 deletes.append(store_key)
             else:
+                saved.append((key, value))
                 puts.append((store_key, access.encode((key, value))))
-        for key, saved in self._read.items():
-            if key not in changed and (data := access.encode((key, entries[key]))) != saved:
+        for key, stored in self._read.items():
+            if key not in changed and (data := access.encode((key, entries[key]))) != stored:
+                saved.append((key, entries[key]))
                 puts.append((prefix + key_bytes(key), data))
         if entries:
             access.held -= len(entries)
@@ -198,7 +218,13 @@ class StoredMap(MapCell[Any, Any]):
             if self._whole:
                 return _GONE
             access = self._access
-            (data,) = access.store.get_many([self._prefix + access.key_bytes(key)])
+            try:
+                store_key = self._prefix + access.key_bytes(key)
+            except PipelineError as error:
+                raise StateValueError(
+                    f"state {access.name!r} cannot have the entry {key!r:.200}: {error}"
+                ) from error
+            (data,) = access.store.get_many([store_key])
             value = _GONE if data is None else self._hold(key, data, access.decode(data)[1])
             if data is None:
                 self._entries[key] = _GONE

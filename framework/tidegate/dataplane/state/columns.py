@@ -6,6 +6,9 @@ written under, values of older numbers are read by Avro's rules, and new ones ar
 present schema's. Numbers are positions in the list that checkpoints keep under the state's name and
 only grow.
 
+Each value that is saved is checked: what could not be read as a value of the declared type is never
+written (`storable.py`).
+
 Called by the backend; one column of each kind of state.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 from tidegate.api.evolution import state_conflict
@@ -36,6 +40,7 @@ from tidegate.dataplane.state.cells import (
     StoredMutableList,
     StoredValue,
 )
+from tidegate.dataplane.state.storable import Storable
 from tidegate.errors import PipelineError
 from tidegate.ids import Uid
 from tidegate.ports.kv import KeyValueStore
@@ -52,13 +57,26 @@ class Column(Protocol):
     held: int
     """Entries in memory beyond the one cell for each key."""
     schemas: list[str]
+    mutable: bool
+    """Whether values can change in place."""
 
     def cell(self, store_key: bytes, data: bytes | None) -> Cell:
         """The cell of a key, from what the store has under `store_key`."""
         ...
 
     def save(self, cells: Iterable[Any], puts: Pairs, deletes: list[bytes]) -> None:
-        """Add to a batch what changed in these cells; they count as saved from then on."""
+        """Add to a batch what changed in these cells; they count as saved from then on.
+
+        Raises WrongValueError, or whatever an encoder says, for a value that cannot be stored.
+        """
+        ...
+
+    def values(self, cell: Any) -> Iterable[Any]:
+        """The values that a cell has in memory, in the form of the state's `stored_type`."""
+        ...
+
+    def why_not(self, value: Any) -> str:
+        """Why a value in that form cannot be stored; empty if it can."""
         ...
 
 
@@ -101,6 +119,7 @@ class _Stored:
             written.append(now)
         number = written.index(now)
         self.codec = state_codec(state.stored_type, number, dict(enumerate(written)))
+        self.storable = Storable(state, self.codec)
 
 
 def _without_earlier_form(stored: str, now: AvroSchema) -> str:
@@ -123,8 +142,11 @@ class _ValueColumn:
         form = _Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
-        self._mutable = not state.types[0].immutable
+        self._mutable = self.mutable = not state.types[0].immutable
+        self._storable, self.why_not = form.storable, form.storable.why_not
         default = state.new_value()
+        if wrong := self.why_not(default):
+            raise PipelineError(f"{where} has a default that cannot be stored: {wrong}")
         self._default_bytes = self._encode(default)
         self._new: Callable[[], Any] = state.new_value if self._mutable else lambda: default
 
@@ -139,26 +161,34 @@ class _ValueColumn:
 
     def save(self, cells: Iterable[StoredValue], puts: Pairs, deletes: list[bytes]) -> None:
         encode, put = self._encode, puts.append
+        changed: list[StoredValue] = []
         if self._mutable:
             for cell in cells:
                 data = encode(cell.value)
                 if data != cell.saved:
+                    changed.append(cell)
                     if cell.saved is CLEARED:
                         self._put_or_delete(cell, data, puts, deletes)
                     else:
                         put((cell.store_key, data))
                         cell.stored = True
                     cell.saved = data
+            self._storable.check([cell.value for cell in changed], changed)
             return
         for cell in cells:
             value = cell.value
             if value is not cell.saved:
+                changed.append(cell)
                 if cell.saved is CLEARED:
                     self._put_or_delete(cell, encode(value), puts, deletes)
                 else:
                     put((cell.store_key, encode(value)))
                     cell.stored = True
                 cell.saved = value
+        self._storable.check([cell.value for cell in changed], changed)
+
+    def values(self, cell: StoredValue) -> Iterable[Any]:
+        return (cell.value,)
 
     def _put_or_delete(
         self, cell: StoredValue, data: bytes, puts: Pairs, deletes: list[bytes]
@@ -183,7 +213,9 @@ class _ListColumn:
         form = _Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
-        self._cell = StoredList if state.types[0].immutable else StoredMutableList
+        self.mutable = not state.types[0].immutable
+        self._storable, self.why_not = form.storable, form.storable.why_not
+        self._cell = StoredMutableList if self.mutable else StoredList
 
     def cell(self, store_key: bytes, data: bytes | None) -> Cell:
         if data is None:
@@ -191,16 +223,22 @@ class _ListColumn:
         return self._cell(self._decode(data), store_key, stored=True)
 
     def save(self, cells: Iterable[StoredList], puts: Pairs, deletes: list[bytes]) -> None:
+        changed: list[StoredList] = []
         for cell in cells:
             if not cell.changed:
                 continue
             items = cell.content()
             if items:
+                changed.append(cell)
                 puts.append((cell.store_key, self._encode(items)))
             elif cell.stored:
                 deletes.append(cell.store_key)
             cell.stored = bool(items)
             cell.changed = False
+        self._storable.check([cell.content() for cell in changed], changed)
+
+    def values(self, cell: StoredList) -> Iterable[Any]:
+        return (cell.content(),)
 
 
 class _MapColumn:
@@ -217,6 +255,7 @@ class _MapColumn:
         self.schemas = form.schemas
         self.encode, self.decode = form.codec.encode, form.codec.decode
         self.key_bytes: Callable[[Any], bytes] = key_encoder(key.python)
+        self._storable, self.why_not = form.storable, form.storable.why_not
         self._cells = with_normalised_keys(StoredMap, key.python)
         self.mutable = not value.immutable
         self.store = store
@@ -227,5 +266,12 @@ class _MapColumn:
         return self._cells(self, store_key)
 
     def save(self, cells: Iterable[StoredMap], puts: Pairs, deletes: list[bytes]) -> None:
+        saved: list[Any] = []
+        owners: list[StoredMap] = []
         for cell in cells:
-            cell.save(puts, deletes)
+            cell.save(puts, deletes, saved)
+            owners += repeat(cell, len(saved) - len(owners))
+        self._storable.check(saved, owners)
+
+    def values(self, cell: StoredMap) -> Iterable[Any]:
+        return cell.held_entries()

@@ -134,6 +134,12 @@ class StepState:
         """The row of each of a batch's keys; valid until the next call."""
         return self._state.rows(keys)
 
+    def why_not(self, row: Row, images: Sequence[object]) -> str:
+        """Why a checkpoint could not store what has changed in a row since the images of its cells
+        were taken; empty if it could.
+        """
+        return self._state.why_not(row, images)
+
     def snapshot(self, done: Done, failed: Failed) -> None:
         """Take the content of this moment; save and store it from now on; `done`, or `failed` where
         the storage does not take it, is called in the mailbox thread.

@@ -1,0 +1,71 @@
+"""Whether a checkpoint can store a value: it is of the declared type, or comes back as one.
+
+Python checks no annotation, and msgpack encodes a text where an int is declared. Such a value could
+be stored and never be read again: each restart would fail on it. So the fields of all values that
+are saved are checked, in columns (`api/field_check.py`), and the few that are not of their type are
+encoded and read back: a tuple in the place of a list is a list then, and harmless.
+
+Called by `columns.py` for what is saved, by `backend.py` for a record under a policy, and by the
+drivers of tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidegate.api.field_check import FieldCheck
+from tidegate.api.keys import key_encoder
+from tidegate.api.state import MapState, State
+from tidegate.api.values import fault
+from tidegate.api.wire import StateCodec
+from tidegate.errors import InternalError, PipelineError, from_foreign
+
+
+class WrongValueError(Exception):
+    """A value of a cell cannot be stored; `backend.py` names the step and the key."""
+
+    def __init__(self, cell: Any, reason: str) -> None:
+        super().__init__(reason)
+        self.cell = cell
+
+
+class Storable:
+    """Answers for the values of one state, each in the form of its `stored_type`."""
+
+    def __init__(self, state: State, codec: StateCodec) -> None:
+        self._of, self._codec = state.stored_type, codec
+        self._check = FieldCheck(self._of)
+        self._map_key: Callable[[Any], bytes] | None = None
+        if isinstance(state, MapState):
+            self._map_key = key_encoder(state.types[0].python)
+
+    def check(self, values: list[Any], cells: Sequence[Any]) -> None:
+        """WrongValueError for the first value that cannot be stored; `cells` are theirs."""
+        index = self._check.first_wrong(values)
+        if index is None:
+            return
+        for value, cell in zip(values[index:], cells[index:], strict=True):
+            if why_not := self.why_not(value):
+                raise WrongValueError(cell, why_not)
+
+    def why_not(self, value: Any) -> str:
+        """Why a value cannot be stored; empty if it can."""
+        entry = f"entry {value[0]!r:.200}: " if self._map_key is not None else ""
+        wrong = fault(value, self._of)
+        try:
+            if self._map_key is not None:
+                self._map_key(value[0])
+            data = self._codec.encode(value)
+            if wrong:
+                wrong = fault(self._codec.decode(data), self._of) and wrong
+        except Exception as error:
+            if not isinstance(error, PipelineError) and not is_about_value(error):
+                raise
+            wrong = wrong or f"{type(error).__name__}: {error}"
+        return entry + wrong if wrong else ""
+
+
+def is_about_value(error: Exception) -> bool:
+    """Whether an encoder's exception is about its value, and not about memory, say."""
+    return isinstance(from_foreign(error), InternalError)

@@ -1,0 +1,102 @@
+"""What user code may put into state, on a real broker: a sum beyond 64 bits goes on exactly, and a
+value that no checkpoint can store ends the job, or refuses its record under a policy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from integration.mistakes import TOTALS, Folder, paragraph
+from integration.test_bad_records import publishing
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+AMOUNT = 2**62
+CUSTOMERS = 3
+
+
+def spend(folder: Folder, each: int) -> None:
+    """So many orders of each customer."""
+    records: list[tuple[bytes | None, bytes | None]] = [
+        (f"c{c}".encode(), json.dumps({"customer": f"c{c}", "amount": AMOUNT}).encode())
+        for _ in range(each)
+        for c in range(CUSTOMERS)
+    ]
+    folder.send("orders", records)
+
+
+def assert_sums(folder: Folder, each: int) -> None:
+    found: dict[str, list[int]] = {}
+    for message in folder.read("totals"):
+        total = json.loads(message.value() or b"")
+        found.setdefault(total["customer"], []).append(total["total"])
+    due = [AMOUNT * n for n in range(1, each + 1)]
+    assert found == {f"c{c}": due for c in range(CUSTOMERS)}
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "memory"])
+def test_a_sum_beyond_64_bits_is_exact_through_a_kill_and_a_restore(
+    kafka: EmbeddedKafka, tmp_path: Path, backend: str
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap, partitions=2)
+    config = {"state.backend": backend}
+    spend(folder, 6)  # beyond 2**64 from the fourth of each customer on
+    with folder.started("-p", "2", bounded=False, config=config) as run:
+        run.until(lambda: len(folder.read("totals")) >= 6 * CUSTOMERS, "with the first sums", 90)
+        killed = run.until(partial(publishing, folder, 0), "publishing", 60)
+        os.kill(run.until(run.slots, "with slots")[0], signal.SIGKILL)
+        spend(folder, 4)
+        run.until(lambda: len(folder.read("totals")) >= 10 * CUSTOMERS, "with all sums", 90)
+        outcome = run.stop()
+    assert killed
+    assert outcome.code == 0, outcome.err
+    spend(folder, 2)
+    assert folder.run("-p", "1", config=config).code == 0  # at another parallelism
+    assert_sums(folder, 12)
+
+
+TEXT = "        self.total.value += order.amount\n"
+WRITES_TEXT = TEXT + "        if order.amount == 7:\n            self.total.value = 'seven'\n"
+
+
+def test_a_value_that_no_checkpoint_can_store_ends_the_job_once_with_its_key(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap, TOTALS.replace(TEXT, WRITES_TEXT))
+    folder.send("orders", [(b"c", b'{"customer": "ann", "amount": 7}')])
+    outcome = folder.run("--json")  # with the default strategy, which restarts without end
+    assert outcome.code == 1, outcome.err
+    said = " ".join(outcome.err.split())
+    assert "State 'total' of step 'running' cannot be stored for key 'ann'" in said
+    assert "it is a str, not an int" in said
+    report = json.loads(outcome.out.splitlines()[-1])
+    assert report["restarts"] == 0
+    # The job goes on from its checkpoint with corrected code: nothing wrong was stored.
+    folder.write("job.py", TOTALS)
+    assert folder.run().code == 0
+    assert [json.loads(each.value() or b"")["total"] for each in folder.read("totals")] == [7]
+
+
+def test_under_a_policy_the_record_is_refused_that_made_the_value(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    text = TOTALS.replace(TEXT, WRITES_TEXT).replace(
+        'uid="running"', 'uid="running", on_error="dead_letter", dead_letters="{dead}"'
+    )
+    folder = Folder.make(tmp_path, kafka.bootstrap, text, topics=("orders", "totals", "dead"))
+    orders = [b'{"customer": "ann", "amount": %d}' % amount for amount in (1, 7, 2)]
+    folder.send("orders", [(b"c", order) for order in orders])
+    outcome = folder.run()
+    assert outcome.code == 0, paragraph(outcome.err)
+    assert [json.loads(each.value() or b"")["total"] for each in folder.read("totals")] == [1, 3]
+    (letter,) = folder.read("dead")
+    assert letter.value() == orders[1].replace(b" ", b"")
+    headers = dict(letter.headers() or [])
+    assert headers["tidegate.error"].startswith(b"StateValueError: state 'total' cannot be stored")
