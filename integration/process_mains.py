@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from tests.contracts.behaviour import behave
 from tidegate.bootstrap import Common, processes
 from tidegate.config_load import load
+from tidegate.drivers.process.prestart import Prestarted
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import Child, ExitStatus, Processes, Zygote, ZygoteEvent
@@ -26,19 +27,19 @@ ROOT = Path(__file__).parent.parent
 
 
 class OsStarter:
-    """Starts real processes of the real bootstrap, with logs below `folder`."""
+    """Starts real processes of the real bootstrap, with logs below `folder`; `early`: each is
+    prestarted.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, early: bool = False) -> None:
+        self._folder, self._early = folder, early
         config = load(folder=folder, command_line={"logs.directory": str(folder / "logs")})
         here = "integration.process_mains"
-        self._processes: Processes = processes(
-            Common(
-                config=config,
-                cluster="test",
-                mains={"slot": f"{here}:slot", "jobmaster": f"{here}:child"},
-                path=(str(ROOT),),
-            )
+        self._common = Common(
+            config=config,
+            cluster="test",
+            mains={"slot": f"{here}:slot", "jobmaster": f"{here}:child"},
+            path=(str(ROOT),),
         )
 
     def spawn(
@@ -52,13 +53,18 @@ class OsStarter:
             "jobmanager_address": str(self._folder),
             "epoch": 1,
         }
-        return self._processes.spawn(
+        return self.processes("jobmaster", announces=on_ready is not None).spawn(
             "jobmaster", arguments, log="children.log", on_exit=on_exit, on_ready=on_ready
         )
 
     def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> Zygote:
         arguments = {"task_manager": "tm-1", "task_manager_pid": os.getpid()}
-        return self._processes.start_zygote(arguments, log="zygote.log", listener=listener)
+        return self.processes("zygote").start_zygote(arguments, log="zygote.log", listener=listener)
+
+    def processes(self, role: str, *, announces: bool = False) -> Processes:
+        """Starts one process of that role."""
+        early = {role: Prestarted(role, announces=announces)} if self._early else {}
+        return processes(self._common, early)
 
 
 class OsMe:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,20 @@ import pytest
 from integration.process_mains import OsStarter
 from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import Surroundings
+from tidegate.drivers.process.prestart import Prestarted
 from tidegate.errors import ExternalError
 from tidegate.ports.processes import Child, ExitStatus, Zygote, ZygoteEvent
+
+RECVMSG = {"47", "212"}
+"""The number of the system call on x86-64 and on arm64."""
 
 
 class OsWorld:
     """Starts real processes and ends them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, early: bool = False) -> None:
         self.around = Surroundings()
-        self._starter = OsStarter(folder)
+        self._starter = OsStarter(folder, early=early)
         self._children: list[Child] = []
         self._zygotes: list[Zygote] = []
         #: The brokers of the test session, for one, are no matter of this world.
@@ -79,3 +86,75 @@ class TestOsProcesses(ProcessesContract):
         (tmp_path / "logs").write_text("no folder")
         with pytest.raises(ExternalError, match=r"Cannot start the jobmaster process: .*logs"):
             world.spawn("wait", lambda _status: None)
+
+
+class TestPrestartedProcesses(ProcessesContract):
+    """Processes that were started before their arguments were known."""
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> Iterator[OsWorld]:
+        world = OsWorld(tmp_path, early=True)
+        yield world
+        world.close()
+
+    def test_what_they_write_stands_in_their_log(self, world: OsWorld, tmp_path: Path) -> None:
+        exits: list[ExitStatus] = []
+        world.spawn("raise", exits.append)
+        world.around.until(lambda: bool(exits))
+        assert "the jobmaster process failed" in (tmp_path / "logs" / "children.log").read_text()
+
+
+@pytest.mark.parametrize("role", ["jobmanager", "taskmanager", "zygote", "jobmaster"])
+def test_a_prestarted_process_opens_nothing_and_has_one_thread(role: str) -> None:
+    with Prestarted(role) as early:
+        process = psutil.Process(early.pid)
+        until_it_waits(process)
+        assert process.num_threads() == 1
+        assert process.net_connections() == []
+        assert process.open_files() == []
+
+
+@pytest.mark.parametrize("role", ["jobmanager", "jobmaster"])
+def test_a_prestarted_process_ends_when_its_parent_ends_first(role: str) -> None:
+    script = f"""
+import os, time
+from tidegate.drivers.process.prestart import Prestarted
+early = Prestarted({role!r})
+print(early.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        until_it_waits(process)
+        below = [process, *process.children(recursive=True)]
+        parent.kill()
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []
+
+
+def test_a_prestarted_process_that_died_is_started_again(tmp_path: Path) -> None:
+    starter = OsStarter(tmp_path, early=True)
+    around = Surroundings()
+    exits: list[ExitStatus] = []
+    started = starter.processes("jobmaster")
+    (early,) = psutil.Process().children()[-1:]
+    early.kill()
+    around.until(lambda: early.status() == psutil.STATUS_ZOMBIE)
+    arguments = {"job": "exit 7", "jobmanager_address": str(tmp_path), "epoch": 1}
+    child = started.spawn("jobmaster", arguments, log="children.log", on_exit=exits.append)
+    assert child.pid != early.pid
+    around.until(lambda: bool(exits))
+    assert exits == [7]
+
+
+def until_it_waits(process: psutil.Process) -> None:
+    """Until it sleeps in a read of its arguments, with all that it imports imported."""
+    lifeline = Path(f"/proc/{process.pid}/syscall")
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        number, descriptor = [*lifeline.read_text().split(), "", ""][:2]
+        if number in RECVMSG and descriptor == "0x0":
+            return
+        time.sleep(0.02)
+    raise TimeoutError("it does not wait for its arguments")

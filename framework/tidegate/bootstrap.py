@@ -1,8 +1,8 @@
 """The composition root: makes the real drivers and starts one role of a cluster in this process.
 
-`python -m tidegate.bootstrap ROLE` is how a parent starts a child (`drivers/process`); arguments
-come by standard input. Roles: `jobmanager`, `jobmaster`, `taskmanager`, `zygote`, and `slot` as a
-fork of the zygote. Nothing else joins drivers to the planes: a service gets what it needs as ports.
+`python -m tidegate.role ROLE` is how a parent starts a child (`drivers/process`); arguments come by
+standard input. Roles: `jobmanager`, `jobmaster`, `taskmanager`, `zygote`, and `slot` as a fork of
+the zygote. Nothing else joins drivers to the planes: a service gets what it needs as ports.
 
 What holds for every role: it ends with its parent; SIGINT is ignored (a Ctrl-C is the command
 line's to interpret); SIGTERM is an orderly exit; the exit never waits for threads that are stuck.
@@ -35,7 +35,13 @@ from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
 from tidegate.drivers.network import THIS_HOST, Network, is_loopback, own_address_towards
-from tidegate.drivers.process.lifeline import hold_lifeline, read_arguments
+from tidegate.drivers.process.lifeline import (
+    hold_lifeline,
+    is_prestarted,
+    leave_if_orphaned,
+    read_arguments,
+)
+from tidegate.drivers.process.prestart import Prestarted
 from tidegate.drivers.process.spawn import OsProcesses
 from tidegate.drivers.storage.remembered import RememberedStorage
 from tidegate.errors import (
@@ -63,7 +69,7 @@ SOCKETS_PREFIX = "tidegate-run-"
 REJOIN_PAUSE_S, REJOIN_PAUSE_S_MAX = 0.2, 5.0
 """Before a standing TaskManager joins again: at first, and after tries that came to nothing."""
 
-_PRELOADED = (
+_LIBRARIES_OF_SLOTS = (
     "confluent_kafka",
     "fastavro",
     "grpc",
@@ -75,6 +81,25 @@ _PRELOADED = (
 )
 """What slots use of others' libraries. Imported by the zygote; a library that starts a thread or
 opens a file when it is imported must not stand here."""
+
+_RPC = "tidegate.drivers.rpc.channel"
+_STORAGE = "tidegate.drivers.storage.local"
+_PRELOADED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "jobmanager": (JOBMANAGER_MAIN, _RPC, _STORAGE),
+        "jobmaster": (
+            JOBMASTER_MAIN,
+            _RPC,
+            _STORAGE,
+            "tidegate.drivers.kafka.admin",
+            "tidegate.drivers.kafka.transactions",
+        ),
+        "taskmanager": (TASKMANAGER_MAIN, _RPC),
+        "zygote": (*_LIBRARIES_OF_SLOTS, SLOT_MAIN),
+    }
+)
+"""What a process imports while it has no arguments yet. As with the libraries of slots, nothing may
+be opened by that."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,9 +142,11 @@ class Common:
         )
 
 
-def processes(common: Common) -> OsProcesses:
+def processes(
+    common: Common, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
+) -> OsProcesses:
     """Starts processes of the cluster that `common` describes."""
-    return OsProcesses(common.to_dict(), Path(common.config.logs.directory))
+    return OsProcesses(common.to_dict(), Path(common.config.logs.directory), prestarted)
 
 
 def local_cluster(
@@ -128,11 +155,12 @@ def local_cluster(
     cluster: str | None = None,
     on_restart: Callable[[int], None] | None = None,
     mains: Mapping[str, str] = MappingProxyType({}),
+    jobmanager: Prestarted | None = None,
 ) -> LocalCluster:
     """Start a cluster on this machine, which ends with this process (or by `close`).
 
     `cluster` names it in the checkpoint storage; without it a new name is made, and jobs of earlier
-    clusters are left alone. `mains` is for tests, see `Common`.
+    clusters are left alone. `mains` is for tests, see `Common`. `jobmanager` is a prestarted one.
     """
     sockets = make_socket_dir(SOCKETS_PREFIX)
     network = Network(socket_dir=str(sockets))
@@ -144,8 +172,9 @@ def local_cluster(
         network=network,
         storage=drivers.blob_store(config.checkpoint.storage).identify(),
     )
+    early = {} if jobmanager is None else {"jobmanager": jobmanager}
     return LocalCluster(
-        processes(common),
+        processes(common, early),
         drivers.rpc,
         drivers.clock,
         drivers.threads,
@@ -291,10 +320,12 @@ def _stand(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
         _leave(status)
 
 
-def main(role: str) -> NoReturn:
-    """Run a role until it ends, and end this process with its status."""
+def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
+    """Run a role until it ends, and end this process with its status. `children` are prestarted."""
     status = FAILED
     try:
+        if is_prestarted():
+            _preload(role)
         given = read_arguments()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _orderly)
@@ -303,7 +334,8 @@ def main(role: str) -> NoReturn:
         set_up_logging(common.config.logs.level, role=role, pid=os.getpid())
         if role != "zygote":  # which has the TaskManager's socket for that, and must have no thread
             hold_lifeline()
-        status = _ROLES[role](common, given["arguments"])
+        arguments = {**given["arguments"], "fds": given["fds"]}
+        status = _ROLES[role](common, arguments, children)
     except SystemExit as exit_:
         status = exit_.code if isinstance(exit_.code, int) else FAILED
     except TidegateError as error:
@@ -314,6 +346,13 @@ def main(role: str) -> NoReturn:
         _log.exception("the %s process failed", role)
     finally:
         _leave(status)
+
+
+def _preload(role: str) -> None:
+    """Import what a role needs. The parent may end meanwhile, and others need the processor."""
+    for name in _PRELOADED[role]:
+        leave_if_orphaned()
+        importlib.import_module(name.partition(":")[0])
 
 
 def _status_of(error: TidegateError) -> int:
@@ -341,20 +380,24 @@ def _announce(facts: Mapping[str, object]) -> None:
     os.dup2(2, 1)
 
 
-def _jobmanager(common: Common, _arguments: dict[str, Any]) -> int:
+def _jobmanager(
+    common: Common, _arguments: dict[str, Any], children: Mapping[str, Prestarted]
+) -> int:
     run = _named(common.mains.get("jobmanager", JOBMANAGER_MAIN))
     status: int = run(
         common.cluster,
         common.config,
         RealDrivers(common.network),
-        processes(common),
+        processes(common, children),
         announce=_announce,
         storage=common.storage,
     )
     return status
 
 
-def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
+def _jobmaster(
+    common: Common, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
+) -> int:
     set_up_logging(
         common.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
     )
@@ -368,7 +411,9 @@ def _jobmaster(common: Common, arguments: dict[str, Any]) -> int:
     return status
 
 
-def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
+def _taskmanager(
+    common: Common, arguments: dict[str, Any], children: Mapping[str, Prestarted]
+) -> int:
     run = _named(common.mains.get("taskmanager", TASKMANAGER_MAIN))
     status: int = run(
         TaskManagerId(arguments["id"]),
@@ -377,13 +422,13 @@ def _taskmanager(common: Common, arguments: dict[str, Any]) -> int:
         arguments["slots"],
         common.config,
         RealDrivers(common.network),
-        processes(common),
+        processes(common, children),
     )
     return status
 
 
-def _zygote(common: Common, arguments: dict[str, Any]) -> int:
-    for name in _PRELOADED:
+def _zygote(common: Common, arguments: dict[str, Any], _children: Mapping[str, Prestarted]) -> int:
+    for name in _LIBRARIES_OF_SLOTS:
         importlib.import_module(name)
     drivers = RealDrivers(common.network)
     run = _named(common.mains.get("slot", SLOT_MAIN))
@@ -407,7 +452,7 @@ def _zygote(common: Common, arguments: dict[str, Any]) -> int:
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
 
-    commands = socket.socket(fileno=arguments["commands_fd"])
+    commands = socket.socket(fileno=arguments["fds"][0])
     return run_zygote(commands, slot_main, slot_log)
 
 
@@ -417,12 +462,9 @@ def _named(reference: str) -> Callable[..., Any]:
     return function
 
 
-_ROLES: dict[str, Callable[[Common, dict[str, Any]], int]] = {
+_ROLES: dict[str, Callable[[Common, dict[str, Any], Mapping[str, Prestarted]], int]] = {
     "jobmanager": _jobmanager,
     "jobmaster": _jobmaster,
     "taskmanager": _taskmanager,
     "zygote": _zygote,
 }
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -8,12 +8,14 @@ second Ctrl-C leaves at once, and the next run recovers. Parsing and printing on
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidegate.cli import options as o
+from tidegate.drivers.process.prestart import prestarted
 
 EXAMPLE = "Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
 
@@ -44,9 +46,6 @@ def run(
 
     Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """
-    from tidegate.cli.running import execute
-    from tidegate.controlplane.client.preflight import RunOptions
-
     command_line = {
         **o.pairs(config, "--config", EXAMPLE),
         **o.chosen(
@@ -57,13 +56,21 @@ def run(
             checkpoint__interval=checkpoint_interval,
         ),
     }
-    options = RunOptions(
-        params=o.parameters(settings, EXAMPLE),
-        bounded=bounded,
-        restore=restore,
-        accept_loss=accept_loss,
-        take_over=take_over,
-        restore_to_other_cluster=restore_to_other_cluster,
-    )
-    code = execute(pipeline, Path.cwd(), command_line, options, as_json=as_json)
+    params = o.parameters(settings, EXAMPLE)
+    # It imports beside this process, and gets nothing to do before everything is checked.
+    with prestarted("jobmanager", announces=True) or contextlib.nullcontext() as jobmanager:
+        from tidegate.cli.running import execute
+        from tidegate.controlplane.client.preflight import RunOptions
+
+        options = RunOptions(
+            params=params,
+            bounded=bounded,
+            restore=restore,
+            accept_loss=accept_loss,
+            take_over=take_over,
+            restore_to_other_cluster=restore_to_other_cluster,
+        )
+        code = execute(
+            pipeline, Path.cwd(), command_line, options, as_json=as_json, jobmanager=jobmanager
+        )
     raise typer.Exit(code)

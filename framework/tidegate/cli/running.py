@@ -32,6 +32,7 @@ from tidegate.errors import ConfigError, RefusedError, RpcError
 
 if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
+    from tidegate.drivers.process.prestart import Prestarted
     from tidegate.ids import JobName
     from tidegate.protocol.messages import JobReport
 
@@ -50,8 +51,11 @@ def execute(
     options: RunOptions,
     *,
     as_json: bool,
+    jobmanager: Prestarted | None = None,
 ) -> int:
-    """Run the job to its end; the exit code."""
+    """Run the job to its end; the exit code. `jobmanager` is a prestarted process, if there is
+    one; it is the caller's to discard.
+    """
     pipeline = load_for_submit(reference, folder)
     config = load(
         folder=folder,
@@ -65,7 +69,9 @@ def execute(
         check_world(graph, config, folder, RealDrivers())
         say_left_out(submission.job, archive)
         display = open_display(submission, config, as_json=as_json)
-        cluster = local_cluster(config, on_restart=display.jobmanager_restarted)
+        cluster = local_cluster(
+            config, on_restart=display.jobmanager_restarted, jobmanager=jobmanager
+        )
         display.jobmanager_pid = lambda: cluster.pid
         client = cluster.client()
         stop = _Stop(client, submission.job, display, lambda: cluster.restarts)

@@ -1,6 +1,6 @@
 """What is done before a job is submitted: build it here, and ask the world whether it can run.
 
-Everything that can be refused is refused now, in the user's terminal, with nothing started:
+Everything that can be refused is refused now, in the user's terminal, before any process works:
 mistakes in the class, unknown settings, a storage that cannot hold a journal, topics that are not
 there, a transaction timeout that the brokers would cut short. The cluster checks the rest again by
 itself.

@@ -1,9 +1,10 @@
 """Starting processes by role: `ports.processes.Processes` by subprocess.
 
-A child is `python -m tidegate.bootstrap ROLE` with the arguments as the first line of its standard
-input, which is its lifeline from then on (`lifeline.py`). Its output goes to its log file; the one
-line that a server announces itself with goes to its parent first. One waiting thread per child
-reports the exit status the moment the child is gone.
+A child is `python -m tidegate.role ROLE` with the arguments as the first line of its standard
+input, which is its lifeline from then on (`lifeline.py`). The first child of a role may have been
+started before (`prestart.py`). Its output goes to its log file; the one line that a server
+announces itself with goes to its parent first. One waiting thread per child reports the exit status
+the moment the child is gone.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from tidegate.drivers.process import frames
 from tidegate.drivers.process.lifeline import encode_arguments
+from tidegate.drivers.process.prestart import CHILD_ENVIRONMENT, Prestarted, command
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (
     ExitStatus,
@@ -33,19 +35,20 @@ from tidegate.ports.processes import (
 )
 from tidegate.private_files import make_private_folder, private_opener
 
-_MODULE = "tidegate.bootstrap"
-_CHILD_ENVIRONMENT = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # before anything can import grpc: see drivers/rpc
-    "GRPC_VERBOSITY": "NONE",
-}
-
 
 class OsProcesses:
     """Starts processes that share `common`: settings every process of the cluster is given."""
 
-    def __init__(self, common: Mapping[str, object], logs: Path) -> None:
+    def __init__(
+        self,
+        common: Mapping[str, object],
+        logs: Path,
+        prestarted: Mapping[str, Prestarted] = MappingProxyType({}),
+    ) -> None:
+        """`prestarted` processes, by role, are used by the first start of their role."""
         self._common = dict(common)
         self._logs = logs
+        self._prestarted = dict(prestarted)
 
     def spawn(
         self,
@@ -78,7 +81,7 @@ class OsProcesses:
         with theirs:
             process = self._start(
                 "zygote",
-                {**arguments, "commands_fd": theirs.fileno()},
+                arguments,
                 log,
                 announces=False,
                 pass_fds=(theirs.fileno(),),
@@ -100,24 +103,35 @@ class OsProcesses:
         pass_fds: tuple[int, ...],
     ) -> subprocess.Popen[bytes]:
         path = self._logs / log
+        given = {"common": self._common, "arguments": dict(arguments), "fds": list(pass_fds)}
         try:
             make_private_folder(path.parent)
             with open(path, "ab", opener=private_opener) as output:
-                process = subprocess.Popen(
-                    # -P: the working folder is for the user's modules, ours come first in our own
-                    # processes; it is put on the path of those that run the user's code.
-                    [sys.executable, "-P", "-m", _MODULE, role],
+                process = self._prestarted_process(role, output.fileno(), announces, pass_fds)
+                process = process or subprocess.Popen(
+                    command(role),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if announces else output,
                     stderr=output,
-                    env={**os.environ, **_CHILD_ENVIRONMENT},
+                    env={**os.environ, **CHILD_ENVIRONMENT},
                     pass_fds=pass_fds,
                     start_new_session=True,  # Ctrl-C is the command line's to interpret
                 )
         except (OSError, MemoryError) as error:
             raise _cannot_start(role, error) from error
-        _write_arguments(process, {"common": self._common, "arguments": dict(arguments)})
+        _write_arguments(process, given)
         return process
+
+    def _prestarted_process(
+        self, role: str, log: int, announces: bool, pass_fds: tuple[int, ...]
+    ) -> subprocess.Popen[bytes] | None:
+        """The one of that role, unless there is none any more."""
+        early = self._prestarted.pop(role, None)
+        if early is None:
+            return None
+        with early:
+            usable = early.alive and early.announces == announces
+            return early.begin(log, pass_fds) if usable else None
 
 
 class OsChild:

@@ -1,0 +1,32 @@
+"""`python -m tidegate.role ROLE`: the entry of every process that a cluster starts.
+
+It starts what the role will start first, and only then imports `bootstrap`, which takes a fifth of
+a second: so parent and children import at the same time (`drivers/process/prestart`). It imports
+nothing else, and knows nothing of what a role does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from tidegate.drivers.process.prestart import prestarted
+
+PRESTARTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"jobmanager": ("taskmanager", "jobmaster"), "taskmanager": ("zygote",)}
+)
+"""What each role starts as soon as it serves."""
+
+
+def main(role: str) -> NoReturn:
+    """Run a role until it ends, and end this process with its status."""
+    started = {child: prestarted(child) for child in PRESTARTED.get(role, ())}
+    from tidegate.bootstrap import run_role
+
+    run_role(role, {child: process for child, process in started.items() if process is not None})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
