@@ -22,8 +22,6 @@ from tidegate.dataplane.waves.level_task import TaskHost
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.protocol.messages import Submission
 
-ROOT = Path(__file__).parent.parent
-
 
 @dataclass(frozen=True, slots=True)
 class BackfillJob:
@@ -36,7 +34,7 @@ class BackfillJob:
     def config(self, **more: object) -> Config:
         """Its configuration; `more` as dotted keys with `__` for the dots."""
         given = {key.replace("__", "."): value for key, value in more.items()}
-        pipeline = load_for_submit(self.reference, ROOT)
+        pipeline = load_for_submit(self.reference, self.folder)
         return load(
             folder=self.folder,
             environment={},
@@ -52,17 +50,22 @@ class BackfillJob:
 
     def submission(self, config: Config) -> Submission:
         """A new one, with its code in the checkpoint storage."""
-        pipeline = load_for_submit(self.reference, ROOT)
+        pipeline = load_for_submit(self.reference, self.folder)
         options = RunOptions(params={}, bounded=True)
-        made, _, archive = make_submission(self.reference, ROOT, pipeline, config, options)
+        made, _, archive = make_submission(self.reference, self.folder, pipeline, config, options)
         return with_stored_code(made, archive, RealDrivers().blob_store(config.checkpoint.storage))
 
     def backfill(
-        self, *, parallelism: int = 3, wave_offsets: int = 10_000, executor: Executor | None = None
+        self,
+        *,
+        parallelism: int = 3,
+        wave_offsets: int = 10_000,
+        executor: Executor | None = None,
+        drivers: RealDrivers | None = None,
     ) -> list[WaveDone]:
         """Run one to its end in this process; its waves."""
         config = self.config(job__parallelism=parallelism)
-        drivers = RealDrivers()
+        drivers = drivers or RealDrivers()
         waves: list[WaveDone] = []
         Backfill(
             self.submission(config),
