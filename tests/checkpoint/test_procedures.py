@@ -234,6 +234,25 @@ def test_kafka_away_before_a_publication_only_fails_the_checkpoint(quiet: Quiet)
     assert quiet.publish(journal, 2, *named).named == named
 
 
+def test_kafka_is_not_asked_again_for_an_attempt_that_is_over(quiet: Quiet) -> None:
+    """The next recovery waits behind the publication: Kafka may refuse both the same question."""
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0)
+    asked: list[Effect] = []
+
+    def away(effect: Effect) -> Any:
+        if isinstance(effect, effects.Describe):
+            asked.append(effect)
+            raise KafkaUnavailableError("away")
+        return NotImplemented
+
+    published = manifest(journal, 1, named)
+    with pytest.raises(KafkaUnavailableError):
+        quiet.run(publish(journal, published, named, given_up=lambda: len(asked) == 3), away)
+    assert len(asked) == 3
+    assert quiet.kinds() == ["Claim"]
+
+
 def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0)

@@ -18,8 +18,10 @@ from tidegate.checkpoint.effects import (
     ListObjects,
     ListTransactions,
     Procedure,
+    TopicIds,
 )
 from tidegate.checkpoint.lost_tail import commit_metadata
+from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import own_journal, publish, read_journal
 from tidegate.checkpoint.procedures.reading import read_entry
 from tidegate.checkpoint.restore import Restoration
@@ -34,6 +36,7 @@ from tidegate.elements import Origin
 from tidegate.errors import (
     DeposedError,
     JournalLostError,
+    KafkaNotAuthorisedError,
     NotAllowedError,
     PipelineError,
     RefusedError,
@@ -171,6 +174,31 @@ def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor
         made.journal._claim()
     assert asked == [True, False]
     assert made.journal._runner().run(entries()) == 0
+
+
+def test_a_recovery_does_not_wait_for_what_a_publication_asks_in_vain() -> None:
+    """Rights were taken away: readers failed of it, and the publication asked for 30 s more."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    journal = made.journal.claimed = made.journal._claim()
+    published = at_offset(manifest(journal, 1), 7, topic_id="id")
+    cast("Any", made.journal)._manifest = lambda *_: published
+    asked: list[object] = []
+
+    def denied(effect: TopicIds) -> Any:
+        asked.append(effect)
+        if len(asked) == 2:
+            made.abandon()
+        raise KafkaNotAuthorisedError("not allowed to describe it")
+
+    made.journal._runner()._actions[TopicIds] = denied
+    outcomes: list[str] = []
+    complete = SimpleNamespace(checkpoint=published.checkpoint, transactions=())
+    made.publish(cast("Any", complete), cast("Any", SimpleNamespace(not_published=outcomes.append)))
+    while not outcomes:
+        posted.get(timeout=10)()
+    assert outcomes == ["not allowed to describe it"]
+    assert len(asked) == 2
 
 
 def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> None:
@@ -369,12 +397,14 @@ def test_a_journal_that_a_jobmaster_has_claimed_must_be_there() -> None:
 def with_offset(made: JournalWork, counter: int, offset: int) -> None:
     journal = made.journal.claimed
     assert journal is not None
-    split = SourceSplit(source=Uid("in"), topic="t", partition=0, offset=offset)
-    published = manifest(journal, counter)
+    made.journal._runner().run(publish(journal, at_offset(manifest(journal, counter), offset), ()))
+
+
+def at_offset(published: Manifest, offset: int, topic_id: str = "") -> Manifest:
+    split = SourceSplit(source=Uid("in"), topic="t", partition=0, offset=offset, topic_id=topic_id)
     (part,) = published.subtasks
     part = msgspec.structs.replace(part, splits=(split,))
-    published = msgspec.structs.replace(published, subtasks=(part,))
-    made.journal._runner().run(publish(journal, published, ()))
+    return msgspec.structs.replace(published, subtasks=(part,))
 
 
 def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:

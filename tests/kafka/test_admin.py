@@ -14,13 +14,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 
 from tidegate.drivers.kafka import admin as admin_module
 from tidegate.drivers.kafka import asking
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.elements import Origin
-from tidegate.errors import KafkaUnavailableError, TidegateError
+from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
 
 FIRST, SECOND = Origin("orders", 0), Origin("orders", 1)
 
@@ -68,6 +74,48 @@ def test_offsets_are_asked_for_again_while_a_leader_is_elected(code: int) -> Non
     client = Answering({FIRST: KafkaError(code), SECOND: 7}, {FIRST: 5, SECOND: 7})
     assert admin_over(client).latest([FIRST, SECOND]) == {FIRST: 5, SECOND: 7}
     assert client.asked == [{FIRST, SECOND}, {FIRST}]
+
+
+class Describing(Answering):
+    """Also says of topics why they cannot be described."""
+
+    def __init__(self, why: int | None, *answers: Mapping[Origin, int | KafkaError]) -> None:
+        super().__init__(*answers)
+        self._why = why
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        found: Future[Any] = Future()
+        if self._why is None:
+            found.set_result(SimpleNamespace(partitions=[]))
+        else:
+            found.set_exception(KafkaException(KafkaError(self._why)))
+        return dict.fromkeys(["orders"], found)
+
+
+LEADERLESS = KafkaError(KafkaError._NOENT)
+
+
+def test_a_topic_that_may_not_be_described_is_not_taken_for_one_without_leaders() -> None:
+    """The client says the same of both. Taken for absent, it failed the job for good."""
+    denied = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    client = Describing(denied, {FIRST: LEADERLESS, SECOND: 7}, {FIRST: LEADERLESS})
+    with pytest.raises(NotAllowedError, match=r"orders-0: .*Grant the job's principal the right"):
+        admin_over(client).latest([FIRST, SECOND])
+    assert client.asked == [{FIRST, SECOND}, {FIRST}]
+
+
+@pytest.mark.parametrize("why", [None, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TIMED_OUT])
+def test_a_topic_without_leaders_is_asked_for_again_whatever_else_is_said_of_it(
+    why: int | None,
+) -> None:
+    client = Describing(why, {FIRST: LEADERLESS}, {FIRST: LEADERLESS}, {FIRST: 5})
+    assert admin_over(client).latest([FIRST]) == {FIRST: 5}
+
+
+def test_a_denial_does_not_replace_an_offset() -> None:
+    denied = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    client = Describing(denied, {FIRST: LEADERLESS}, {FIRST: 5})
+    assert admin_over(client).latest([FIRST]) == {FIRST: 5}
 
 
 def test_another_error_is_told_at_once() -> None:

@@ -124,7 +124,7 @@ LATE_ABORT = (
 NO_LOOK = (
     Edit(
         publish,
-        "    yield from _look(first_named, manifest.splits, checking)\n",
+        "    yield from _look(first_named, manifest.splits, checking, given_up)\n",
         "",
     ),
 )

@@ -28,8 +28,9 @@ from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, offsets_left
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import JobState
-from tidegate.controlplane.jobmaster.job_journal import JobJournal, RecoveredJob
+from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, plan_job
+from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
     Domain,
     IncompleteWaveError,

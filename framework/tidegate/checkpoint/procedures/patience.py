@@ -62,12 +62,21 @@ class Waiting:
         return True
 
 
-def kafka_retried(call: Callable[[], Procedure[T]], patience: Patience) -> Procedure[T]:
-    """Repeat a call on any Kafka error until it succeeds or patience ends; then raise the last."""
+def never() -> bool:
+    """Nobody has given it up."""
+    return False
+
+
+def kafka_retried(
+    call: Callable[[], Procedure[T]], patience: Patience, given_up: Callable[[], bool] = never
+) -> Procedure[T]:
+    """Repeat a call on any Kafka error until it succeeds, or patience ends, or `given_up` says that
+    nobody needs the answer any more; then raise the last.
+    """
     waiting = Waiting(patience)
     while True:
         try:
             return (yield from call())
         except KafkaError:
-            if not (yield from waiting.again()):
+            if given_up() or not (yield from waiting.again()):
                 raise

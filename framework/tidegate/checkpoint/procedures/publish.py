@@ -13,7 +13,7 @@ Run under the caller's mutex of journal-writing procedures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,13 @@ from tidegate.checkpoint.manifest import (
     manifest_path,
 )
 from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
-from tidegate.checkpoint.procedures.patience import CHECKING, STORING, Patience, kafka_retried
+from tidegate.checkpoint.procedures.patience import (
+    CHECKING,
+    STORING,
+    Patience,
+    kafka_retried,
+    never,
+)
 from tidegate.checkpoint.procedures.topics import ask_topic_ids, check_topics
 from tidegate.checkpoint.recovery import is_as_prepared
 from tidegate.errors import TransactionError, check
@@ -63,9 +69,12 @@ def publish(
     stopped: bool = False,
     checking: Patience = CHECKING,
     storing: Patience = STORING,
+    given_up: Callable[[], bool] = never,
 ) -> Procedure[PublishedCheckpoint]:
     """Publish. `transactions` are all that subtasks prepared and were not told are ended;
-    `stopped`: it is the final checkpoint that a user's stop asked for.
+    `stopped`: it is the final checkpoint that a user's stop asked for. `given_up` says whether the
+    attempt is over: then a question that Kafka does not answer is not asked again, and the
+    checkpoint has failed. The next recovery waits behind it, perhaps for the same answer.
 
     StorageError, KafkaError: nothing was published, the checkpoint has failed. TransactionError: a
     prepared transaction is gone; the attempt must end, and loses nothing. SourceChangedError: a
@@ -79,7 +88,7 @@ def publish(
     before = journal.state.named
     named = names(journal, transactions)
     first_named = tuple(txn for txn in named if txn not in before)
-    yield from _look(first_named, manifest.splits, checking)
+    yield from _look(first_named, manifest.splits, checking, given_up)
     header = yield from header_after(journal.state)
     entry = Publication(
         **header,
@@ -119,15 +128,19 @@ def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
 
 
 def _look(
-    transactions: Sequence[PreparedTransaction], splits: Sequence[SourceSplit], patience: Patience
+    transactions: Sequence[PreparedTransaction],
+    splits: Sequence[SourceSplit],
+    patience: Patience,
+    given_up: Callable[[], bool],
 ) -> Procedure[None]:
     """Every transaction that is named for the first time must be open as it was prepared, and every
     topic must be the one that was read. Both are asked for at the same time.
     """
     asked: list[Procedure[Any]] = [
-        kafka_retried(partial(describe, transaction), patience) for transaction in transactions
+        kafka_retried(partial(describe, transaction), patience, given_up)
+        for transaction in transactions
     ]
-    facts: list[Any] = yield from together([*asked, ask_topic_ids(splits, patience)])
+    facts: list[Any] = yield from together([*asked, ask_topic_ids(splits, patience, given_up)])
     yield from check_topics(splits, facts.pop(), patience)
     for transaction, said in zip(transactions, facts, strict=True):
         if not is_as_prepared(transaction, said):

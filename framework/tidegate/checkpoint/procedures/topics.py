@@ -8,20 +8,22 @@ everything up to the barrier was read from that topic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.checkpoint.effects import Procedure, now, pause, topic_ids
-from tidegate.checkpoint.procedures.patience import Patience, kafka_retried
+from tidegate.checkpoint.procedures.patience import Patience, kafka_retried, never
 from tidegate.checkpoint.source_changes import changed_topic
 from tidegate.protocol.snapshots import SourceSplit
 
 
-def ask_topic_ids(splits: Sequence[SourceSplit], patience: Patience) -> Procedure[dict[str, str]]:
+def ask_topic_ids(
+    splits: Sequence[SourceSplit], patience: Patience, given_up: Callable[[], bool] = never
+) -> Procedure[dict[str, str]]:
     """The present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
-    return (yield from kafka_retried(partial(topic_ids, topics), patience))
+    return (yield from kafka_retried(partial(topic_ids, topics), patience, given_up))
 
 
 def check_topics(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +40,7 @@ from tidegate.checkpoint.procedures.cluster_check import (
 from tidegate.checkpoint.restore import Restoration
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner, untold
+from tidegate.controlplane.jobmaster.effects import EffectRunner, never, untold
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
@@ -50,6 +49,7 @@ from tidegate.controlplane.jobmaster.plan_of_job import (
     transaction_slots,
     warm_producers,
 )
+from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restoring import Restoring
 from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (
@@ -65,7 +65,7 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, TransactionalId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.messages import Deploy, RestoredState, Submission
+from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
 CLOSE_PATIENCE_S: Final = 60.0
@@ -73,56 +73,6 @@ CLOSE_PATIENCE_S: Final = 60.0
 CLOSE_PAUSE_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveredJob:
-    """What an attempt begins with: the job is settled and fenced, and this is what it restores."""
-
-    attempt: Attempt
-    journal: str
-    claim_nonce: str
-    kafka_cluster: str
-    finished: bool
-    """This submit's final checkpoint is published: nothing is left but to close."""
-    stopped: bool
-    """It was published for a user's stop, before the end of the input."""
-    submission: Submission
-    restoration: Restoration
-    """Empty where it is finished."""
-    transaction_timeout_ms: int
-    warm_producers: int
-    transaction_slots: int
-    max_message_bytes: dict[str, int]
-    """Of the topics of sinks, where the brokers tell it."""
-    read_again: str = ""
-    """Offsets that the first attempt of a submission reads again, because it restores an older
-    checkpoint by hand."""
-    storage: str = ""
-    """The id of the checkpoint storage: slots use no other."""
-
-    def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
-        """What one slot is told."""
-        return Deploy(
-            job=self.submission.job,
-            attempt=self.attempt,
-            ordinal=ordinal,
-            journal=self.journal,
-            claim_nonce=self.claim_nonce,
-            kafka_cluster=self.kafka_cluster,
-            submission=self.submission,
-            peers=peers,
-            splits=self.restoration.splits[ordinal],
-            restored={
-                uid: RestoredState(snapshots=snapshots)
-                for uid, snapshots in self.restoration.keyed[ordinal].items()
-            },
-            transaction_timeout_ms=self.transaction_timeout_ms,
-            warm_producers=self.warm_producers,
-            transaction_slots=self.transaction_slots,
-            max_message_bytes=self.max_message_bytes,
-            storage=self.storage,
-        )
 
 
 class JobJournal:
@@ -236,9 +186,14 @@ class JobJournal:
             self._runner().run(confirm(self.claimed))
 
     def publish(
-        self, complete: Complete, *, stopped: bool = False
+        self,
+        complete: Complete,
+        *,
+        stopped: bool = False,
+        given_up: Callable[[], bool] = never,
     ) -> tuple[PreparedTransaction, ...]:
         """Publish a checkpoint of the newest attempt; the transactions whose ids this frees.
+        `given_up` says that the attempt has ended: what asks Kafka in vain then fails.
 
         StorageError or KafkaError where nothing is published, OutcomeUnknownError where that is
         not known.
@@ -246,7 +201,7 @@ class JobJournal:
         journal = self._required_claim()
         manifest = self._manifest(journal, complete)
         published = self._runner().run(
-            publish(journal, manifest, complete.transactions, stopped=stopped)
+            publish(journal, manifest, complete.transactions, stopped=stopped, given_up=given_up)
         )
         return published.freed
 

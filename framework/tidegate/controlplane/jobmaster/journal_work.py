@@ -17,11 +17,12 @@ from pathlib import Path
 from tidegate.checkpoint.coordination import Complete
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import untold
-from tidegate.controlplane.jobmaster.job_journal import JobJournal, RecoveredJob
+from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
     JobPlan,
 )
+from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
     KafkaError,
     OutcomeUnknownError,
@@ -148,14 +149,19 @@ class JournalWork:
         """Publish a checkpoint; then end and settle what it names."""
         generation = self._generation
 
+        def given_up() -> bool:
+            return generation != self._generation
+
         def work() -> None:
-            if generation == self._generation:
-                self._publish(complete, outcome, stopped=stopped)
+            if not given_up():
+                self._publish(complete, outcome, stopped=stopped, given_up=given_up)
 
         self._submit(work)
 
     def abandon(self) -> None:
-        """The attempt is over: a publication that has not begun never does."""
+        """The attempt is over: a publication that has not begun never does, and one that asks Kafka
+        in vain fails.
+        """
         self._generation += 1
 
     def sweep(self) -> None:
@@ -196,12 +202,19 @@ class JournalWork:
 
         self._submit(work)
 
-    def _publish(self, complete: Complete, outcome: PublicationOutcome, *, stopped: bool) -> None:
+    def _publish(
+        self,
+        complete: Complete,
+        outcome: PublicationOutcome,
+        *,
+        stopped: bool,
+        given_up: Callable[[], bool],
+    ) -> None:
         claimed, post = self.journal.claimed, self._post
         if claimed is None or claimed.attempt != complete.checkpoint.attempt:
             return  # the attempt ended while this waited
         try:
-            freed = self.journal.publish(complete, stopped=stopped)
+            freed = self.journal.publish(complete, stopped=stopped, given_up=given_up)
         except (StorageError, KafkaError) as error:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)

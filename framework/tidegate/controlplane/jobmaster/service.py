@@ -28,11 +28,11 @@ from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.departure import SlotDeparture
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import JobState
-from tidegate.controlplane.jobmaster.job_journal import RecoveredJob
 from tidegate.controlplane.jobmaster.journal_work import JournalWork, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.manager_line import ManagerLine
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, try_plan
+from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.reporting import Reporting
 from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.controlplane.jobmaster.slot_line import SlotLine

@@ -29,7 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
     OffsetSpec,
 )
 
-from tidegate.drivers.kafka.asking import AdminClients, Question
+from tidegate.drivers.kafka.asking import AdminClients, Question, explained
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.elements import Origin
 from tidegate.errors import (
@@ -259,7 +259,12 @@ class KafkaClusterAdmin:
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[Origin, int]:
-        """Asks again while leaders are being elected: a topic may have been made a moment ago."""
+        """Asks again while leaders are being elected: a topic may have been made a moment ago.
+
+        Of a topic that we may not describe the client says the same, that it has no leaders. So
+        whoever asks again asks for the topic as well, which is answered by the broker's reason.
+        """
+        earlier: dict[Origin, Future[Any]] = {}
 
         def ask(
             client: AdminClient, missing: list[Origin], left_s: float
@@ -269,7 +274,17 @@ class KafkaClusterAdmin:
                 isolation_level=isolation,
                 request_timeout=left_s,
             )
-            return {Origin(each.topic, each.partition): f for each, f in futures.items()}
+            answers = {Origin(each.topic, each.partition): f for each, f in futures.items()}
+            without = {each.topic for each in missing if _has_no_leader(earlier.get(each))}
+            if without:
+                described = client.describe_topics(
+                    TopicCollection(sorted(without)), request_timeout=left_s
+                )
+                for origin in (each for each in missing if each.topic in without):
+                    why = described[origin.topic]
+                    answers[origin] = explained(answers[origin], why, _is_denial)
+            earlier.update(answers)
+            return answers
 
         answers = self._answers(
             list(origins),
@@ -352,6 +367,17 @@ class KafkaClusterAdmin:
 def _passes(cause: Any) -> bool:
     """Whether another try may help."""
     return cause.code() in _UNREACHABLE or cause.code() in _ELECTING
+
+
+def _has_no_leader(answer: Future[Any] | None) -> bool:
+    """Whether the client has said so of a partition."""
+    error = answer.exception() if answer is not None and answer.done() else None
+    return isinstance(error, KafkaException) and error.args[0].code() == Code._NOENT
+
+
+def _is_denial(code: int, reason: int) -> bool:
+    """Whether there are no leaders because we may not see them."""
+    return code == Code._NOENT and reason in _DENIED
 
 
 def _configs_of(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaException
@@ -117,3 +118,34 @@ class Question(Generic[K]):
     def _is_final(self, about: K) -> bool:
         error = self.failed.get(about)
         return error is not None and not self._passing(error.args[0])
+
+
+def explained(
+    answer: Future[Any], explanation: Future[Any], explains: Callable[[Any, Any], bool]
+) -> Future[Any]:
+    """The answer, or the error of the explanation in place of its own if that `explains` it.
+
+    `explains` is given the codes of the answer's error and of the explanation's.
+    """
+    told: Future[Any] = Future()
+
+    def answered(_: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None:
+            told.set_result(answer.result())
+        else:
+            explanation.add_done_callback(partial(explain, error))
+
+    def explain(error: BaseException, _: Future[Any]) -> None:
+        why = explanation.exception()
+        if (
+            isinstance(error, KafkaException)
+            and isinstance(why, KafkaException)
+            and explains(error.args[0].code(), why.args[0].code())
+        ):
+            told.set_exception(why)
+        else:
+            told.set_exception(error)
+
+    answer.add_done_callback(answered)
+    return told
