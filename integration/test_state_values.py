@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from integration.mistakes import TOTALS, Folder, paragraph
-from integration.test_bad_records import publishing
+from integration.test_bad_records import header, publishing
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -98,5 +98,4 @@ def test_under_a_policy_the_record_is_refused_that_made_the_value(
     assert [json.loads(each.value() or b"")["total"] for each in folder.read("totals")] == [1, 3]
     (letter,) = folder.read("dead")
     assert letter.value() == orders[1].replace(b" ", b"")
-    headers = dict(letter.headers() or [])
-    assert headers["tidegate.error"].startswith(b"StateValueError: state 'total' cannot be stored")
+    assert header(letter, "error").startswith("StateValueError: state 'total' cannot be stored")

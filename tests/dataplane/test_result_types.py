@@ -325,10 +325,13 @@ def test_a_harness_checks_every_field() -> None:
         harness.push("ann", "a")
 
 
-def test_the_cluster_does_not_look_into_structs() -> None:
+def test_the_cluster_looks_into_the_first_structs_of_a_step() -> None:
     slots = RunningSlots(WrongField, 1)
-    slots.push(0, "words", ["a"])
-    assert slots.written["clicks"] == [b'{"user":"a","ms":"1"}']
+    with pytest.raises(
+        UserCodeError, match=r"a Click in which \.ms is a str, not an int, and decl"
+    ):
+        slots.push(0, "words", ["a"])
+    assert slots.written["clicks"] == []
 
 
 def test_a_sink_of_models_checks_their_fields() -> None:

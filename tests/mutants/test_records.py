@@ -12,6 +12,7 @@ from tests.dataplane import test_sizes as size_tests
 from tests.dataplane import test_stop_iteration as stop_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
 from tidegate.dataplane.channels.outlet import KeyOutlet
 from tidegate.dataplane.keying import Keying
@@ -42,6 +43,7 @@ ANY_CLASS = (
         "return min(map(kinds.index, wrong)) if wrong else None",
         "return None",
     ),
+    Edit(FieldCheck.first_wrong, "if self._holds is None or self._holds(values):", "if True:"),
 )
 ONE_RESULT = (Edit(results_guard, 'if one or not hasattr(kind, "__iter__"):', "if False:"),)
 RESULTS_STAY = (

@@ -94,7 +94,7 @@ class FieldCheck:
     def _columns(
         self, parts: Iterable[tuple[Callable[[Any], Any], object]]
     ) -> Callable[[Column], bool]:
-        columns = [(get, self._checker(of)) for get, of in parts]
+        columns = [(get, self._checker(of)) for get, of in parts if of is not Any]
 
         def holds(values: Column) -> bool:
             try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from typing_extensions import TypeForm
@@ -27,11 +27,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Format(Generic[T]):
-    """A codec and the type it carries, `of`."""
+Validate = Literal["sample", "all"]
+"""Of how many records a sink has the fields checked."""
 
-    def __init__(self, of: TypeForm[T]) -> None:
+
+class Format(Generic[T]):
+    """A codec and the type it carries, `of`.
+
+    A sink has what user code made checked against `of`: the class of each value, and with
+    `validate="sample"` the fields of some records, with `"all"` those of each. Decoders always
+    check every field.
+    """
+
+    def __init__(self, of: TypeForm[T], *, validate: Validate = "sample") -> None:
+        if validate not in get_args(Validate):
+            raise PipelineError(f'validate={validate!r} is unknown. Give "sample" or "all".')
         self.of = of
+        self.validate = validate
         self.schema: AvroSchema = type_info(of).avro
 
     def describe(self) -> dict[str, object]:
@@ -54,8 +66,8 @@ class Json(Format[T]):
     strings; numbers are read as Decimals exactly.
     """
 
-    def __init__(self, of: TypeForm[T]) -> None:
-        super().__init__(of)
+    def __init__(self, of: TypeForm[T], *, validate: Validate = "sample") -> None:
+        super().__init__(of, validate=validate)
         try:
             self.decoder()
         except (
@@ -92,8 +104,10 @@ class Avro(Format[T]):
     the working folder; the type is checked against it field by field when the graph is built.
     """
 
-    def __init__(self, of: TypeForm[T], *, schema: str | None = None) -> None:
-        super().__init__(of)
+    def __init__(
+        self, of: TypeForm[T], *, schema: str | None = None, validate: Validate = "sample"
+    ) -> None:
+        super().__init__(of, validate=validate)
         self.file = schema
 
     def describe(self) -> dict[str, object]:

@@ -13,10 +13,11 @@ Layout of a stored value: its schema's number as LEB128, then msgpack.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -47,6 +48,23 @@ class Codec:
     source: str = ""
 
 
+class WrongColumnError(ValueError):
+    """A column that is whole, with a value that is not of its type: the sender has encoded what
+    its user code put there. `row` is the value's index, `field` its wrong field; None and empty
+    where they are not known.
+    """
+
+    def __init__(self, said: str, fields: tuple[RecordField, ...]) -> None:
+        super().__init__(said.partition(" - at ")[0])
+        steps = [int(step) for step in _STEP.findall(said)]
+        self.field = fields[steps[0]].name if fields and steps else ""
+        own = steps[1:] if fields else steps
+        self.row = own[0] if own else None
+
+
+_STEP: Final = re.compile(r"\[(\d+)\]")
+
+
 @dataclass(frozen=True, slots=True)
 class StateCodec:
     """A codec of stored values, which come as bytes."""
@@ -66,10 +84,18 @@ def column_codec(of: object) -> Codec:
     """The codec of a list of values."""
     type_info(of)
     shapes = _WireShapes()
-    fields = fields_of(of)
-    if fields:
-        return _codec(shapes, _columns(shapes, of, fields), "values")
-    return _codec(shapes, shapes.container(list, of), "values")
+    fields = fields_of(of) or ()
+    shape = _columns(shapes, of, fields) if fields else shapes.container(list, of)
+    codec = _codec(shapes, shape, "values")
+    decode_column = codec.decode
+
+    def decode(data: bytes | memoryview) -> Any:
+        try:
+            return decode_column(data)
+        except msgspec.ValidationError as error:
+            raise WrongColumnError(str(error), fields) from error
+
+    return Codec(codec.encode, decode, codec.source)
 
 
 def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> StateCodec:
@@ -145,7 +171,10 @@ class _WireShapes(Shapes):
 
         # Raw is a view of the buffer that is being decoded, and does not outlive this.
         def unpack(pair: tuple[int, msgspec.Raw]) -> Any:
-            return codecs[pair[0]].decode(pair[1])
+            try:
+                return codecs[pair[0]].decode(pair[1])
+            except msgspec.ValidationError as error:  # its path begins here, not at the column
+                raise msgspec.ValidationError(str(error).partition(" - at ")[0]) from error
 
         packer, unpacker = self.name(pack), self.name(unpack)
         return Shape(

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from tidegate.api.wire import WrongColumnError
 from tidegate.dataplane.refusals import Refusals, reason_of, without
 from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
 from tidegate.errors import (
@@ -159,7 +160,9 @@ class FrameCodec:
         return self.encode(without(batch, refused)) if len(refused) < len(batch) else []
 
     def decode(self, payload: bytes) -> list[RecordBatch]:
-        """The batches of a data frame, in order; ExchangeError if it is torn."""
+        """The batches of a data frame, in order; ExchangeError if it is torn, UserCodeError if the
+        sending step gave a value of which a field is not of its type.
+        """
         try:
             return self._read(payload)
         except TidegateError:
@@ -183,12 +186,28 @@ class FrameCodec:
             middle, end = at + head_size, at + head_size + values_size
             _must(end <= len(payload), "it ends within a segment")
             topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
-            values = self._column.decode(view[middle:end])  # not copied first
+            try:
+                values = self._column.decode(view[middle:end])  # not copied first
+            except WrongColumnError as error:
+                raise self._wrong_field(error, topic, partition, offsets) from error
             _must(_fit(values, offsets, keys), "its columns differ in length")
             batches.append(RecordBatch(values, offsets, Origin(topic, partition), keys))
             at = end
         _must(at == len(payload), "it goes on behind its last segment")
         return batches
+
+    def _wrong_field(
+        self, error: WrongColumnError, topic: str, partition: int, offsets: list[int]
+    ) -> UserCodeError:
+        field = f"the field {error.field!r} of " if error.field else ""
+        known = error.row is not None and error.row < len(offsets)
+        offset = f" at offset {offsets[error.row or 0]}" if known else ""
+        return UserCodeError(
+            f"Step {self._step!r} gave a record of which {field}the value is not of its declared "
+            f"type ({error}). It came from {topic}-{partition}{offset} and was read on the edge "
+            f"{self.edge}. Correct the step, or declare the type that it gives. The job restarts "
+            "from its last checkpoint as the restart strategy says."
+        )
 
     def _wrong_value(self, batch: RecordBatch, error: Exception) -> UserCodeError:
         # Once, on the way to the end of the attempt: so the slow way to find the one is fine.

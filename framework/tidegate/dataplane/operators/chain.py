@@ -224,7 +224,10 @@ class Chain:
         emit = fan_out(targets, of, shared=shared, copies=self._copies(maker or node))
         if maker is None:
             return emit
-        return self._checks.of_step(maker, given, self._refusals(maker), emit)
+        validate_all = any(self._validates_all(reader) for _, reader, _ in readers)
+        return self._checks.of_step(
+            maker, given, self._refusals(maker), emit, validate_all=validate_all
+        )
 
     def _checked_for(
         self, reader: Node, edge: Edge, given: object, maker: Node, emit: Emit
@@ -238,7 +241,19 @@ class Chain:
             return emit
         by_key = edge.exchange == "key"
         refusals = self._key_refusals(reader, edge) if by_key else self._refusals(reader)
-        return self._checks.for_reader(maker, reader, wanted, refusals, emit)
+        return self._checks.for_reader(
+            maker, reader, wanted, refusals, emit, validate_all=self._validates_all(reader)
+        )
+
+    def _validates_all(self, reader: Node) -> bool:
+        """Whether a sink wants every field of each record checked, also behind filters, which make
+        no records.
+        """
+        if reader.kind == "filter":
+            return any(self._validates_all(node) for node, _ in self._graph.consumers(reader.id))
+        if reader.kind != "sink":
+            return False
+        return cast("KafkaSink[Any]", reader.declaration).value.validate == "all"
 
     def _copies(self, node: Node) -> CopyBatch:
         def copies(batch: RecordBatch) -> RecordBatch:

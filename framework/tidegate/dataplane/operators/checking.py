@@ -8,7 +8,7 @@ source's format has made them.
 A policy (`on_error`) of the step, or of the sink or `key_by` whose type it is, covers wrong
 results: they are refused, and the others go on.
 
-On the cluster the class of each value is looked at (`ClassCheck`, about 10 ns a value). With
+On the cluster the class of each value is looked at, and the fields of some (`sampling.py`). With
 `every_field`, as `PipelineTest` has it, all of each value is.
 """
 
@@ -22,6 +22,7 @@ from tidegate.api.fields import class_of, fields_of
 from tidegate.api.values import article, class_check, declared_name, fault
 from tidegate.dataplane.operators.failures import result_error
 from tidegate.dataplane.operators.fan_out import Emit
+from tidegate.dataplane.operators.sampling import AllFields, SampledFields
 from tidegate.dataplane.refusals import Refusals, without
 from tidegate.elements import RecordBatch
 from tidegate.errors import UserCodeError
@@ -41,25 +42,54 @@ class Checks:
     pipeline: str
     every_field: bool
 
-    def of_step(self, node: Node, of: object, refusals: Refusals | None, emit: Emit) -> Emit:
-        """Checks what a step gives against the type that the step declares."""
-        return self._checked(node, of, refusals, emit, "declares")
+    def of_step(
+        self,
+        node: Node,
+        of: object,
+        refusals: Refusals | None,
+        emit: Emit,
+        *,
+        validate_all: bool = False,
+    ) -> Emit:
+        """Checks what a step gives against the type that the step declares. `validate_all` has
+        every field of every record checked, as a sink that reads it wants it.
+        """
+        return self._checked(node, of, refusals, emit, "declares", validate_all=validate_all)
 
     def for_reader(
-        self, node: Node, reader: Node, of: object, refusals: Refusals | None, emit: Emit
+        self,
+        node: Node,
+        reader: Node,
+        of: object,
+        refusals: Refusals | None,
+        emit: Emit,
+        *,
+        validate_all: bool = False,
     ) -> Emit:
         """Checks what a step gives against the type that a reader of it declares."""
         kind = "sink" if reader.kind == "sink" else "step"
         declares = f"{kind} {reader.id!r} ({reader.place}) takes"
-        return self._checked(node, of, refusals, emit, declares)
+        return self._checked(node, of, refusals, emit, declares, validate_all=validate_all)
 
     def _checked(
-        self, node: Node, of: object, refusals: Refusals | None, emit: Emit, declares: str
+        self,
+        node: Node,
+        of: object,
+        refusals: Refusals | None,
+        emit: Emit,
+        declares: str,
+        *,
+        validate_all: bool,
     ) -> Emit:
-        check = class_check(of)
-        if check is None:
+        if class_check(of) is None:
             return emit
-        first_wrong = _first_fault(of) if self.every_field else check.first_wrong
+        tolerant = refusals is not None and refusals.tolerant
+        if self.every_field:
+            first_wrong = _first_fault(of)
+        elif validate_all or tolerant:
+            first_wrong = AllFields(of).first_wrong
+        else:
+            first_wrong = SampledFields(of).first_wrong
 
         def emit_checked(batch: RecordBatch) -> None:
             if (index := first_wrong(batch.values)) is not None:

@@ -1,0 +1,219 @@
+"""Which records of a step are checked down to their last field on the cluster.
+
+Method: a map makes records that are right, but those that the test names; it runs in slots, with
+the real chain and formats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.dataplane.slots import RunningSlots
+from tidegate import Avro, Json, KafkaSink, KafkaSource, Pipeline, PipelineError
+from tidegate.api.field_check import COLUMN_COST
+from tidegate.api.wire import column_codec
+from tidegate.dataplane.channels.frames import FrameCodec, data_frame
+from tidegate.dataplane.operators.sampling import (
+    BATCH_BUDGET,
+    BUDGET,
+    FIRST,
+    SLICE,
+    AllFields,
+    SampledFields,
+)
+from tidegate.elements import Origin, RecordBatch
+from tidegate.errors import UserCodeError
+
+BATCH = 250
+FIELDS = 4
+
+
+class Click(msgspec.Struct, frozen=True):
+    user: str
+    page: str
+    ms: int
+    cost: float
+
+
+CLICK = Click("ann", "/", 1, 0.5)
+WRONG = msgspec.structs.replace(CLICK, ms="1")
+
+
+def click(number: int) -> Click:
+    return WRONG if number < 0 else CLICK
+
+
+def is_there(_: Click) -> bool:
+    return True
+
+
+class Sampled(Pipeline, name="sampled"):
+    numbers = KafkaSource("numbers", value=Json(int))
+    out = KafkaSink("out", value=Json(Click))
+
+    def define(self) -> None:
+        self.numbers.map(click).to(self.out)
+
+
+class All(Pipeline, name="all"):
+    numbers = KafkaSource("numbers", value=Json(int))
+    out = KafkaSink("out", value=Json(Click, validate="all"))
+
+    def define(self) -> None:
+        self.numbers.map(click).to(self.out)
+
+
+class BehindFilter(Pipeline, name="behind-filter"):
+    """The filter is a chain's step of its own, because two steps read the map."""
+
+    numbers = KafkaSource("numbers", value=Json(int))
+    out = KafkaSink("out", value=Json(Click, validate="all"))
+    other = KafkaSink("other", value=Json(Click))
+
+    def define(self) -> None:
+        clicks = self.numbers.map(click)
+        clicks.to(self.other)
+        clicks.filter(is_there).to(self.out)
+
+
+class Loose(Pipeline, name="loose"):
+    """The step declares another type than the sink takes."""
+
+    numbers = KafkaSource("numbers", value=Json(int))
+    out = KafkaSink("out", value=Json(Click, validate="all"))
+
+    def define(self) -> None:
+        either: Any = Click | None
+        self.numbers.map(click, returns=either).filter(bool).to(self.out)
+
+
+class Refusing(Pipeline, name="refusing"):
+    numbers = KafkaSource("numbers", value=Json(int))
+    out = KafkaSink("out", value=Json(Click))
+
+    def define(self) -> None:
+        self.numbers.map(click, on_error="dead_letter", dead_letters="dead").to(self.out)
+
+
+def started(pipeline: type[Pipeline]) -> RunningSlots:
+    """Slots that have had more right records than are all checked."""
+    slots = RunningSlots(pipeline, 1)
+    for first in range(0, FIRST + BATCH, BATCH):
+        slots.push(0, "numbers", list(range(BATCH)), first)
+    return slots
+
+
+@pytest.mark.parametrize("at", [0, 1, FIRST - 1])
+def test_a_mistake_in_one_of_the_first_records_is_found(at: int) -> None:
+    slots = RunningSlots(Sampled, 1)
+    numbers = list(range(FIRST))
+    numbers[at] = -1
+    for first in range(0, at - BATCH + 1, BATCH):
+        slots.push(0, "numbers", numbers[first : first + BATCH], first)
+    first = at // BATCH * BATCH
+    with pytest.raises(UserCodeError) as raised:
+        slots.push(0, "numbers", numbers[first : first + BATCH], first)
+    said = str(raised.value)
+    assert "Sampled: step 'map-1' (" in said
+    assert "gave a Click in which .ms is a str, not an int, and declares a Click" in said
+    assert f"numbers-0 at offset {at}." in said
+
+
+def test_a_lasting_mistake_is_found_later_too() -> None:
+    slots = started(Sampled)
+
+    def make_mistakes() -> None:
+        for _ in range(60):
+            slots.push(0, "numbers", [-1] * BATCH)
+
+    with pytest.raises(UserCodeError, match=r"\.ms is a str"):
+        make_mistakes()
+
+
+@pytest.mark.parametrize("pipeline", [All, BehindFilter, Loose])
+def test_a_sink_may_have_every_record_checked(pipeline: Any) -> None:
+    slots = started(pipeline)
+    with pytest.raises(UserCodeError, match=r"Click in which \.ms is a str, not an int"):
+        slots.push(0, "numbers", [*range(BATCH), -1])
+
+
+def test_a_policy_refuses_every_wrong_record() -> None:
+    slots = started(Refusing)
+    written = len(slots.written["out"])
+    for _ in range(40):
+        slots.push(0, "numbers", [1, -1, 2])
+    assert len(slots.written["out"]) == written + 80
+    assert len(slots.written["map-1-dead-letters"]) == 40
+
+
+def test_so_many_are_drawn_as_the_documents_say() -> None:
+    sampled, turns = SampledFields(Click), 20_000
+    values = [CLICK] * BATCH
+    for _ in range(FIRST // BATCH + 1):
+        sampled.first_wrong(values)
+    before = sampled._fields.cost
+    for _ in range(turns):
+        sampled.first_wrong(values)
+    looked_at = sampled._fields.cost - before
+    of_a_record = (FIELDS + 1) * (SLICE + COLUMN_COST) / SLICE
+    share = looked_at / of_a_record / (turns * BATCH)
+    assert 1 / 22 < share < 1 / 14
+    allowed = turns * (BATCH_BUDGET + BUDGET * BATCH)
+    assert 0.95 * allowed < looked_at < 1.01 * allowed
+
+
+@pytest.mark.parametrize("size", [1, 7, BATCH, 1000])
+def test_every_place_of_a_batch_comes_to_its_turn(size: int) -> None:
+    sampled = SampledFields(Click)
+    for _ in range(FIRST // size + 1):
+        sampled.first_wrong([CLICK] * size)
+    places = {0, size // 2, size - 1}
+    for _ in range(20_000):
+        for place in list(places):
+            values = [CLICK] * size
+            values[place] = WRONG
+            if sampled.first_wrong(values) == place:
+                places.remove(place)
+        if not places:
+            return
+    raise AssertionError(places)
+
+
+def test_classes_are_checked_of_every_record() -> None:
+    for check in (SampledFields(Click), AllFields(Click)):
+        for _ in range(20):
+            assert check.first_wrong([CLICK] * BATCH) is None
+            assert check.first_wrong([CLICK, {}]) == 1
+
+
+@pytest.mark.parametrize("kind", [Json, Avro])
+def test_another_word_for_how_many_is_refused(kind: Any) -> None:
+    with pytest.raises(PipelineError, match="validate='every' is unknown"):
+        kind(Click, validate="every")
+
+
+@pytest.mark.parametrize(
+    ("of", "values", "what"),
+    [
+        (
+            Click,
+            [CLICK, WRONG],
+            "the field 'ms' of the value is not of its declared type (Expected",
+        ),
+        (int, [1, "x"], "of which the value is not of its declared type (Expected `int`, got"),
+    ],
+)
+def test_a_receiver_names_the_field_that_it_cannot_read(
+    of: Any, values: list[Any], what: str
+) -> None:
+    codec = FrameCodec("a -> b", "a", column_codec(of))
+    batch = RecordBatch(values, [5, 6], Origin("t", 3))
+    with pytest.raises(UserCodeError) as raised:
+        codec.decode(b"".join(data_frame(codec.encode(batch))))
+    said = str(raised.value)
+    assert said.startswith("Step 'a' gave a record of which ")
+    assert what in said
+    assert "It came from t-3 at offset 6 and was read on the edge a -> b" in said
