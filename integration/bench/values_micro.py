@@ -20,8 +20,10 @@ import pydantic
 
 from tidegate import Json, Process
 from tidegate.api.copying import copy_values, immutable
+from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck, fault
 from tidegate.dataplane.operators.process import ProcessOperator
+from tidegate.dataplane.operators.sampling import FIRST, sampled
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.elements import Origin, RecordBatch
 from tidegate.graph.logical import MAIN, Node
@@ -85,25 +87,30 @@ CLASSES: Final[list[Any]] = [
 
 
 def main() -> None:
-    """Print a table by record class: the loop by hand, the check of results (as the cluster makes
-    it, and of every field, as `PipelineTest` does), a copy. Then the guard of what a function
+    """Print a table by record class: the loop by hand, the checks of results (of classes alone; of
+    a sample's fields too, as the cluster makes it; of every field, as it is with
+    `validate="all"`; and as `PipelineTest` makes it), a copy. Then the guard of what a function
     returned.
     """
-    print(f"{'class':18}{'by hand':>9}{'check':>7}{'fields':>8}{'copy':>7}   CPU ns a record")
+    heads = ("by hand", "class", "sample", "all", "test", "copy")
+    print(f"{'class':18}{''.join(f'{head:>8}' for head in heads)}   CPU ns a record")
     for of in CLASSES:
         encoded = _encoded(of)
         batches = [list(map(Json(of).decoder(), batch)) for batch in encoded]
         copies = _nothing if immutable(of) else copy_values  # as `fan_out` decides
-        loop, check, fields, copied = cheapest(
+        cached = batches[:4]  # in the cache: their step just made them
+        check = sampled(of)
+        for batch in batches[: FIRST // BATCH_RECORDS + 2]:
+            check(batch)
+        figures = cheapest(
             (_by_hand(of), encoded),
-            (
-                ClassCheck(of).first_wrong,
-                batches[:4] * 10,
-            ),  # in the cache: their step just made them
+            (ClassCheck(of).first_wrong, cached * 10),
+            (check, cached * 50),  # many turns of the sample, of which each batch is a part
+            (FieldCheck(of).first_wrong, cached * 10),
             (_every_field(of), batches[:1]),
             (copies, batches),
         )
-        print(f"{of.__name__:18}{loop:9.0f}{check:7.1f}{fields:8.0f}{copied:7.0f}")
+        print(f"{of.__name__:18}{''.join(f'{figure:8.1f}' for figure in figures)}")
     numbers = [list(range(BATCH_RECORDS)) for _ in range(BATCHES)]
     for name, function in (("tuple", _as_tuple), ("list", _as_list), ("generator", _as_generator)):
         plain, guarded = cheapest((_plain_loop(function), numbers), (_process(function), numbers))

@@ -1,4 +1,4 @@
-"""The check of fields in columns agrees with `fault`, which walks one value."""
+"""The check of fields agrees with `fault`, which walks one value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 import msgspec
 import pytest
 
-from tidegate.api.field_check import COLUMN_COST, FieldCheck
+from tidegate.api.field_check import CALL_COST, CONTAINER_COST, FieldCheck
 from tidegate.api.values import fault
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ BAD: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("of", "values"), GOOD)
-def test_values_of_the_type_pass_in_columns_alone(
+def test_values_of_the_type_pass_without_a_walk(
     of: Any, values: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [fault(value, of) for value in values] == [""] * len(values)
@@ -151,4 +151,17 @@ class Node:
 def test_the_cost_is_what_was_looked_at() -> None:
     check = FieldCheck(list[int])
     check.first_wrong([[1, 2, 3], [4, 5]])
-    assert check.cost == 2 + 5 + 2 * COLUMN_COST
+    assert check.cost == 2 + 5 + 3 * CONTAINER_COST + CALL_COST
+
+
+def test_what_is_generated_can_be_printed() -> None:
+    assert "type(x.a) is " in FieldCheck(Inner).source
+    assert FieldCheck(Inner).size == 5
+    assert FieldCheck(list[int]).size is None
+    assert FieldCheck(Node).size is None
+
+
+def test_fields_that_are_named_as_the_loops_variables_are_no_matter() -> None:
+    made = msgspec.defstruct("Made", [("cost", int), ("k1", Inner | None), ("v1", list[str])])
+    right, wrong = made(1, INNER, ["a"]), made(1, INNER, [1])
+    assert FieldCheck(made).first_wrong([right, wrong, right]) == 1

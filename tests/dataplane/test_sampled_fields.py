@@ -13,16 +13,17 @@ import pytest
 
 from tests.dataplane.slots import RunningSlots
 from tidegate import Avro, Json, KafkaSink, KafkaSource, Pipeline, PipelineError
-from tidegate.api.field_check import COLUMN_COST
+from tidegate.api.field_check import CALL_COST, CONTAINER_COST, FieldCheck
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.channels.frames import FrameCodec, data_frame
 from tidegate.dataplane.operators.sampling import (
     BATCH_BUDGET,
     BUDGET,
     FIRST,
+    SIZE_MAX,
     SLICE,
-    AllFields,
     SampledFields,
+    sampled,
 )
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import UserCodeError
@@ -150,32 +151,33 @@ def test_a_policy_refuses_every_wrong_record() -> None:
 
 
 def test_so_many_are_drawn_as_the_documents_say() -> None:
-    sampled, turns = SampledFields(Click), 20_000
+    fields, turns = FieldCheck(Click), 20_000
+    drawn = SampledFields(Click, fields)
     values = [CLICK] * BATCH
     for _ in range(FIRST // BATCH + 1):
-        sampled.first_wrong(values)
-    before = sampled._fields.cost
+        drawn.first_wrong(values)
+    before = fields.cost
     for _ in range(turns):
-        sampled.first_wrong(values)
-    looked_at = sampled._fields.cost - before
-    of_a_record = (FIELDS + 1) * (SLICE + COLUMN_COST) / SLICE
+        drawn.first_wrong(values)
+    looked_at = fields.cost - before
+    of_a_record = FIELDS + 1 + (CALL_COST + CONTAINER_COST) / SLICE
     share = looked_at / of_a_record / (turns * BATCH)
-    assert 1 / 22 < share < 1 / 14
+    assert 1 / 12 < share < 1 / 10
     allowed = turns * (BATCH_BUDGET + BUDGET * BATCH)
     assert 0.95 * allowed < looked_at < 1.01 * allowed
 
 
 @pytest.mark.parametrize("size", [1, 7, BATCH, 1000])
 def test_every_place_of_a_batch_comes_to_its_turn(size: int) -> None:
-    sampled = SampledFields(Click)
+    first_wrong = sampled(Click)
     for _ in range(FIRST // size + 1):
-        sampled.first_wrong([CLICK] * size)
+        first_wrong([CLICK] * size)
     places = {0, size // 2, size - 1}
     for _ in range(20_000):
         for place in list(places):
             values = [CLICK] * size
             values[place] = WRONG
-            if sampled.first_wrong(values) == place:
+            if first_wrong(values) == place:
                 places.remove(place)
         if not places:
             return
@@ -183,10 +185,27 @@ def test_every_place_of_a_batch_comes_to_its_turn(size: int) -> None:
 
 
 def test_classes_are_checked_of_every_record() -> None:
-    for check in (SampledFields(Click), AllFields(Click)):
+    for first_wrong in (sampled(Click), FieldCheck(Click).first_wrong):
         for _ in range(20):
-            assert check.first_wrong([CLICK] * BATCH) is None
-            assert check.first_wrong([CLICK, {}]) == 1
+            assert first_wrong([CLICK] * BATCH) is None
+            assert first_wrong([CLICK, {}]) == 1
+
+
+class Small(msgspec.Struct, frozen=True):
+    name: str
+
+
+@pytest.mark.parametrize("of", [int, str | None, Small])
+def test_of_small_records_every_field_is_checked(of: Any) -> None:
+    size = FieldCheck(of).size
+    assert size is not None
+    assert size <= SIZE_MAX
+    assert getattr(sampled(of), "__self__", None).__class__ is FieldCheck
+
+
+@pytest.mark.parametrize("of", [Click, list[int], dict[str, int], SampledFields])
+def test_of_others_a_sample_is(of: Any) -> None:
+    assert getattr(sampled(of), "__self__", None).__class__ is SampledFields
 
 
 @pytest.mark.parametrize("kind", [Json, Avro])

@@ -43,7 +43,7 @@ ANY_CLASS = (
         "return min(map(kinds.index, wrong)) if wrong else None",
         "return None",
     ),
-    Edit(FieldCheck.first_wrong, "if self._holds is None or self._holds(values):", "if True:"),
+    Edit(FieldCheck.first_wrong, "if self._all_hold(self._holds, values):", "if True:"),
 )
 ONE_RESULT = (Edit(results_guard, 'if one or not hasattr(kind, "__iter__"):', "if False:"),)
 RESULTS_STAY = (

@@ -53,18 +53,20 @@ class ClassCheck:
 
     def __init__(self, of: object) -> None:
         self.of = of
-        self._usual = _usual_class(of)
+        self.usual = _usual_class(of)
+        """The class that most values have."""
         self._counted: dict[type, bool] = {}
 
     def first_wrong(self, values: list[Any]) -> int | None:
         """The index of the first value that is not of the type; None if all are."""
         kinds = list(map(type, values))
-        if kinds.count(self._usual) == len(kinds):  # by identity, so it is faster than a set
+        if kinds.count(self.usual) == len(kinds):  # by identity, so it is faster than a set
             return None
-        wrong = [kind for kind in set(kinds) if not self._counts(kind)]
+        wrong = [kind for kind in set(kinds) if not self.counts(kind)]
         return min(map(kinds.index, wrong)) if wrong else None
 
-    def _counts(self, kind: type) -> bool:
+    def counts(self, kind: type) -> bool:
+        """Whether a class counts as the declared type."""
         known = self._counted.get(kind)
         if known is None:
             if len(self._counted) >= _CLASSES_MAX:

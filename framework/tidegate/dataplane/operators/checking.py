@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.api.field_check import FieldCheck
 from tidegate.api.fields import class_of, fields_of
 from tidegate.api.values import article, class_check, declared_name, fault
 from tidegate.dataplane.operators.failures import result_error
 from tidegate.dataplane.operators.fan_out import Emit
-from tidegate.dataplane.operators.sampling import AllFields, SampledFields
+from tidegate.dataplane.operators.sampling import sampled
 from tidegate.dataplane.refusals import Refusals, without
 from tidegate.elements import RecordBatch
 from tidegate.errors import UserCodeError
@@ -87,9 +88,9 @@ class Checks:
         if self.every_field:
             first_wrong = _first_fault(of)
         elif validate_all or tolerant:
-            first_wrong = AllFields(of).first_wrong
+            first_wrong = FieldCheck(of).first_wrong
         else:
-            first_wrong = SampledFields(of).first_wrong
+            first_wrong = sampled(of)
 
         def emit_checked(batch: RecordBatch) -> None:
             if (index := first_wrong(batch.values)) is not None:
