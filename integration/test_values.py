@@ -152,3 +152,74 @@ def test_a_wrong_result_is_refused_and_nothing_of_it_is_written(
     folder.write("job.py", MODELS)
     assert folder.run(*options, reference="job:Models").code == 0
     assert len(folder.read("written")) == 30
+
+
+FIELDS = """
+import msgspec
+
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline
+
+
+class Order(msgspec.Struct, frozen=True):
+    customer: str
+    amount: int
+
+
+class Share(msgspec.Struct, frozen=True):
+    customer: str
+    amount: int
+    part: float
+    note: str
+
+
+def share(order: Order) -> Share:
+    late = order.amount > 1
+    return Share(order.customer, order.amount, "half" if late else 0.5, "")
+
+
+class Shares(Pipeline, name="{job}"):
+    orders = KafkaSource("{orders}", value=Json(Order))
+    shares = KafkaSink("{shares}", value=Json(Share))
+
+    def define(self) -> None:
+        self.orders.map(share).to(self.shares)
+"""
+
+
+@pytest.mark.parametrize("validate", ["sample", "all"])
+def test_a_wrong_field_ends_the_job_with_its_name(
+    kafka: EmbeddedKafka, tmp_path: Path, validate: str
+) -> None:
+    text = FIELDS
+    if validate == "all":
+        text = FIELDS.replace("Json(Share)", 'Json(Share, validate="all")')
+    topics = ("orders", "shares")
+    folder = Folder.make(tmp_path, kafka.bootstrap, text, topics=topics)
+    right = 0
+    if validate == "all":  # the mistake comes late
+        right = 3000
+        folder.orders(right)
+    folder.send("orders", [(b"c", b'{"customer": "ann", "amount": 2}')])
+    config = {"restart.strategy": "none"}
+    outcome = folder.run(reference="job:Shares", config=config)
+    assert outcome.code == 1, outcome.err
+    said = " ".join(outcome.err.split())
+    assert "gave a Share in which .part is a str, not a float, and declares a Share" in said
+    assert f"{folder.topics['orders']}-0 at offset {right}." in said
+    assert not any(b"half" in (message.value() or b"") for message in folder.read("shares"))
+
+
+def test_a_policy_leaves_out_the_records_with_a_wrong_field(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    text = FIELDS.replace("map(share)", 'map(share, on_error="skip")')
+    folder = Folder.make(tmp_path, kafka.bootstrap, text, topics=("orders", "shares"))
+    for first in (0, 2000):
+        folder.orders(2000, first=first)
+        folder.send("orders", [(b"c", b'{"customer": "ann", "amount": 2}')] * 7)
+    outcome = folder.run("--json", reference="job:Shares")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out.splitlines()[-1])["skipped"] == 14
+    written = folder.read("shares")
+    assert len(written) == 4000
+    assert not any(b"half" in (message.value() or b"") for message in written)

@@ -236,3 +236,17 @@ def test_a_receiver_names_the_field_that_it_cannot_read(
     assert said.startswith("Step 'a' gave a record of which ")
     assert what in said
     assert "It came from t-3 at offset 6 and was read on the edge a -> b" in said
+
+
+class Pair(msgspec.Struct, frozen=True):
+    left: int
+    either: Click | int
+
+
+def test_a_wrong_field_inside_of_a_union_is_not_taken_for_another_one() -> None:
+    codec = FrameCodec("a -> b", "a", column_codec(Pair))
+    batch = RecordBatch([Pair(1, 2), Pair(1, WRONG)], [5, 6], Origin("t", 3))
+    with pytest.raises(UserCodeError, match=r"Expected `int`, got `str`") as raised:
+        codec.decode(b"".join(data_frame(codec.encode(batch))))
+    assert "the field" not in str(raised.value)
+    assert "It came from t-3 and was read" in str(raised.value)

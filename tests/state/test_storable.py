@@ -5,21 +5,27 @@ What comes back as a value of its type is stored as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from tests.dataplane.test_operators import Collected, batch, step
 from tests.state.job import UID, declare, taken
+from tidegate.api.functions import Context, KeyedProcess
 from tidegate.api.state import ListState, MapState, State, ValueState
+from tidegate.api.wire import StateCodec
 from tidegate.dataplane.operators.images import Images
+from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedState
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import PipelineError, StateValueError, is_recoverable
+from tidegate.graph.logical import MAIN, Edge
 
 BIG = 2**70
 
@@ -181,9 +187,13 @@ def test_memory_that_runs_out_is_no_wrong_value(
     def refused(_: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(backend._columns[0], "_encode", refused)
+    column: Any = backend._columns[0]
+    monkeypatch.setattr(column, "_encode", refused)
     with pytest.raises(MemoryError):
         backend.flush()
+    monkeypatch.setattr(column._storable, "_codec", StateCodec(refused, lambda _: 0, ""))
+    with pytest.raises(MemoryError):
+        column.why_not(5)
 
 
 def test_items_that_a_list_had_before_are_not_looked_at_again(store: MemoryStore) -> None:
@@ -203,3 +213,37 @@ def test_entries_that_a_map_had_before_are_not_looked_at_again(store: MemoryStor
     cell[2] = "d"
     del cell[3]
     assert cell.changed_since(image, mutable=False) == [(2, "d")]
+
+
+class Asks(KeyedProcess[str, int, int]):
+    by = MapState(int, int)
+
+    def process(self, number: int, ctx: Context[str]) -> Iterable[int]:
+        self.by[number] = self.by.get(number, 0) + 1
+        yield number
+
+
+def asking(store: MemoryStore, policy: Any) -> tuple[KeyedOperator, Collected]:
+    """The operator over the state that jobs have, and what it emits."""
+    out, state = Collected(), cast("Any", keyed(store, by=Asks.by))
+    inputs = (Edge(node="numbers", exchange="key", key=lambda _: "a"),)
+    node = step("keyed_process", Asks(), uid="asks", inputs=inputs)
+    return KeyedOperator("P", node, state, {MAIN: out.append}, Refusals("asks", policy)), out
+
+
+def test_a_map_that_is_asked_for_a_key_without_bytes_fails_with_the_record(
+    store: MemoryStore,
+) -> None:
+    operator, _ = asking(store, "fail")
+    with pytest.raises(StateValueError) as caught:
+        operator.process(batch(1, BIG, 2))
+    said = str(caught.value)
+    assert said.startswith("P: step uid 'asks' (")
+    assert "state 'by' cannot have the entry 1180" in said
+    assert "The record came from orders-3 at offset 101. " in said
+
+
+def test_a_policy_refuses_a_record_that_asks_for_a_key_without_bytes(store: MemoryStore) -> None:
+    operator, out = asking(store, "skip")
+    operator.process(batch(1, BIG, 2))
+    assert [value for each in out for value in each.values] == [1, 2]

@@ -1,13 +1,13 @@
 """Whether values are of the type that a step, an edge or a sink declares.
 
 Python checks no annotation, and an encoder such as msgspec's writes whatever a record holds. Two
-checks answer here:
+checks answer here, and `field_check.py` has a third one, which looks at the fields of a batch:
 
 - `ClassCheck` looks at the class of each value of a batch: one pass in C, about 10 ns a value. The
   cluster makes it. It finds a dict, a text or None where a record class is declared, and does not
   look into a record.
-- `fault` looks at every field down to the last list and says which one is wrong. `PipelineTest`
-  makes it. It costs microseconds, so the cluster does not.
+- `fault` looks at every field down to the last list and says which one is wrong. It costs
+  microseconds, so `PipelineTest` asks it about each record, and the cluster about wrong ones only.
 
 A subclass counts as its base class only if it is encoded alike: a record class that adds no fields,
 any list, dict or tuple class, an Enum of the declared text or number. An int counts as a float, as
