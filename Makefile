@@ -14,9 +14,12 @@ demo: .venv/installed  ## the main job on a real broker, with kills, checked for
 	$(bin)/python -m integration.demo
 check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
-test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers
+test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers and Spark
 	$(bin)/pytest --quiet -m "seeds or hypothesis"
-	$(bin)/pytest integration --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(bin)/pytest integration --ignore integration/spark --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory test-spark
+test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environment of their own
+	.venv-spark/bin/pytest integration/spark
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
@@ -39,10 +42,12 @@ unit: .venv/installed  ## unit, property, wall and tidy tests
 	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal --hypothesis-profile check
 lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
 	$(compile) --output-file bootstrap.lock bootstrap.in
-	$(compile) --all-extras --output-file requirements.lock pyproject.toml
+	$(compile) --extra broker --extra dev --extra sim --output-file requirements.lock pyproject.toml
+	$(compile) --extra spark --group spark-build --constraint requirements.lock \
+	    --output-file requirements-spark.lock pyproject.toml
 	$(bin)/python -m tidegate.drivers.kafka.jars
 clean:          ## remove the environment and what tests leave (the caches per user and .tidegate stay)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-spark .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
@@ -67,4 +72,23 @@ compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3
 	@$(bin)/uv pip install --quiet --offline --python $(bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo check test bench soak images chaos sim ready lint types unit lock clean
+# Spark is half a gigabyte, so its environment stands beside the ordinary one and holds both locks.
+# pyspark comes as source only: it alone is built, by the setuptools of the lock.
+spark_bin := .venv-spark/bin
+spark_wheels := --only-binary :all: --no-binary pyspark --require-hashes
+.venv-spark/ready: .venv/ready requirements-spark.lock
+	@test -e $@ || $(PYTHON) -m venv --clear .venv-spark
+	@echo "setting up .venv-spark" >&2
+	@$(bin)/uv pip sync --quiet --python $(spark_bin)/python $(spark_wheels) --build-constraints requirements-spark.lock \
+	    bootstrap.lock requirements.lock requirements-spark.lock || { \
+	    echo "uv could not; pip does it (slower)" >&2; \
+	    sed -n '/^setuptools==/,/[^\\]$$/p' requirements-spark.lock >.venv-spark/build.lock; \
+	    for each in bootstrap.lock .venv-spark/build.lock requirements.lock requirements-spark.lock; do \
+	        $(spark_bin)/python -m pip install --quiet --no-deps --no-build-isolation $(spark_wheels) \
+	            --requirement $$each || exit 1; done; }
+	@touch $@
+.venv-spark/installed: .venv-spark/ready pyproject.toml
+	@$(bin)/uv pip install --quiet --offline --python $(spark_bin)/python --no-deps --no-build-isolation --editable . || \
+	    $(spark_bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	@touch $@
+.PHONY: help demo check test test-spark bench soak images chaos sim ready lint types unit lock clean

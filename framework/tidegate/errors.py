@@ -248,6 +248,13 @@ class IncompleteWaveError(ExternalError):
     """
 
 
+class SparkError(ExternalError):
+    """Spark did not start, its master does not answer, or a job failed more often than it retries.
+
+    A new session and the same wave again may succeed.
+    """
+
+
 class StartFailedError(ExternalError):
     """The job's JobMaster ended several times in a row before it reported anything."""
 

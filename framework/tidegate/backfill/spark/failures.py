@@ -1,0 +1,37 @@
+"""Translates what Spark raises into errors of tidegate, by the one line that says what happened.
+
+Spark's own messages are pages of two stack traces. The line that matters is the exception of the
+Python worker if there is one, else the Java exception's own message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tidegate.errors import SparkError, TidegateError
+
+_PYTHON_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?\w+(?:Error|Exception|Exit|Interrupt)\b.*$")
+_SUBJECT: Final = re.compile(r"^(?:: |[\w.$]+(?:Exception|Error): )+")
+LINE_MAX: Final = 400  # characters
+
+
+def spark_error(what: str, error: Exception) -> TidegateError:
+    """`error` as an error of tidegate; one that is of tidegate already is returned as it is."""
+    if isinstance(error, TidegateError):
+        return error
+    return SparkError(f"{what}: {cause(str(error)) or type(error).__name__}.")
+
+
+def cause(text: str) -> str:
+    """The line of a message of Spark that says what happened, without class names of Java."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    start = next((i for i, line in enumerate(lines) if line.startswith("Traceback (most")), None)
+    if start is not None:
+        # The last one: in a chain of exceptions it is the one that ended the task.
+        raised = [line for line in lines[start:] if _PYTHON_ERROR.match(line)]
+        python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
+        if python:
+            return python[-1][:LINE_MAX].rstrip(".")
+    told = [line for line in lines if not line.startswith(("An error occurred while", "at "))]
+    return _SUBJECT.sub("", told[0])[:LINE_MAX].rstrip(".") if told else ""

@@ -1,0 +1,57 @@
+"""The one folder of a Spark session: shuffle files, the JVM's temporary files, its log.
+
+It is deleted when the session closes. A driver that is killed cannot do that, so the next session
+deletes it: each folder has a file that its driver keeps locked, and a folder whose lock is free
+belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "tidegate-spark-"
+LOCK: Final = "lock"
+YOUNG_S: Final = 60.0  # a folder may be without its lock between its creation and the locking
+
+
+class SessionFolder:
+    """A private folder (mode 0700) that this process holds locked."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """Make a folder in `parent`, by default where Python puts temporary files."""
+        place = Path(parent or tempfile.gettempdir())
+        _delete_orphans(place)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        for each in ("local", "tmp", "warehouse"):
+            (self.path / each).mkdir()
+
+    def delete(self) -> None:
+        """Delete it; a file that another process still writes may remain until the next session."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _delete_orphans(place: Path) -> None:
+    for path in place.glob(f"{PREFIX}*"):
+        try:
+            if path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < YOUNG_S:
+                continue
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            continue  # another session deletes it now
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -1,0 +1,56 @@
+"""Checks that the extra `spark` is installed and that its pyspark has what a backfill calls.
+
+The check reads the metadata of the installed packages and imports none of them, because an import
+of pyspark takes most of a second. `session` calls it first.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata, util
+from typing import Final
+
+from tidegate.errors import UserError
+
+PYSPARK_MIN: Final = (4, 2)  # Python stream sources with availableNow; repartitionById is of 4.1
+PYSPARK_BELOW: Final = (4, 4)  # the next minor version, which nobody has tested
+PACKAGES: Final = ("pyspark", "py4j", "pandas", "pyarrow")
+"""What mapInArrow imports; pyspark brings py4j, the extra brings the others."""
+
+
+def check_installed() -> None:
+    """Return if a backfill can import and use pyspark.
+
+    Raises:
+        UserError: a package of the extra is missing, or the version of pyspark does not fit.
+    """
+    missing = [name for name in PACKAGES if util.find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        message = (
+            f"A backfill on Spark needs {' and '.join(missing)}, which {verb} not installed. It"
+            " comes with an extra: pip install 'tidegate[spark]'."
+        )
+        raise UserError(message)
+    check_version("pyspark", metadata.version("pyspark"))
+
+
+def check_version(what: str, version: str) -> None:
+    """Return if this version of Spark has what a backfill calls.
+
+    Raises:
+        UserError: it is older or newer than the versions that the extra allows.
+    """
+    if not PYSPARK_MIN <= minor_version(version) < PYSPARK_BELOW:
+        oldest, next_one = (".".join(map(str, each)) for each in (PYSPARK_MIN, PYSPARK_BELOW))
+        message = (
+            f"A backfill needs Spark {oldest} or later and before {next_one}, but {what} has the"
+            f" version {version}. Install one that fits: pip install 'tidegate[spark]'."
+        )
+        raise UserError(message)
+
+
+def minor_version(version: str) -> tuple[int, int]:
+    """`(4, 3)` of "4.3.0"; `(0, 0)` of what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

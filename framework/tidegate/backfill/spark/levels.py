@@ -1,0 +1,258 @@
+"""One Spark job of several levels: task i of a level sends frames to the tasks of the next level.
+
+`run_levels` builds one linear plan. Each level is a `mapInArrow` with exactly P tasks; between two
+levels `repartitionById` sends a row to the partition that its receiver names, and a sort puts each
+partition's rows in order. One `collect` runs the job and brings the reports of all levels.
+
+A task runs an entry, a function that is named by its module and imported in the Python worker. The
+entry gets a `TaskAttempt`, the payload and its rows, and yields `FrameRow`s and `Report`s. An
+exception of the entry counts as a crash, which Spark retries: an error that a retry cannot help
+must leave as a report.
+
+Invariant: task i of a level reads exactly the rows whose receiver is i. Every task checks the
+receivers of its rows, because a plan that Spark rewrites (AQE merges small partitions) breaks this
+without an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.failures import spark_error
+from tidegate.backfill.spark.rows import (
+    REPORT_ORD,
+    SCHEMA,
+    SORT_COLUMNS,
+    FrameRow,
+    Report,
+    ReportRow,
+    read_report,
+    read_rows,
+    report_row,
+    write_batches,
+)
+from tidegate.backfill.spark.session import BackfillSession
+from tidegate.errors import check
+
+RUN_ID_BYTES: Final = 16
+
+Entry = Callable[["TaskAttempt", bytes, Iterator[FrameRow]], Iterator["FrameRow | Report"]]
+"""What a task runs. It need not read all of its rows, and no rows come to level 0."""
+
+
+@dataclass(slots=True)
+class TaskAttempt:
+    """Who a running task is. Two runs of one task differ in `task_attempt_id` and in `run`."""
+
+    level: int
+    levels: int
+    parallelism: int
+    subtask: int
+    """0 to P - 1, equal to Spark's partition id."""
+    task_attempt_id: int
+    """Spark's, unique within one SparkContext, also over retried stages and speculative copies."""
+    attempt_number: int
+    """How often Spark had started this task before; a retried stage counts from 0 again."""
+    stage_id: int
+    run: bytes
+    """Random, drawn by this run of the task."""
+    reports: int = 0
+    """How many reports this run has made."""
+
+    def report(self, body: bytes) -> Report:
+        """A report of this run, for the entry to yield."""
+        number = self.reports
+        self.reports += 1
+        return Report(
+            level=self.level,
+            subtask=self.subtask,
+            number=number,
+            task_attempt_id=self.task_attempt_id,
+            attempt_number=self.attempt_number,
+            stage_id=self.stage_id,
+            run=self.run,
+            body=body,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LevelTask:
+    """The function that Spark calls in its Python workers, once per task of a level.
+
+    Spark pickles an instance by the name of this class and its fields, and no code with it.
+    """
+
+    level: int
+    levels: int
+    parallelism: int
+    entry: str
+    payload: bytes
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Run the entry over the batches of one partition."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        attempt = TaskAttempt(
+            level=self.level,
+            levels=self.levels,
+            parallelism=self.parallelism,
+            subtask=context.partitionId(),
+            task_attempt_id=context.taskAttemptId(),
+            attempt_number=context.attemptNumber(),
+            stage_id=context.stageId(),
+            run=os.urandom(RUN_ID_BYTES),
+        )
+        yield from write_batches(self.run(attempt, batches))
+
+    def run(self, attempt: TaskAttempt, batches: Iterator[Any]) -> Iterator[FrameRow | ReportRow]:
+        """The rows that leave this run of the task: the entry's, then the reports passed on."""
+        if self.level == 0:
+            _check_source(attempt, batches)
+            rows = _OwnRows(attempt, iter(()))
+        else:
+            rows = _OwnRows(attempt, read_rows(batches))
+        for row in load_entry(self.entry)(attempt, self.payload, rows.frames()):
+            if isinstance(row, Report):
+                yield report_row(row)
+            else:
+                _check_sent(attempt, row)
+                yield row
+        yield from rows.reports()
+
+
+class _OwnRows:
+    """A partition's rows: first the frames for the entry, then the reports of earlier levels."""
+
+    def __init__(self, attempt: TaskAttempt, rows: Iterator[FrameRow | ReportRow]) -> None:
+        self._attempt, self._rows = attempt, rows
+        self._first_report: ReportRow | None = None
+
+    def frames(self) -> Iterator[FrameRow]:
+        for row in self._received():
+            if isinstance(row, ReportRow):
+                self._first_report = row
+                return
+            yield row
+
+    def reports(self) -> Iterator[ReportRow]:
+        """Pass all reports on, also behind frames that the entry did not read."""
+        if self._first_report is not None:
+            yield self._first_report
+        seen = self._first_report is not None
+        for row in self._received():
+            if isinstance(row, ReportRow):
+                seen = True
+                yield row
+            else:
+                check(not seen, f"{_name(self._attempt)} got a frame behind a report")
+
+    def _received(self) -> Iterator[FrameRow | ReportRow]:
+        for row in self._rows:
+            check(
+                row.receiver == self._attempt.subtask,
+                f"{_name(self._attempt)} got a row for the subtask {row.receiver}",
+            )
+            yield row
+
+
+def _check_source(attempt: TaskAttempt, batches: Iterator[Any]) -> None:
+    """The source has one row per partition, which holds the partition's number."""
+    numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+    check(numbers == [attempt.subtask], f"{_name(attempt)} has the source rows {numbers}")
+
+
+def _check_sent(attempt: TaskAttempt, row: FrameRow) -> None:
+    check(attempt.level + 1 < attempt.levels, f"{_name(attempt)} sends frames from the last level")
+    check(
+        row.sender == attempt.subtask and row.run == attempt.run,
+        f"{_name(attempt)} sends a frame in the name of another run",
+    )
+    check(
+        0 <= row.receiver < attempt.parallelism,
+        f"{_name(attempt)} sends a frame to the subtask {row.receiver}",
+    )
+    check(row.ord < REPORT_ORD, f"{_name(attempt)} sends a frame that sorts as a report")
+
+
+def _name(attempt: TaskAttempt) -> str:
+    return f"subtask {attempt.subtask} of {attempt.parallelism} in level {attempt.level}"
+
+
+def load_entry(name: str) -> Entry:
+    """Import the entry that `module:function` names.
+
+    Raises:
+        InternalError: the name has no such form, or the module has no such function.
+    """
+    module, _, function = name.partition(":")
+    check(module and function, f"{name!r} does not name an entry as module:function")
+    entry: Entry | None = getattr(importlib.import_module(module), function, None)
+    check(callable(entry), f"the module {module} has no function {function}")
+    assert entry is not None  # noqa: S101  (for the type; `check` has said it)
+    return entry
+
+
+def run_levels(
+    session: BackfillSession, parallelism: int, levels: int, entry: str, payload: bytes
+) -> list[Report]:
+    """Run one Spark job and return the reports of all levels, by level, subtask and number.
+
+    The calling thread waits and stays free for signals. If the wait ends with an exception
+    (Ctrl-C), the Spark job is cancelled before that exception goes on.
+
+    Args:
+        session: of `start_session` or `adopt_session`.
+        parallelism: P, the number of tasks of each level.
+        levels: how many levels, at least 1. The last one sends no frames.
+        entry: `module:function` of an `Entry`. The Python workers must be able to import it.
+        payload: goes to every task as it is.
+
+    Raises:
+        SparkError: a task failed more often than Spark retries it, or the session is lost.
+    """
+    check(parallelism >= 1 and levels >= 1, f"a job of {levels} levels with {parallelism} tasks")
+    spark = session.spark
+    job_id = f"tidegate-{uuid.uuid4().hex}"
+    tasks = [LevelTask(level, levels, parallelism, entry, payload) for level in range(levels)]
+
+    def run() -> list[Any]:
+        spark.sparkContext.setJobGroup(job_id, f"tidegate: {levels} levels of {parallelism} tasks")
+        rows: list[Any] = build_plan(spark, parallelism, tasks).select("report").collect()
+        return rows
+
+    def cancel() -> None:
+        spark.sparkContext.cancelJobGroup(job_id)
+
+    try:
+        collected = run_apart(run, name="spark-job", on_interrupt=cancel)
+    except Exception as error:
+        raise spark_error("The Spark job failed", error) from error
+    reports = [read_report(bytes(row.report)) for row in collected]
+    return sorted(reports, key=lambda each: (each.level, each.subtask, each.number))
+
+
+def build_plan(spark: Any, parallelism: int, tasks: Iterable[LevelTask]) -> Any:
+    """The DataFrame of a job: a source of one row per partition, then level after level."""
+    check(
+        spark.conf.get("spark.sql.adaptive.enabled") == "false",
+        "adaptive query execution is on, which may merge the partitions of a level",
+    )
+    # Of pandas only the version is asked for; what pyspark says of a new one does not concern us.
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
+    frames = spark.range(0, parallelism, 1, parallelism)
+    for task in tasks:
+        if task.level > 0:
+            frames = frames.repartitionById(parallelism, "receiver")
+            frames = frames.sortWithinPartitions(*SORT_COLUMNS)
+        frames = frames.mapInArrow(task, SCHEMA)
+    return frames

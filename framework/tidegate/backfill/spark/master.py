@@ -1,0 +1,53 @@
+"""What the address of a Spark master says, and whether a standalone master answers there.
+
+Spark itself tries a standalone master for a minute and then says that all masters are unresponsive,
+without their addresses. So a connection is tried first.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from tidegate.errors import ConfigError, SparkError
+
+CONNECT_TIMEOUT_S: Final = 5.0  # for each address; a master answers in milliseconds
+STANDALONE: Final = "spark://"
+
+
+def is_local(master: str) -> bool:
+    """Whether driver, executors and workers run on this machine only."""
+    return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+def check_reachable(master: str) -> None:
+    """Return if one address of a standalone master accepts a connection, or it is another kind.
+
+    Raises:
+        ConfigError: it is no address of a master.
+        SparkError: no address answers.
+    """
+    if not master.startswith(STANDALONE):
+        if not is_local(master) and "://" not in master and master != "yarn":
+            message = (
+                f"{master!r} is not a Spark master: write local[N], local[N,FAILURES],"
+                " spark://HOST:PORT, yarn or k8s://URL."
+            )
+            raise ConfigError(message)
+        return
+    failures = []
+    for address in master.removeprefix(STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            message = f"{master!r} is not a Spark master: each address must be HOST:PORT."
+            raise ConfigError(message)
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+                return
+        except OSError as error:
+            failures.append(f"{address} ({error.strerror or error})")
+    message = (
+        f"No Spark master answers at {', '.join(failures)}. Check the address, and that the master"
+        " runs."
+    )
+    raise SparkError(message)

@@ -1,0 +1,140 @@
+"""What goes between two levels of a Spark job: frames and reports as rows of one schema.
+
+A row carries a frame of many records, so the JVM moves one row for some 500 records and never looks
+into it. A report is a row too, because a Spark job has one result: it goes through every later
+exchange to the final collect.
+
+The order of a receiver's rows is that of `(ord, sender, seq)`. `ord` of a frame is below
+`MARKER_ORD`, the row that ends a channel has `MARKER_ORD`, and reports have `REPORT_ORD`: a
+receiver sees all frames, then all markers, then the reports that it passes on.
+
+The module needs pyarrow where batches are made and read, and imports it there only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+SCHEMA: Final = (
+    "receiver int, edge int, sender int, ord long, seq long, run binary, frame binary,"
+    " report binary"
+)
+SORT_COLUMNS: Final = ("ord", "sender", "seq")
+
+REPORT_ORD: Final = (1 << 63) - 1
+"""Of reports: they sort behind everything else."""
+MARKER_ORD: Final = REPORT_ORD - 1
+"""Of the row that ends a channel: it sorts behind every frame."""
+
+ROWS_PER_BATCH: Final = 16  # of frames of up to 64 KiB: 1 MiB, which workers and JVM hold twice
+BYTES_PER_BATCH: Final = 1 << 20  # for frames with one large record
+
+_REPORTS_PER_TASK_MAX: Final = 1 << 32
+_NO_EDGE: Final = -1
+
+
+class FrameRow(NamedTuple):
+    """A frame on its way to subtask `receiver` of the next level.
+
+    `sender` and `run` are those of the task that yields it. `seq` and `frame` belong to the two
+    ends of the channel; nothing in between reads them but the sort.
+    """
+
+    receiver: int
+    edge: int
+    sender: int
+    ord: int
+    seq: int
+    run: bytes
+    frame: bytes
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of a task tells the driver. `body` belongs to the entry."""
+
+    level: int
+    subtask: int
+    number: int
+    """Counts the reports of this run of the task from 0."""
+    task_attempt_id: int
+    """Spark's, unique within one SparkContext."""
+    attempt_number: int
+    """How often Spark had started this task in the same attempt of its stage before."""
+    stage_id: int
+    run: bytes
+    body: bytes
+
+
+_encode_report: Final = msgspec.msgpack.Encoder().encode
+_decode_report: Final = msgspec.msgpack.Decoder(Report).decode
+
+
+class ReportRow(NamedTuple):
+    """An encoded report with the address that takes it through the exchanges.
+
+    The receiver is the subtask's own number, so reports spread over all tasks of a later level.
+    """
+
+    receiver: int
+    seq: int
+    report: bytes
+
+
+def report_row(report: Report) -> ReportRow:
+    """The row of a report; `seq` orders the reports of a subtask by level, then by number."""
+    seq = report.level * _REPORTS_PER_TASK_MAX + report.number
+    return ReportRow(report.subtask, seq, _encode_report(report))
+
+
+def read_report(encoded: bytes) -> Report:
+    """The inverse of `report_row`, of its column `report`."""
+    return _decode_report(encoded)
+
+
+def read_rows(batches: Iterable[Any]) -> Iterator[FrameRow | ReportRow]:
+    """The rows of Arrow record batches of `SCHEMA`, in their order."""
+    for batch in batches:
+        receiver, edge, sender, ord_, seq, run, frame, report = (
+            column.to_pylist() for column in batch.columns
+        )
+        rows = zip(receiver, edge, sender, ord_, seq, run, frame, strict=True)
+        for fields, encoded in zip(rows, report, strict=True):
+            if encoded is None:
+                yield FrameRow(*fields)
+            else:
+                yield ReportRow(fields[0], fields[4], encoded)
+
+
+def write_batches(rows: Iterable[FrameRow | ReportRow]) -> Iterator[Any]:
+    """The rows as Arrow record batches of `SCHEMA`, few enough rows in each to bound memory."""
+    pending: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        if isinstance(row, FrameRow):
+            pending.append((*row, None))
+            size += len(row.frame)
+        else:
+            address = (row.receiver, _NO_EDGE, row.receiver, REPORT_ORD, row.seq)
+            pending.append((*address, None, None, row.report))
+            size += len(row.report)
+        if len(pending) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+            yield _batch(pending)
+            pending, size = [], 0
+    if pending:
+        yield _batch(pending)
+
+
+def _batch(rows: list[tuple[Any, ...]]) -> Any:
+    import pyarrow as pa
+
+    types = (
+        *((name, pa.int32()) for name in ("receiver", "edge", "sender")),
+        *((name, pa.int64()) for name in ("ord", "seq")),
+        *((name, pa.binary()) for name in ("run", "frame", "report")),
+    )
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, type=kind) for column, (_, kind) in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in types])

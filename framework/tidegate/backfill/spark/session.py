@@ -1,0 +1,348 @@
+"""A Spark session for a backfill: one that this process starts, or the active one of its program.
+
+`start_session` launches a JVM and a SparkContext in it. Both end with this process: Spark's gateway
+reads its standard input, a pipe that only this process holds, and exits at its end, also when this
+process is killed. `adopt_session` takes the session that runs already (a notebook, spark-submit);
+it makes a second one beside it for the settings of a backfill, so the program's settings stay.
+
+The start runs in a thread of its own (`apart`), so Python's SIGINT handler stays in place.
+
+Spark reuses its Python workers, and with them the modules that they have imported. Code that
+changes is seen by a new session only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import IO, Any, Final, Self
+
+from tidegate.backfill.spark.apart import WaitTimeoutError, run_apart
+from tidegate.backfill.spark.failures import spark_error
+from tidegate.backfill.spark.folder import SessionFolder
+from tidegate.backfill.spark.installation import check_installed, check_version
+from tidegate.backfill.spark.java import find_java
+from tidegate.backfill.spark.master import check_reachable, is_local
+from tidegate.backfill.spark.rows import ROWS_PER_BATCH
+from tidegate.errors import SparkError, UserError, check
+
+START_TIMEOUT_S: Final = 180.0  # 4 s on a quiet machine; a busy one has been seen to need 107
+STOP_TIMEOUT_S: Final = 30.0
+LOG_LINES_SHOWN: Final = 5
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+SQL_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",  # it may merge the partitions of a level
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
+}
+"""What `levels` relies on. A session has its own, so an adopted one gets them too."""
+
+_environment_lock = threading.Lock()
+
+
+@dataclass(slots=True)
+class BackfillSession:
+    """A running Spark with the settings of a backfill. As a context manager it is closed."""
+
+    spark: Any
+    """A pyspark.sql.SparkSession."""
+    owned: bool
+    """Whether `start_session` made it; an adopted one is left running."""
+    _gateway: Any = None
+    _folder: SessionFolder | None = None
+    _closed: bool = field(default=False)
+
+    @property
+    def master(self) -> str:
+        """The address of the master, as Spark has it."""
+        return str(self.spark.sparkContext.master)
+
+    @property
+    def jvm_pid(self) -> int | None:
+        """The process of the driver's JVM; None if this process did not start it."""
+        process: subprocess.Popen[bytes] | None = self._gateway and self._gateway.proc
+        return process.pid if process is not None else None
+
+    def close(self) -> None:
+        """Stop Spark, wait for the end of its JVM and delete its folder; again does nothing.
+
+        An adopted session goes on.
+        """
+        if self._closed or not self.owned:
+            return
+        self._closed = True
+        try:
+            run_apart(self.spark.stop, name="spark-stop", timeout_s=STOP_TIMEOUT_S)
+        except WaitTimeoutError:
+            self._gateway.proc.kill()
+        except Exception:
+            if self._gateway.proc.poll() is None:
+                raise  # a JVM that is dead cannot answer; there is nothing left to stop
+        finally:
+            _end_jvm(self._gateway)
+            if self._folder is not None:
+                self._folder.delete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def start_session(
+    master: str,
+    *,
+    properties: Mapping[str, str] = NO_PROPERTIES,
+    python_path: Sequence[Path] = (),
+    folder: Path | None = None,
+    log: Path | None = None,
+    speculation: bool = False,
+    verbose: bool = False,
+    timeout_s: float = START_TIMEOUT_S,
+) -> BackfillSession:
+    """Start Spark for a master and return when it is ready.
+
+    Args:
+        master: `local[*]`, `local[2,4]` (with retries; `local[2]` never retries a task),
+            `spark://HOST:PORT`, or another address that Spark takes.
+        properties: Spark's own; they win over those set here, but for `SQL_SETTINGS`.
+        python_path: folders from which Python workers import besides what is installed.
+        folder: where the session's temporary folder is made; it holds all shuffled frames.
+        log: where the JVM and the Python workers write; by default a file that is deleted at the
+            end.
+        speculation: let Spark run a second copy of a slow task.
+        verbose: Spark's log of level INFO on standard error, instead of WARN in the file.
+        timeout_s: seconds until the start is given up.
+
+    Raises:
+        UserError: the extra is missing, versions do not fit, there is no Java, or a session runs
+            already in this process.
+        ConfigError: `master` is no address of a master.
+        SparkError: the master does not answer, or Spark did not start; the message ends with the
+            last lines of its log.
+    """
+    check_installed()
+    check_reachable(master)
+    java = find_java()
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        message = "A Spark session runs already in this process. Adopt that one, or stop it first."
+        raise UserError(message)
+    place = SessionFolder(folder)
+    settings = _settings(master, place.path, python_path, speculation=speculation, verbose=verbose)
+    start = _Start(
+        settings=settings | dict(properties) | SQL_SETTINGS,
+        variables=_variables(master, java.make_home(place.path)),
+        log=None if verbose else log or place.path / "log",
+    )
+    try:
+        spark = run_apart(
+            start.run, name="spark-start", timeout_s=timeout_s, on_interrupt=start.give_up
+        )
+        check_version("the Spark that started", spark.version)
+    except BaseException as error:
+        start.give_up()
+        failure = start.failure(master, error, timeout_s)
+        place.delete()
+        if failure is None:
+            raise
+        raise failure from error
+    return BackfillSession(spark, owned=True, _gateway=start.gateway, _folder=place)
+
+
+def adopt_session() -> BackfillSession:
+    """The session that is active in this process, with the settings of a backfill.
+
+    Its SparkContext is shared. Its own SQL settings stay as they are.
+
+    Raises:
+        UserError: there is none, the extra is missing, or the version does not fit.
+    """
+    check_installed()
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is None:
+        message = "No Spark session is active in this process. Start one, or name a master."
+        raise UserError(message)
+    check_version("the active Spark session", active.version)
+    spark = active.newSession()
+    for key, value in SQL_SETTINGS.items():
+        spark.conf.set(key, value)
+    return BackfillSession(spark, owned=False)
+
+
+def _settings(
+    master: str, place: Path, python_path: Sequence[Path], *, speculation: bool, verbose: bool
+) -> dict[str, str]:
+    options = [
+        f"-Djava.io.tmpdir={place / 'tmp'}",
+        f"-Dlog4j2.configurationFile={_write_log_settings(place, verbose=verbose)}",
+        "-XX:-UsePerfData",  # a file in /tmp for tools that watch
+        "-XX:TieredStopAtLevel=1",  # it moves frames; a session of minutes never pays for more
+    ]
+    settings = {
+        "spark.master": master,
+        "spark.app.name": "tidegate backfill",
+        "spark.submit.deployMode": "client",
+        "spark.speculation": str(speculation).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.driver.extraJavaOptions": " ".join(options),
+    }
+    if python_path:
+        settings["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(map(str, python_path))
+    if is_local(master):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.executorEnv.TMPDIR": str(place / "tmp"),
+        }
+    return settings
+
+
+def _variables(master: str, java_home: Path) -> dict[str, str]:
+    variables = {
+        "JAVA_HOME": str(java_home),
+        # Workers must have the driver's Python; whoever sets this knows where theirs is.
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
+    }
+    if is_local(master):
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return variables
+
+
+def _write_log_settings(place: Path, *, verbose: bool) -> Path:
+    path = place / "log4j2.properties"
+    path.write_text(
+        f"rootLogger.level = {'info' if verbose else 'warn'}\n"
+        "rootLogger.appenderRef.console.ref = console\n"
+        "appender.console.type = Console\n"
+        "appender.console.name = console\n"
+        "appender.console.target = SYSTEM_ERR\n"
+        "appender.console.layout.type = PatternLayout\n"
+        "appender.console.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss} %p %c{1}: %m%n%ex\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start that runs in another thread and may be given up at any point of it."""
+
+    settings: dict[str, str]
+    variables: dict[str, str]
+    log: Path | None
+    gateway: Any = None
+    _given_up: bool = False
+    _process: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(self) -> Any:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
+        from pyspark.sql import SparkSession
+
+        conf = SparkConf(loadDefaults=False).setAll(list(self.settings.items()))
+        with _environment(self.variables), _output(self.log) as output:
+            self.gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+            if self._given_up:
+                _end_jvm(self.gateway)
+                return None
+            return SparkSession(SparkContext(conf=conf, gateway=self.gateway))
+
+    def give_up(self) -> None:
+        """End the JVM, now or as soon as `run` has launched it; `run` then ends too."""
+        self._given_up = True
+        if self.gateway is not None:
+            _end_jvm(self.gateway, at_once=True)
+
+    def failure(self, master: str, error: BaseException, timeout_s: float) -> Exception | None:
+        """What the start's error is for the caller; None for one that goes on as it is."""
+        if isinstance(error, WaitTimeoutError):
+            message = f"Spark did not start at the master {master} within {timeout_s:g} s."
+            return SparkError(f"{message}{self._last_lines()}")
+        if not isinstance(error, Exception):
+            return None
+        failure = spark_error(f"Spark did not start at the master {master}", error)
+        if isinstance(failure, SparkError):
+            return SparkError(f"{failure}{self._last_lines()}")
+        return None
+
+    def _last_lines(self) -> str:
+        if self.log is None or not self.log.exists():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in lines if line.strip()][-LOG_LINES_SHOWN:]
+        return "".join(f"\n  {line}" for line in lines)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process while pyspark reads them; it takes these from nowhere else."""
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
+    """The JVM's copy of the file stays open; None is this process' own output."""
+    if log is None:
+        yield None
+    else:
+        with log.open("ab") as file:
+            yield file
+
+
+def _end_jvm(gateway: Any, *, at_once: bool = False) -> None:
+    """Wait until the JVM has exited; by force if it takes too long, or at once.
+
+    pyspark keeps the gateway for the next SparkContext of the process. It is taken back, because a
+    session never outlives its JVM.
+    """
+    from pyspark import SparkContext
+
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    if process is None:
+        return  # spark-submit has started it, and waits for this process
+    if at_once:
+        process.kill()
+    check(process.stdin is not None, "Spark's JVM has no standard input")
+    assert process.stdin is not None  # noqa: S101  (for the type; `check` has said it)
+    process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+    gateway.shutdown()
+    with SparkContext._lock:
+        if SparkContext._gateway is gateway:
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+            SparkContext._active_spark_context = None

@@ -1,0 +1,107 @@
+"""Entries that tests run in Spark's Python workers, which import them by name.
+
+Each is what a data plane would be: it reads the rows of its subtask, sends frames on, and reports.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tidegate.backfill.spark.levels import TaskAttempt
+from tidegate.backfill.spark.rows import MARKER_ORD, FrameRow, Report
+
+FRAMES_PER_CHANNEL = 40
+LARGE_FRAME_BYTES = 3 << 20  # more than a batch holds
+
+
+class Received(msgspec.Struct, frozen=True, order=True):
+    """A row as its receiver saw it."""
+
+    ord: int
+    sender: int
+    seq: int
+    edge: int
+    run: bytes
+    frame: bytes
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A report's body: the rows in the order of their arrival."""
+
+    rows: list[Received]
+
+
+def exchange(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """Report all rows; send frames and a marker to every subtask, in another order than theirs."""
+    seen = [
+        Received(row.ord, row.sender, row.seq, row.edge, row.run, row.frame[:64]) for row in rows
+    ]
+    yield attempt.report(msgspec.msgpack.encode(Seen(seen)))
+    if attempt.level + 1 < attempt.levels:
+        yield from _frames_for_all(attempt)
+
+
+def _frames_for_all(attempt: TaskAttempt) -> Iterator[FrameRow]:
+    for receiver in reversed(range(attempt.parallelism)):
+        yield FrameRow(receiver, 7, attempt.subtask, MARKER_ORD, 0, attempt.run, b"marker")
+        for seq in reversed(range(FRAMES_PER_CHANNEL)):
+            frame = frame_of(attempt.level, attempt.subtask, receiver, seq)
+            if seq == 0 and receiver == 0:
+                frame += bytes(LARGE_FRAME_BYTES)
+            yield FrameRow(receiver, 7, attempt.subtask, seq // 3, seq, attempt.run, frame)
+
+
+def frame_of(level: int, sender: int, receiver: int, seq: int) -> bytes:
+    return f"level {level} from {sender} to {receiver} number {seq};".encode()
+
+
+def killed_once(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """As `exchange`, but subtask 0 of level 1 is killed in its first attempt, half-way."""
+    for each in exchange(attempt, payload, rows):
+        yield each
+        if (attempt.level, attempt.subtask, attempt.attempt_number) == (1, 0, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """Fail in each attempt."""
+    yield from ()
+    raise ValueError(payload.decode())
+
+
+def reports_unread(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """Send and report, and read nothing of what comes, as a level does behind an error."""
+    for number in range(3):
+        yield attempt.report(str(number).encode())
+    if attempt.level + 1 < attempt.levels:
+        yield from _frames_for_all(attempt)
+
+
+def empty(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """Report, and send nothing."""
+    yield attempt.report(payload)
+
+
+def sleeps(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """Say that the task runs by a file in the folder `payload`, then sleep for ten minutes."""
+    (Path(payload.decode()) / f"{os.getpid()}.running").touch()
+    time.sleep(600)
+    yield attempt.report(b"")
