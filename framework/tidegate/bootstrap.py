@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import json
@@ -22,11 +23,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
@@ -55,9 +56,13 @@ from tidegate.errors import (
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES
 
+if TYPE_CHECKING:
+    from tidegate.dataplane.waves.level_task import TaskHost
+
 SLOT_MAIN = "tidegate.slot.main:run_slot"
 TASKMANAGER_MAIN = "tidegate.controlplane.taskmanager.service:run_taskmanager"
 JOBMANAGER_MAIN = "tidegate.controlplane.dispatcher.service:run_jobmanager"
+WAVE_TASK = "tidegate.bootstrap:run_wave_task"
 JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
 
 FAILED = 1
@@ -454,6 +459,23 @@ def _zygote(common: Common, arguments: dict[str, Any], _children: Mapping[str, P
 
     commands = socket.socket(fileno=arguments["fds"][0])
     return run_zygote(commands, slot_main, slot_log)
+
+
+def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator[Any]:
+    """A task of a backfill in a Python worker of Spark, which imports this by name."""
+    from tidegate.backfill.spark.executor import run_task
+
+    yield from run_task(attempt, payload, rows, _task_host())
+
+
+@functools.cache
+def _task_host() -> TaskHost:
+    """One for all tasks of this process: a worker runs many."""
+    from tidegate.dataplane.engine import IO_THREADS
+    from tidegate.dataplane.waves.level_task import TaskHost
+
+    drivers = RealDrivers()
+    return TaskHost(drivers=drivers, io=drivers.threads.pool(IO_THREADS, name="io"))
 
 
 def _named(reference: str) -> Callable[..., Any]:

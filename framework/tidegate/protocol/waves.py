@@ -28,7 +28,7 @@ REPORT: Final = -1
 """The `edge` of a report."""
 FIRST: Final = -(1 << 63)
 """The `ord` of a failure: it is read before any frame, so that the receiver stops at once."""
-LAST: Final = (1 << 63) - 1
+LAST: Final = (1 << 63) - 2
 """The `ord` of markers and reports."""
 
 

@@ -172,10 +172,6 @@ def _check_source(attempt: TaskAttempt, batches: Iterator[Any]) -> None:
 def _check_sent(attempt: TaskAttempt, row: FrameRow) -> None:
     check(attempt.level + 1 < attempt.levels, f"{_name(attempt)} sends frames from the last level")
     check(
-        row.sender == attempt.subtask and row.run == attempt.run,
-        f"{_name(attempt)} sends a frame in the name of another run",
-    )
-    check(
         0 <= row.receiver < attempt.parallelism,
         f"{_name(attempt)} sends a frame to the subtask {row.receiver}",
     )

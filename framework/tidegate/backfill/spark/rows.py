@@ -39,8 +39,9 @@ _NO_EDGE: Final = -1
 class FrameRow(NamedTuple):
     """A frame on its way to subtask `receiver` of the next level.
 
-    `sender` and `run` are those of the task that yields it. `seq` and `frame` belong to the two
-    ends of the channel; nothing in between reads them but the sort.
+    `sender` and `run` are those of the task that wrote it; tasks of levels in between pass it on.
+    `seq` and `frame` belong to the two ends of the channel; nothing in between reads them but the
+    sort.
     """
 
     receiver: int

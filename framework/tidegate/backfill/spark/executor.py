@@ -1,0 +1,54 @@
+"""`SparkExecutor`: the tasks of a wave as the tasks of one Spark job.
+
+Spark repeats a task that crashes, also after others have read what its first run wrote. The reports
+show that, and the driver then runs the wave again (`checkpoint/run_check.py`). The last part of a
+transactional id is Spark's id of the task's run, which is unique within one SparkContext; a new
+SparkContext always claims a new attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tidegate.backfill.executor import WaveTasks
+from tidegate.backfill.spark.levels import TaskAttempt, run_levels
+from tidegate.backfill.spark.rows import FrameRow, Report
+from tidegate.backfill.spark.session import BackfillSession
+from tidegate.dataplane.waves.level_task import LevelTask, TaskHost
+from tidegate.errors import InternalError
+from tidegate.protocol import codec
+from tidegate.protocol.messages import Deploy
+from tidegate.protocol.waves import REPORT, Row, TaskReport, read_report
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+class SparkExecutor:
+    """Runs waves in one Spark session. `entry` names the function that a worker imports and runs;
+    it calls `run_task` with the worker's drivers.
+    """
+
+    def __init__(self, session: BackfillSession, entry: str) -> None:
+        self._session, self._entry = session, entry
+
+    def run(self, wave: WaveTasks) -> list[TaskReport]:
+        """One Spark job; SparkError where it failed."""
+        payload = _encoder.encode([codec.encode(deploy) for deploy in wave.deploys])
+        reports = run_levels(self._session, len(wave.deploys), wave.levels, self._entry, payload)
+        return [read_report(report.body) for report in reports]
+
+
+def run_task(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow], host: TaskHost
+) -> Iterator[FrameRow | Report]:
+    """Run a task in a worker of Spark: its rows, and its report."""
+    deploy = codec.decode(_decoder.decode(payload)[attempt.subtask])
+    if not isinstance(deploy, Deploy):
+        raise InternalError(f"a task was given a {type(deploy).__name__} and no Deploy")
+    task = LevelTask(deploy, attempt.level, host, attempt.task_attempt_id)
+    for sent in task.run(map(Row._make, rows)):
+        for row in sent:
+            yield attempt.report(row.frame) if row.edge == REPORT else FrameRow._make(row)
