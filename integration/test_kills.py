@@ -52,7 +52,9 @@ def test_killed_twenty_times_at_random_it_is_exact(
             kill(run, role, chance)
         run.until_published(1)
         run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 0, run.story()
+        code = run.wait()
+        # The last kill may be noticed after that publication: the stop then meets a recovery.
+        assert code == code_of_stop(job.journal()), run.story()
     job.run()
     job.assert_exact()
 

@@ -63,7 +63,11 @@ def test_a_sum_beyond_64_bits_is_exact_through_a_kill_and_a_restore(
 
 
 TEXT = "        self.total.value += order.amount\n"
-WRITES_TEXT = TEXT + "        if order.amount == 7:\n            self.total.value = 'seven'\n"
+WRITES_TEXT = f"""{TEXT}        if order.amount == 7:
+            yield Total(ctx.key, 7)  # a result of the declared type
+            self.total.value = 'seven'
+            return
+"""
 
 
 def test_a_value_that_no_checkpoint_can_store_ends_the_job_once_with_its_key(

@@ -137,7 +137,12 @@ def attempt(level: int = 1, subtask: int = 1) -> TaskAttempt:
     )
 
 
-def frame(receiver: int = 1, sender: int = 1, ord: int = 0, run: bytes = RUN) -> FrameRow:  # noqa: A002
+def frame(
+    receiver: int = 1,
+    sender: int = 1,
+    ord: int = 0,  # noqa: A002
+    run: bytes = RUN,
+) -> FrameRow:
     return FrameRow(receiver, 0, sender, ord, 0, run, b"frame")
 
 
