@@ -332,6 +332,7 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
         if is_prestarted():
             _preload(role)
         given = read_arguments()
+        gc.enable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _orderly)
         common = Common.from_dict(given["common"])
