@@ -76,7 +76,7 @@ compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3
 # pyspark comes as source only: it alone is built, by the setuptools of the lock.
 spark_bin := .venv-spark/bin
 spark_wheels := --only-binary :all: --no-binary pyspark --require-hashes
-.venv-spark/ready: .venv/ready requirements-spark.lock
+.venv-spark/ready: bootstrap.lock requirements.lock requirements-spark.lock | .venv/installed
 	@test -e $@ || $(PYTHON) -m venv --clear .venv-spark
 	@echo "setting up .venv-spark" >&2
 	@$(bin)/uv pip sync --quiet --python $(spark_bin)/python $(spark_wheels) --build-constraints requirements-spark.lock \

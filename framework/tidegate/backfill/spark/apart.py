@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-INTERRUPT_TIMEOUT_S: Final = 30.0  # 2 s until Spark kills a Python worker that does not stop
+INTERRUPT_PAUSE_S: Final = 1.0
+INTERRUPTS_MAX: Final = 15  # Spark takes 2 s to kill a Python worker that does not stop
 
 T = TypeVar("T")
 
@@ -31,14 +32,15 @@ def run_apart(
     """The result of `function`, which runs in a new thread with a connection of its own.
 
     If the wait ends early, by an exception of a signal handler or the timeout, `on_interrupt` is
-    called, in a new thread too. It must make `function` end. Its own errors are dropped, because
-    the first exception matters more.
+    called, in a new thread too, until `function` has ended or half a minute is over. Its own errors
+    are dropped, because the first exception matters more.
 
     Raises:
         WaitTimeoutError: `function` took longer than `timeout_s` seconds.
     """
     call = _Call(function, name)
     try:
+        call.start()
         ended = call.done.wait(timeout_s)
     except BaseException:
         _interrupt(call, on_interrupt)
@@ -50,15 +52,22 @@ def run_apart(
 
 
 class _Call(Generic[T]):
-    """One call in a daemon thread, so that a JVM that hangs does not keep the process."""
+    """One call in a daemon thread, so that a JVM that hangs does not keep the process.
+
+    A signal may come while `start` starts the thread. So each side first says what it does and then
+    looks at what the other says: `begun` by the thread, `revoked` by the caller.
+    """
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         self.done = threading.Event()
         self.name = name
+        self.begun = self.revoked = False
         self._function = function
         self._results: list[T] = []
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
     def result(self) -> T:
         if self._error is not None:
@@ -66,6 +75,9 @@ class _Call(Generic[T]):
         return self._results[0]
 
     def _run(self) -> None:
+        self.begun = True
+        if self.revoked:
+            return
         try:
             self._results.append(self._function())
         except BaseException as error:  # noqa: BLE001  (raised in the thread that waits)
@@ -75,6 +87,13 @@ class _Call(Generic[T]):
 
 
 def _interrupt(call: _Call[Any], on_interrupt: Callable[[], object] | None) -> None:
-    if on_interrupt is not None:
-        _Call(on_interrupt, f"{call.name}-interrupt").done.wait(INTERRUPT_TIMEOUT_S)
-        call.done.wait(INTERRUPT_TIMEOUT_S)
+    """Again and again, because what is to be interrupted may not have begun in the JVM."""
+    call.revoked = True
+    if on_interrupt is None or not call.begun:
+        return
+    for _ in range(INTERRUPTS_MAX):
+        stopping = _Call(on_interrupt, f"{call.name}-interrupt")
+        stopping.start()
+        stopping.done.wait(INTERRUPT_PAUSE_S)
+        if call.done.wait(INTERRUPT_PAUSE_S):
+            return

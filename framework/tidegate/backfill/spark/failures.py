@@ -17,10 +17,18 @@ LINE_MAX: Final = 400  # characters
 
 
 def spark_error(what: str, error: Exception) -> TidegateError:
-    """`error` as an error of tidegate; one that is of tidegate already is returned as it is."""
+    """`error` as an error of tidegate; one that is of tidegate already is returned as it is.
+
+    A Java exception keeps its text in the JVM. Call this in the thread of the failed call, before
+    the JVM is ended.
+    """
     if isinstance(error, TidegateError):
         return error
-    return SparkError(f"{what}: {cause(str(error)) or type(error).__name__}.")
+    try:
+        text = str(error)
+    except Exception as lost:  # noqa: BLE001  (py4j's own, or an OSError of its connection)
+        text = f"Spark's JVM has ended ({type(lost).__name__})"
+    return SparkError(f"{what}: {cause(text) or type(error).__name__}.")
 
 
 def cause(text: str) -> str:

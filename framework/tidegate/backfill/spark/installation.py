@@ -26,10 +26,10 @@ def check_installed() -> None:
     """
     missing = [name for name in PACKAGES if util.find_spec(name) is None]
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
+        which, they = ("is", "It comes") if len(missing) == 1 else ("are", "They come")
         message = (
-            f"A backfill on Spark needs {' and '.join(missing)}, which {verb} not installed. It"
-            " comes with an extra: pip install 'tidegate[spark]'."
+            f"A backfill on Spark needs {' and '.join(missing)}, which {which} not installed."
+            f" {they} with an extra: pip install 'tidegate[spark]'."
         )
         raise UserError(message)
     check_version("pyspark", metadata.version("pyspark"))

@@ -220,17 +220,20 @@ def run_levels(
     tasks = [LevelTask(level, levels, parallelism, entry, payload) for level in range(levels)]
 
     def run() -> list[Any]:
-        spark.sparkContext.setJobGroup(job_id, f"tidegate: {levels} levels of {parallelism} tasks")
-        rows: list[Any] = build_plan(spark, parallelism, tasks).select("report").collect()
+        try:
+            spark.sparkContext.setJobGroup(
+                job_id, f"tidegate: {levels} levels of {parallelism} tasks"
+            )
+            plan = build_plan(spark, parallelism, tasks)
+            rows: list[Any] = plan.select("report").collect()
+        except Exception as error:
+            raise spark_error("The Spark job failed", error) from error
         return rows
 
     def cancel() -> None:
         spark.sparkContext.cancelJobGroup(job_id)
 
-    try:
-        collected = run_apart(run, name="spark-job", on_interrupt=cancel)
-    except Exception as error:
-        raise spark_error("The Spark job failed", error) from error
+    collected = run_apart(run, name="spark-job", on_interrupt=cancel)
     reports = [read_report(bytes(row.report)) for row in collected]
     return sorted(reports, key=lambda each: (each.level, each.subtask, each.number))
 

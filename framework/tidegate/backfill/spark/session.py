@@ -156,7 +156,7 @@ def start_session(
         check_version("the Spark that started", spark.version)
     except BaseException as error:
         start.give_up()
-        failure = start.failure(master, error, timeout_s)
+        failure = start.failure(error, timeout_s)
         place.delete()
         if failure is None:
             raise
@@ -165,20 +165,21 @@ def start_session(
 
 
 def adopt_session() -> BackfillSession:
-    """The session that is active in this process, with the settings of a backfill.
+    """A session beside the active one of this process, with the settings of a backfill.
 
-    Its SparkContext is shared. Its own SQL settings stay as they are.
+    The two share the SparkContext. The SQL settings of the active one stay and do not count here.
 
     Raises:
         UserError: there is none, the extra is missing, or the version does not fit.
     """
     check_installed()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is None:
+    if SparkContext._active_spark_context is None:
         message = "No Spark session is active in this process. Start one, or name a master."
         raise UserError(message)
+    active = SparkSession.active()
     check_version("the active Spark session", active.version)
     spark = active.newSession()
     for key, value in SQL_SETTINGS.items():
@@ -252,7 +253,10 @@ class _Start:
     log: Path | None
     gateway: Any = None
     _given_up: bool = False
-    _process: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def what(self) -> str:
+        return f"Spark did not start at the master {self.settings['spark.master']}"
 
     def run(self) -> Any:
         from pyspark import SparkConf, SparkContext
@@ -261,11 +265,17 @@ class _Start:
 
         conf = SparkConf(loadDefaults=False).setAll(list(self.settings.items()))
         with _environment(self.variables), _output(self.log) as output:
-            self.gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+            try:
+                self.gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+            except Exception as error:
+                raise spark_error(self.what, error) from error
             if self._given_up:
                 _end_jvm(self.gateway)
                 return None
-            return SparkSession(SparkContext(conf=conf, gateway=self.gateway))
+            try:
+                return SparkSession(SparkContext(conf=conf, gateway=self.gateway))
+            except Exception as error:
+                raise spark_error(self.what, error) from error
 
     def give_up(self) -> None:
         """End the JVM, now or as soon as `run` has launched it; `run` then ends too."""
@@ -273,16 +283,12 @@ class _Start:
         if self.gateway is not None:
             _end_jvm(self.gateway, at_once=True)
 
-    def failure(self, master: str, error: BaseException, timeout_s: float) -> Exception | None:
+    def failure(self, error: BaseException, timeout_s: float) -> SparkError | None:
         """What the start's error is for the caller; None for one that goes on as it is."""
         if isinstance(error, WaitTimeoutError):
-            message = f"Spark did not start at the master {master} within {timeout_s:g} s."
-            return SparkError(f"{message}{self._last_lines()}")
-        if not isinstance(error, Exception):
-            return None
-        failure = spark_error(f"Spark did not start at the master {master}", error)
-        if isinstance(failure, SparkError):
-            return SparkError(f"{failure}{self._last_lines()}")
+            return SparkError(f"{self.what} within {timeout_s:g} s.{self._last_lines()}")
+        if isinstance(error, SparkError):
+            return SparkError(f"{error}{self._last_lines()}")
         return None
 
     def _last_lines(self) -> str:
