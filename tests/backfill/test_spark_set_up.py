@@ -1,0 +1,248 @@
+"""What a backfill says where Spark is missing, unfit or out of reach, and what it cleans up."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tidegate.backfill.spark import folder as folders
+from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_apart
+from tidegate.backfill.spark.failures import cause, spark_error
+from tidegate.backfill.spark.folder import SessionFolder
+from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
+from tidegate.backfill.spark.master import check_reachable, is_local
+from tidegate.errors import ConfigError, InternalError, SparkError, UserError
+
+# --- the extra -----------------------------------------------------------------------------------
+
+
+def install(folder: Path, **versions: str) -> None:
+    """Packages with nothing in them but their metadata, as an installer leaves them."""
+    for name, version in versions.items():
+        (folder / f"{name}.py").touch()
+        metadata = folder / f"{name}-{version}.dist-info"
+        metadata.mkdir()
+        lines = ("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}")
+        (metadata / "METADATA").write_text("\n".join(lines))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is searched before what is really installed."""
+    for name in PACKAGES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_missing_extra_is_one_sentence_and_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError) as caught:
+        check_installed()
+    assert str(caught.value) == (
+        "A backfill on Spark needs pyspark and py4j and pandas and pyarrow, which are not"
+        " installed. They come with an extra: pip install 'tidegate[spark]'."
+    )
+
+
+def test_a_part_that_is_missing_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, pyspark="4.3.0", py4j="1", pyarrow="26")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"needs pandas, which is not installed\. It comes with"):
+        check_installed()
+
+
+@pytest.mark.parametrize("version", ["4.2.0", "4.3.0", "4.3.7"])
+def test_versions_that_fit_pass(site: Path, version: str) -> None:
+    install(site, pyspark=version, py4j="1", pyarrow="26", pandas="3")
+    check_installed()
+
+
+@pytest.mark.parametrize("version", ["3.5.9", "4.1.4", "4.4.0", "5.0.0", "unknown"])
+def test_another_version_is_refused_with_those_that_fit(site: Path, version: str) -> None:
+    install(site, pyspark=version, py4j="1", pyarrow="26", pandas="3")
+    with pytest.raises(UserError) as caught:
+        check_installed()
+    assert str(caught.value) == (
+        f"A backfill needs Spark 4.2 or later and before 4.4, but pyspark has the version"
+        f" {version}. Install one that fits: pip install 'tidegate[spark]'."
+    )
+
+
+def test_the_version_of_a_running_spark_counts_too() -> None:
+    with pytest.raises(UserError, match=r"but the Spark that started has the version 3\.5\.1"):
+        check_version("the Spark that started", "3.5.1")
+
+
+# --- the master ----------------------------------------------------------------------------------
+
+
+def test_what_runs_on_this_machine_only_is_local() -> None:
+    assert [is_local(each) for each in ("local", "local[*]", "local[2,4]", "local-cluster[2,1,9]")]
+    assert not is_local("spark://localhost:7077")
+    assert not is_local("localhost")
+
+
+def test_a_master_that_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "{}:{}".format(*free.getsockname())
+    with pytest.raises(SparkError) as caught:
+        check_reachable(f"spark://{address}")
+    assert str(caught.value) == (
+        f"No Spark master answers at {address} (Connection refused). Check the address, and that"
+        " the master runs."
+    )
+
+
+def test_one_of_several_masters_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = "{}:{}".format(*closed.getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as alive:
+        check_reachable("spark://{},{}:{}".format(gone, *alive.getsockname()))
+
+
+@pytest.mark.parametrize("master", ["loca", "localhost:7077", "spark://host", "spark://:7077", ""])
+def test_what_is_no_master_is_refused(master: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{master!r} is not a Spark master")):
+        check_reachable(master)
+
+
+@pytest.mark.parametrize("master", ["local[2,4]", "yarn", "k8s://https://host"])
+def test_other_masters_are_for_spark_to_reach(master: str) -> None:
+    check_reachable(master)
+
+
+# --- the folder ----------------------------------------------------------------------------------
+
+
+def age(path: Path) -> None:
+    old = time.time() - folders.YOUNG_S - 1
+    os.utime(path, (old, old))
+
+
+def test_a_folder_whose_driver_was_killed_is_deleted_by_the_next(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from tidegate.backfill.spark.folder import SessionFolder\n"
+        "folder = SessionFolder(pathlib.Path(sys.argv[1]))\n"
+        "(folder.path / 'local' / 'shuffled').touch()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    [orphan] = tmp_path.iterdir()
+    young = SessionFolder(tmp_path)
+    assert orphan.exists()
+    age(orphan)
+    age(young.path)
+    own = SessionFolder(tmp_path)
+    assert set(tmp_path.iterdir()) == {young.path, own.path}
+    own.delete()
+    young.delete()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_private(tmp_path: Path) -> None:
+    assert SessionFolder(tmp_path).path.stat().st_mode & 0o777 == 0o700
+
+
+# --- calls apart, and their failures -------------------------------------------------------------
+
+
+def test_a_call_apart_gives_its_result_or_its_error() -> None:
+    assert run_apart(lambda: threading.current_thread().name, name="apart") == "apart"
+    with pytest.raises(ZeroDivisionError):
+        run_apart(lambda: 1 // 0, name="apart")
+
+
+def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
+    """SIGINT comes while the main thread waits, as Ctrl-C does during a Spark job."""
+    stop = threading.Event()
+    ended = threading.Event()
+
+    def call() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.wait()
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(call, name="apart", on_interrupt=stop.set)
+    assert ended.is_set()
+
+
+def test_a_call_that_takes_too_long_is_interrupted() -> None:
+    stop = threading.Event()
+    with pytest.raises(WaitTimeoutError):
+        run_apart(stop.wait, name="apart", timeout_s=0.01, on_interrupt=stop.set)
+    assert stop.is_set()
+
+
+def test_a_call_that_is_revoked_before_its_thread_runs_does_nothing() -> None:
+    done: list[str] = []
+    call = _Call(lambda: done.append("ran"), "apart")
+    call.revoked = True
+    call.start()
+    assert not call.done.wait(0.05)
+    assert call.begun
+    assert not done
+
+
+OF_A_WORKER = """An error occurred while calling o72.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 4 times
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 3, in main
+KeyError: 'first'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "entry.py", line 9, in entry
+my.package.OddError: the second: and last
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+Driver stacktrace:
+java.lang.RuntimeException: not this one
+"""
+OF_JAVA = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: Could not parse Master URL: 'local[none]'
+\tat org.apache.spark.SparkContext$.createTaskScheduler(SparkContext.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (OF_A_WORKER, "my.package.OddError: the second: and last"),
+        (OF_JAVA, "Could not parse Master URL: 'local[none]'"),
+        ("", ""),
+        ("[CODE] Java gateway process exited.", "[CODE] Java gateway process exited"),
+    ],
+)
+def test_the_line_that_matters_is_found(text: str, line: str) -> None:
+    assert cause(text) == line
+
+
+def test_an_error_of_ours_stays_and_any_other_is_of_spark() -> None:
+    ours = InternalError("a bug")
+    assert spark_error("Failed", ours) is ours
+    translated = spark_error("The Spark job failed", RuntimeError(OF_JAVA))
+    assert isinstance(translated, SparkError)
+    assert str(translated) == "The Spark job failed: Could not parse Master URL: 'local[none]'."
+
+
+def test_an_error_whose_text_was_in_a_dead_jvm_says_so() -> None:
+    class LostError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    text = str(spark_error("The Spark job failed", LostError()))
+    assert text == "The Spark job failed: Spark's JVM has ended (ConnectionRefusedError)."
