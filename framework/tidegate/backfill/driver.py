@@ -34,6 +34,7 @@ from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
     Domain,
     IncompleteWaveError,
+    InternalError,
     TidegateError,
     check,
     is_recoverable,
@@ -64,6 +65,16 @@ class WaveDone:
     offsets_left: int
 
 
+WaveLoop = Callable[[Callable[[], bool]], None]
+"""Calls a function that runs the next wave, until that says that there is none left."""
+
+
+def run_in_turn(run_wave: Callable[[], bool]) -> None:
+    """The plain loop."""
+    while not run_wave():
+        pass
+
+
 class Backfill:
     """Runs the waves of one submission. One thread calls it."""
 
@@ -84,35 +95,48 @@ class Backfill:
         self._submission, self._config, self._drivers = submission, config, drivers
         self._executor, self._wave_offsets, self._on_wave = executor, wave_offsets, on_wave
         self._journal = JobJournal(submission, config, drivers, wanted=lambda: True)
+        self._finished = False
 
-    def run(self) -> None:
-        """Run to the end, and close the journal. An error that a new run of a wave cannot help, or
-        did not help several times, ends the backfill: the journal is closed as failed, and the
-        error raised. What is published stays, and the next run continues from there.
+    def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Run wave after wave; whether the sources are at their ends, and the journal is closed.
+
+        `loop` calls the waves. `stop` is asked after each wave whether the rest is for another run;
+        the journal stays open then. An error that a new run of a wave cannot help, or did not help
+        several times, is raised: what is published stays, what is open is aborted, and the next run
+        continues.
         """
+        self._finished = False
         try:
-            self._run_waves()
+            loop(lambda: self._run_wave_or_retry() or stop())
+            if self._finished:
+                self._journal.close(JobState.FINISHED.value, "")
         finally:
             self._journal.disconnect()
+        return self._finished
 
-    def _run_waves(self) -> None:
-        failures = 0
-        while True:
+    def _run_wave_or_retry(self) -> bool:
+        """Run the next wave, several times if need be; whether there is none left."""
+        for failures in range(1, TRIES + 1):
             try:
-                plan = self._plan()
-                finished = self._run_wave(plan)
+                self._finished = self._run_wave(self._plan())
             except TidegateError as error:
-                failures += 1
-                if failures >= TRIES or not is_recoverable(error):
-                    self._journal.close(JobState.FAILED.value, "")
+                if failures == TRIES or not is_recoverable(error):
+                    self._abort_open()
                     raise
                 _log.warning("the wave is run again", extra={"error": str(error)})
                 self._drivers.clock.sleep(PAUSE_S * 2 ** (failures - 1))
-                continue
-            failures = 0
-            if finished:
-                self._journal.close(JobState.FINISHED.value, "")
-                return
+            else:
+                return self._finished
+        raise InternalError("a wave is run at least once")
+
+    def _abort_open(self) -> None:
+        """Abort what the failed wave has open, as a recovery does: readers of the sinks' topics
+        would wait for it. The journal stays open for the next run.
+        """
+        try:
+            self._journal.recover(self._plan(), lambda _: None)
+        except TidegateError as error:
+            _log.warning("open transactions stay until their timeout", extra={"error": str(error)})
 
     def _plan(self) -> JobPlan:
         code = self._journal.fetch_code()
