@@ -175,8 +175,13 @@ def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
         stop.wait()
         ended.set()
 
-    with pytest.raises(KeyboardInterrupt):
-        run_apart(call, name="apart", on_interrupt=stop.set)
+    # A shell that starts the tests in the background makes them ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_apart(call, name="apart", on_interrupt=stop.set)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.is_set()
 
 
