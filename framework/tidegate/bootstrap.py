@@ -466,12 +466,12 @@ def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator
     """A task of a backfill in a Python worker of Spark, which imports this by name."""
     from tidegate.backfill.spark.executor import run_task
 
-    yield from run_task(attempt, payload, rows, _task_host())
+    yield from run_task(attempt, payload, rows, task_host())
 
 
 @functools.cache
-def _task_host() -> TaskHost:
-    """One for all tasks of this process: a worker runs many."""
+def task_host() -> TaskHost:
+    """What tasks of waves are given, one for all of this process: a worker runs many."""
     from tidegate.dataplane.engine import IO_THREADS
     from tidegate.dataplane.waves.level_task import TaskHost
 

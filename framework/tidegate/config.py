@@ -23,6 +23,7 @@ from pydantic import (
     field_validator,
 )
 
+from tidegate.ids import JOB_NAME
 from tidegate.masking import remember
 
 _DURATION_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -106,10 +107,12 @@ class KafkaSettings(Section):
 
 
 class JobSettings(Section):
-    """How wide a job runs, and how much code it ships; max_parallelism is fixed for the life of its
-    state.
+    """What a job is called, how wide it runs, and how much code it ships; max_parallelism is fixed
+    for the life of its state.
     """
 
+    name: str | None = Field(default=None, pattern=f"^{JOB_NAME}$")
+    """None is the name of the class statement."""
     parallelism: int = Field(default=1, ge=1)
     max_parallelism: int = Field(default=128, ge=1, le=32_768)
     max_code_size: Annotated[SizeBytes, Field(gt=0, le=MAX_CODE_SIZE)] = 16 << 20
@@ -227,6 +230,14 @@ class ExchangeSettings(Section):
     """Frames in flight per channel."""
 
 
+class BackfillSettings(Section):
+    """How `tidegate backfill` works off history."""
+
+    master: str = "local[*]"
+    wave_records: int = Field(default=1_000_000, gt=0)
+    wave_span: PositiveMs | None = None
+
+
 class LogSettings(Section):
     """Where processes write their logs."""
 
@@ -253,6 +264,7 @@ class Config(Section):
     cluster: ClusterSettings = ClusterSettings()
     restart: RestartSettings = RestartSettings()
     exchange: ExchangeSettings = ExchangeSettings()
+    backfill: BackfillSettings = BackfillSettings()
     logs: LogSettings = LogSettings()
     sources: dict[str, ConnectorSettings] = Field(default_factory=dict)
     sinks: dict[str, ConnectorSettings] = Field(default_factory=dict)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.checkpoint.wave_cuts import cut_wave, offsets_left
+from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
+from tidegate.elements import Origin
 from tidegate.ids import Uid
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -38,7 +41,7 @@ def test_waves_reach_every_end_and_no_wave_is_much_larger_than_asked(
     splits = [split(number, at, at + length) for number, (at, length) in enumerate(spans)]
     ends = [each.end_offset for each in splits]
     waves = 0
-    size = max(size, sum(map(offsets_left, splits)) // 20)  # at most some twenty waves
+    size = max(size, -(-sum(map(offsets_left, splits)) // 20))  # at most some twenty waves
     size = max(size, 1)
     while any(map(offsets_left, splits)):
         cut = cut_wave(splits, size)
@@ -53,3 +56,50 @@ def test_waves_reach_every_end_and_no_wave_is_much_larger_than_asked(
         waves += 1
     assert waves <= 21 + len(spans)
     assert [each.offset for each in splits] == ends
+
+
+HOUR_MS = 3_600_000
+
+
+def at_hours(*hours: list[int]) -> Callable[[int], dict[Origin, int]]:
+    """Kafka's index of timestamps for partitions whose records have these hours, in order."""
+
+    def at_time(time_ms: int) -> dict[Origin, int]:
+        return {
+            Origin("t", number): next(
+                (at for at, hour in enumerate(given) if hour * HOUR_MS >= time_ms), len(given)
+            )
+            for number, given in enumerate(hours)
+        }
+
+    return at_time
+
+
+def ends(splits: Sequence[SourceSplit]) -> list[int | None]:
+    return [each.end_offset for each in splits]
+
+
+def test_a_span_of_time_ends_at_the_same_time_in_every_partition() -> None:
+    index = at_hours([3, 3, 4, 9], [3, 7, 7], [12])
+    splits = [split(0, 0, 4), split(1, 0, 3), split(2, 0, 1)]
+    found: list[list[int | None]] = []
+    while any(map(offsets_left, splits)):
+        cut = limit_by_time(splits, index, HOUR_MS, now_ms=20 * HOUR_MS)
+        found.append(ends(cut))
+        splits = [
+            msgspec.structs.replace(before, offset=after.end_offset or 0)
+            for before, after in zip(splits, cut, strict=True)
+        ]
+    assert found == [[2, 1, 0], [3, 1, 0], [3, 3, 0], [4, 3, 0], [4, 3, 1]]
+
+
+def test_records_from_the_future_are_one_part() -> None:
+    splits = [split(0, 1, 3)]
+    assert ends(limit_by_time(splits, at_hours([3, 99, 200]), HOUR_MS, now_ms=HOUR_MS)) == [3]
+
+
+def test_a_span_never_goes_behind_the_end_nor_before_the_position() -> None:
+    """The index knows nothing of either."""
+    index = at_hours([3] * 10, [5] * 10)
+    splits = [split(0, 4, 6), split(1, 8, 8)]
+    assert ends(limit_by_time(splits, index, HOUR_MS, now_ms=9 * HOUR_MS)) == [6, 8]

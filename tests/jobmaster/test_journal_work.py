@@ -59,6 +59,7 @@ def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: Tr
         restore_to_other_cluster=False,
         claimed_attempt=0,
         bounded=False,
+        ends=(),
     )
     made = JournalWork(
         cast("Any", submission),

@@ -29,6 +29,7 @@ from tidegate.errors import (
     is_recoverable,
 )
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
+from tidegate.protocol.messages import PartitionEnd
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.log import Record
@@ -44,7 +45,13 @@ PLAN = PlanFacts(
 class World:
     """One job that reads topic `t`, and the brokers."""
 
-    def __init__(self, start: Any = "earliest", *, bounded: bool = False) -> None:
+    def __init__(
+        self,
+        start: Any = "earliest",
+        *,
+        bounded: bool = False,
+        ends: tuple[PartitionEnd, ...] = (),
+    ) -> None:
         class Copies(Pipeline, name="copies"):
             a = KafkaSource("t", value=Json(int), start=start)
             b = KafkaSink("out", value=Json(int))
@@ -66,7 +73,7 @@ class World:
         )
         plan = SimpleNamespace(graph=build(Copies), facts=PLAN)
         drivers = SimpleNamespace(kafka_admin=self._admin, clock=self.clock)
-        submission = SimpleNamespace(job=JobName("copies"), id="s1", bounded=bounded)
+        submission = SimpleNamespace(job=JobName("copies"), id="s1", bounded=bounded, ends=ends)
         self.restoring = Restoring(
             cast("Any", submission),
             cast("Any", plan),
@@ -296,3 +303,33 @@ def test_rights_that_stay_away_end_the_attempt_and_not_the_job(
     with pytest.raises(KafkaNotAuthorisedError, match="has repeated this for 180 s") as ended:
         world.restoring.resolve(None)
     assert is_recoverable(ended.value)
+
+
+def end_of(partition: int, offset: int) -> PartitionEnd:
+    return PartitionEnd(source=Uid("a"), topic="t", partition=partition, offset=offset)
+
+
+def test_ends_that_the_client_has_chosen_count_and_not_those_of_the_first_attempt() -> None:
+    world = World(bounded=True, ends=(end_of(0, 70),))
+    world.create(100)
+    ((split,),) = world.restoring.resolve(None).splits
+    assert (split.offset, split.end_offset) == (0, 70)
+
+
+def test_a_partition_without_a_chosen_end_is_not_read() -> None:
+    """It was added when the ends were chosen already."""
+    world = World(bounded=True, ends=(end_of(0, 100),))
+    world.create(100, partitions=2)
+    (splits,) = world.restoring.resolve(None).splits
+    assert [(each.partition, each.offset, each.end_offset) for each in splits] == [
+        (0, 0, 100),
+        (1, 0, 0),
+    ]
+
+
+def test_a_chosen_end_behind_the_log_is_refused_when_kafka_has_repeated_it() -> None:
+    world = World(bounded=True, ends=(end_of(0, 170),))
+    world.create(100)
+    assert "up to offset 170, but the partition begins at offset 0 and ends at offset 100" in (
+        world.refusal(None)
+    )

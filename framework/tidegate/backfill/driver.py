@@ -25,23 +25,24 @@ from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
-from tidegate.checkpoint.wave_cuts import cut_wave, offsets_left
+from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, plan_job
+from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
     Domain,
     IncompleteWaveError,
     InternalError,
+    JobClosedError,
     TidegateError,
     check,
     is_recoverable,
 )
 from tidegate.graph.levels import levels
 from tidegate.ids import CheckpointId, SubtaskId
-from tidegate.ports.drivers import Drivers
+from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.messages import Deploy, Submission
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
@@ -86,15 +87,19 @@ class Backfill:
         executor: Executor,
         *,
         wave_offsets: int,
+        wave_span_ms: int | None = None,
         on_wave: Callable[[WaveDone], None] = lambda _: None,
     ) -> None:
         """`submission` is bounded. `wave_offsets`: how many offsets a wave reads, in all
-        partitions.
+        partitions. `wave_span_ms`: it reads no further than to the next multiple of this time.
         """
         check(submission.bounded, "a backfill has an end")
         self._submission, self._config, self._drivers = submission, config, drivers
-        self._executor, self._wave_offsets, self._on_wave = executor, wave_offsets, on_wave
+        self._executor, self._on_wave = executor, on_wave
+        self._wave_offsets, self._wave_span_ms = wave_offsets, wave_span_ms
         self._journal = JobJournal(submission, config, drivers, wanted=lambda: True)
+        self._admin: KafkaAdmin | None = None
+        self._transaction_timeout_ms = 0
         self._finished = False
 
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -102,32 +107,61 @@ class Backfill:
 
         `loop` calls the waves. `stop` is asked after each wave whether the rest is for another run;
         the journal stays open then. An error that a new run of a wave cannot help, or did not help
-        several times, is raised: what is published stays, what is open is aborted, and the next run
-        continues.
+        several times, is raised, and so is KeyboardInterrupt: what is published stays, what is open
+        is aborted, and the next run continues.
         """
         self._finished = False
         try:
             loop(lambda: self._run_wave_or_retry() or stop())
             if self._finished:
                 self._journal.close(JobState.FINISHED.value, "")
+        except KeyboardInterrupt:
+            self._journal.disconnect()  # it may have been interrupted in the middle of a request
+            self._abort_open()
+            raise
         finally:
             self._journal.disconnect()
+            admin, self._admin = self._admin, None
+            if admin is not None:
+                admin.close()
         return self._finished
 
     def _run_wave_or_retry(self) -> bool:
         """Run the next wave, several times if need be; whether there is none left."""
+        clock = self._drivers.clock
         for failures in range(1, TRIES + 1):
+            began_s = clock.monotonic()
             try:
                 self._finished = self._run_wave(self._plan())
+            except JobClosedError as error:
+                # A driver before this one closed the journal and died.
+                self._finished = error.outcome == JobState.FINISHED.value
+                if not self._finished:
+                    raise
             except TidegateError as error:
                 if failures == TRIES or not is_recoverable(error):
                     self._abort_open()
                     raise
                 _log.warning("the wave is run again", extra={"error": str(error)})
+                self._halve_after(clock.monotonic() - began_s)
                 self._drivers.clock.sleep(PAUSE_S * 2 ** (failures - 1))
-            else:
-                return self._finished
+                continue
+            return self._finished
         raise InternalError("a wave is run at least once")
+
+    def _halve_after(self, seconds: float) -> None:
+        """Make waves smaller from now on, if the failed one took longer than its transactions may
+        be open: that may be why it failed.
+        """
+        if self._wave_offsets > 1 and 0 < self._transaction_timeout_ms <= seconds * 1000:
+            self._wave_offsets //= 2
+            _log.warning(
+                "the wave took %d s, and its transactions may be open for %d s: waves have %d"
+                " offsets from now on",
+                seconds,
+                self._transaction_timeout_ms // 1000,
+                self._wave_offsets,
+            )
 
     def _abort_open(self) -> None:
         """Abort what the failed wave has open, as a recovery does: readers of the sinks' topics
@@ -174,7 +208,8 @@ class Backfill:
 
     def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
         splits = [split for part in recovered.restoration.splits for split in part]
-        cut = {_of(split): split for split in cut_wave(splits, self._wave_offsets)}
+        cut = {_of(split): split for split in self._cut(splits)}
+        self._transaction_timeout_ms = self._longest_timeout_ms(recovered)
 
         def deploy(ordinal: int) -> Deploy:
             deployed = recovered.deploy(ordinal, ())
@@ -183,12 +218,37 @@ class Backfill:
                 splits=tuple(cut[_of(split)] for split in deployed.splits),
                 warm_producers=1,
                 transaction_slots=1,
+                transaction_timeout_ms=self._transaction_timeout_ms,
             )
 
         return WaveTasks(
             levels=len(levels(plan.plan)),
             deploys=tuple(map(deploy, range(self._submission.parallelism))),
         )
+
+    def _cut(self, splits: Sequence[SourceSplit]) -> tuple[SourceSplit, ...]:
+        """The splits with their ends of the next wave."""
+        limited = tuple(splits)
+        if self._wave_span_ms is not None:
+            origins, admin = [split.origin for split in splits], self._kafka()
+            limited = limit_by_time(
+                splits,
+                lambda time_ms: admin.at_time(origins, time_ms),
+                self._wave_span_ms,
+                self._drivers.clock.now_ms(),
+            )
+        return cut_wave(limited, self._wave_offsets)
+
+    def _longest_timeout_ms(self, recovered: RecoveredJob) -> int:
+        """How long a wave's transactions may be open: as long as the brokers allow. A live job
+        wants its dead transactions to end soon; those of a dead wave are ended by the next claim.
+        """
+        return self._kafka().transaction_max_timeout_ms() or recovered.transaction_timeout_ms
+
+    def _kafka(self) -> KafkaAdmin:
+        if self._admin is None:
+            self._admin = self._drivers.kafka_admin(kafka_of(self._config))
+        return self._admin
 
     def _complete(
         self,

@@ -85,6 +85,18 @@ def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
     return SourceChangedError(message, _finding("fewer partitions", split, topic_id))
 
 
+def beyond_log(facts: PartitionFacts, end: int) -> SourceChangedError:
+    """The end that was chosen for a bounded run is behind the end of the log."""
+    where = f"partition {facts.partition} of topic {facts.topic!r}"
+    message = (
+        f"Source {facts.source!r}: this run is to read {where} up to offset {end}, but the "
+        f"partition {_range(facts)}: Kafka has lost the records between, or the topic is another "
+        "one. Wait until Kafka has the records again, or choose other ends."
+    )
+    finding = f"end beyond the log: {facts.source} {facts.topic}-{facts.partition}"
+    return SourceChangedError(message, finding)
+
+
 def differs(stored: str, now: str) -> bool:
     """Whether two topic ids are of two topics; an empty one is not known."""
     return bool(stored and now) and stored != now

@@ -1,16 +1,19 @@
 """Where a wave ends in each partition: the cut.
 
 The waves of a backfill go through all partitions together, so that the topics of a job advance as
-they would live. Each wave takes the same share of what is left in every partition. Pure.
+they would live. Each wave takes the same share of what is left in every partition, and may be held
+to a span of the records' time. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
 
+from tidegate.elements import Origin
 from tidegate.errors import check
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -36,3 +39,33 @@ def cut_wave(splits: Sequence[SourceSplit], wave_offsets: int) -> tuple[SourceSp
 
 def _share(split: SourceSplit, share: Fraction) -> int:
     return min(offsets_left(split), -int(-offsets_left(split) * share // 1))
+
+
+def limit_by_time(
+    splits: Sequence[SourceSplit],
+    at_time: Callable[[int], Mapping[Origin, int]],
+    span_ms: int,
+    now_ms: int,
+) -> tuple[SourceSplit, ...]:
+    """The splits, with their ends at the next multiple of `span_ms` that leaves something to read.
+
+    `at_time` gives the first offset of each partition at or after a time, as Kafka's index of
+    timestamps says; it is asked some twenty times. Records from the future are a last part of their
+    own.
+    """
+
+    def limited(number: int) -> tuple[SourceSplit, ...]:
+        offsets = at_time(number * span_ms)
+        return tuple(
+            msgspec.structs.replace(
+                split,
+                end_offset=min(
+                    max(split.offset, offsets[split.origin]), split.offset + offsets_left(split)
+                ),
+            )
+            for split in splits
+        )
+
+    parts = range(1, now_ms // span_ms + 2)
+    found = bisect_left(parts, True, key=lambda number: any(map(offsets_left, limited(number))))
+    return limited(parts[found]) if found < len(parts) else tuple(splits)

@@ -78,6 +78,7 @@ def submit(
         ),
     ] = None,
     parallelism: o.Parallelism = None,
+    name: o.As = None,
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
     restore: o.Restore = "latest",
@@ -102,6 +103,7 @@ def submit(
         **o.chosen(
             kafka__bootstrap=kafka,
             job__parallelism=parallelism,
+            job__name=name,
             checkpoint__interval=checkpoint_interval,
         ),
     }

@@ -14,6 +14,7 @@ from typing import NoReturn
 import typer
 
 from tidegate.cli import cluster, kafka, txn
+from tidegate.cli.backfill import backfill
 from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
 from tidegate.cli.sim import sim
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(kafka.app, name="kafka")
 app.add_typer(txn.app, name="txn")
 app.command()(run)
+app.command()(backfill)
 app.command()(cluster.submit)
 app.command("list")(cluster.list_)
 app.command()(cluster.status)

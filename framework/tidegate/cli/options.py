@@ -58,6 +58,10 @@ RestoreToOtherCluster = Annotated[
         help="Restore on a mirror of the Kafka cluster, with the same offsets in every topic.",
     ),
 ]
+As = Annotated[
+    str | None,
+    typer.Option("--as", help="The job's name, instead of that of the class (job.name)."),
+]
 JobArgument = Annotated[str, typer.Argument(help="The pipeline's name, as in its class statement.")]
 JobManagerAt = Annotated[
     str | None,

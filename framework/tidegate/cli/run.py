@@ -26,6 +26,7 @@ def run(
     config: o.Settings = None,
     kafka: o.Brokers = None,
     parallelism: o.Parallelism = None,
+    name: o.As = None,
     slots: Annotated[int | None, typer.Option(help="Slots of each TaskManager.")] = None,
     task_managers: Annotated[int | None, typer.Option(help="Local TaskManagers.")] = None,
     checkpoint_interval: o.CheckpointInterval = None,
@@ -51,6 +52,7 @@ def run(
         **o.chosen(
             kafka__bootstrap=kafka,
             job__parallelism=parallelism,
+            job__name=name,
             taskmanager__slots=slots,
             cluster__task_managers=task_managers,
             checkpoint__interval=checkpoint_interval,

@@ -30,6 +30,7 @@ from tidegate.ids import (
     SubtaskId,
     TaskManagerId,
     TransactionalId,
+    Uid,
 )
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, SubtaskSnapshot
@@ -72,6 +73,16 @@ class StoredCode(msgspec.Struct, frozen=True, kw_only=True):
     """In the checkpoint storage. The JobManager sets it when it stores the archive."""
 
 
+class PartitionEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a bounded run stops in a partition of a source."""
+
+    source: Uid
+    topic: str
+    partition: int
+    offset: int
+    """Exclusive."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it was submitted: enough to build its graph anew in any process, and to check it."""
 
@@ -111,6 +122,13 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The leader epoch of the JobManager that has stored it; 0 if an older version has."""
     code: StoredCode | None = None
     """None in a submission of an older version: it runs the files of the working folder."""
+    standing: bool = False
+    """The cluster stands by itself: no lock of a command says whether it lives."""
+    ends: tuple[PartitionEnd, ...] = ()
+    """Of a bounded run whose ends the client has chosen. Empty: the ends of the first attempt. A
+    partition that is not among them is not read."""
+    to: str = ""
+    """How the user said where it ends, in a backfill."""
 
 
 class SubmitJob(Message, frozen=True, kw_only=True):

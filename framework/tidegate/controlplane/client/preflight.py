@@ -89,7 +89,7 @@ def make_submission(
         ours=[folder / each for each in ours if "://" not in each],
     )
     submission = Submission(
-        job=JobName(graph.name),
+        job=job_name(graph, config),
         reference=reference,
         working_folder=str(folder),
         params=dict(options.params),
@@ -109,6 +109,11 @@ def make_submission(
         code=StoredCode(digest=archive.digest, size=archive.size),
     )
     return submission, graph, archive
+
+
+def job_name(graph: Graph, config: Config) -> JobName:
+    """The job's name: `job.name`, or that of the class statement."""
+    return JobName(config.job.name or graph.name)
 
 
 def _schema_files(graph: Graph) -> list[str]:
@@ -150,7 +155,7 @@ def check_kafka(graph: Graph, config: Config, drivers: Drivers) -> None:
     # Where everybody is anonymous there are no rights to look for: that saves a third of a
     # second for the import of another client.
     if config.kafka.properties and any(_is_transactional(node) for node in graph):
-        _check_transactional_ids(JobName(graph.name), config, kafka, drivers)
+        _check_transactional_ids(job_name(graph, config), config, kafka, drivers)
 
 
 def _check_folder(setting: str, folder: Path) -> None:

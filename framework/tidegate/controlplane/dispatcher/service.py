@@ -288,7 +288,7 @@ class JobManager:
             self._reply(ask, Refused(reason=why_not))
             return
         if self.standing:
-            imposed = impose(submission, self.config)
+            imposed = msgspec.structs.replace(impose(submission, self.config), standing=True)
             message = msgspec.structs.replace(message, submission=imposed)
         self._to_dispatcher(jobs.Asked(ask=ask, message=message))
 

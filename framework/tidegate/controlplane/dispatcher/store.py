@@ -151,6 +151,18 @@ class JobStore:
         newest = self._newest_counting(job)
         return newest is None or newest[1].cluster != self._cluster
 
+    def newest(self, job: JobName) -> tuple[Submission, JobReport | None] | None:
+        """The submission that decides about a job, of whichever cluster, with its result if it has
+        ended.
+        """
+        newest = self._newest_counting(job)
+        if newest is None:
+            return None
+        number, submission = newest
+        if submission.cluster == self._cluster:
+            self._numbers[job] = number
+        return submission, self._result(job, number)
+
     def _number(self, job: JobName) -> int:
         number = self._numbers.get(job)
         if number is None:
@@ -179,11 +191,13 @@ class JobStore:
                 claimed_attempt=0 if claim is None else _decode(claim, int, path_of_claim),
             )
             self._numbers[submission.job] = number
-            path_of_result = f"{_folder(submission.job, number)}/result.json"
-            result = self._blobs.get(path_of_result)
-            report = None if result is None else _decode(result, JobReport, path_of_result)
-            found.append((submission, report))
+            found.append((submission, self._result(submission.job, number)))
         return found
+
+    def _result(self, job: JobName, number: int) -> JobReport | None:
+        path = f"{_folder(job, number)}/result.json"
+        data = self._blobs.get(path)
+        return None if data is None else _decode(data, JobReport, path)
 
     def _newest_counting(
         self, job: JobName, *, refuses: bool = False

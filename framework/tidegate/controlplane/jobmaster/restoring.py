@@ -30,7 +30,11 @@ from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of
-from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions, source_topics
+from tidegate.controlplane.jobmaster.split_enumeration import (
+    enumerate_partitions,
+    source_topics,
+    with_chosen_ends,
+)
 from tidegate.errors import (
     KafkaNotAuthorisedError,
     NotAllowedError,
@@ -131,7 +135,7 @@ class Restoring:
                 if split.topic in topics - ids.keys():
                     raise TopicAbsentError(str(gone_topic(split)))
         try:
-            return enumerate_partitions(
+            found = enumerate_partitions(
                 graph,
                 config,
                 self._submission.job,
@@ -145,6 +149,7 @@ class Restoring:
             if not self._stored(manifest):
                 raise
             raise SourceChangedError(str(error), finding=str(error)) from error
+        return with_chosen_ends(found, self._submission.ends)
 
     def _stored(self, manifest: Manifest | None) -> Sequence[SourceSplit]:
         """The positions of the checkpoint, or where the submission began."""

@@ -10,13 +10,15 @@ Partitions that are added while an attempt runs are found at the start of the ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from tidegate.api.kafka import KafkaSource
 from tidegate.api.topics import consumer_group, topic_of
 from tidegate.checkpoint.lost_tail import Place
 from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
+from tidegate.checkpoint.source_changes import beyond_log
 from tidegate.config import Config
 from tidegate.elements import Origin
 from tidegate.errors import RefusedError
@@ -24,6 +26,7 @@ from tidegate.graph.logical import Graph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.messages import PartitionEnd
 
 
 def source_topics(graph: Graph, config: Config) -> frozenset[str]:
@@ -83,6 +86,28 @@ def enumerate_partitions(
             for origin in origins
         ]
     return tuple(found)
+
+
+def with_chosen_ends(
+    found: Sequence[PartitionFacts], ends: Sequence[PartitionEnd]
+) -> tuple[PartitionFacts, ...]:
+    """`found`, with the ends that the client has chosen, if it has. A partition that was added
+    since then is not read.
+
+    SourceChangedError where a log does not reach its end: the run would wait for records that were
+    there once.
+    """
+    if not ends:
+        return tuple(found)
+    chosen = {(end.source, end.topic, end.partition): end.offset for end in ends}
+    for facts in found:
+        end = chosen.get((facts.source, facts.topic, facts.partition))
+        if end is not None and facts.latest is not None and facts.latest < end:
+            raise beyond_log(facts, end)
+    return tuple(
+        replace(facts, end=chosen.get((facts.source, facts.topic, facts.partition), facts.earliest))
+        for facts in found
+    )
 
 
 def group_commits(graph: Graph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:

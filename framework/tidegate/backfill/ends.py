@@ -1,0 +1,116 @@
+"""Where a backfill ends: what `--to` says, and the offset that it means in each partition.
+
+An end is never behind the last stable offset: what an open transaction hides cannot be read, and
+whether it ever counts is not known. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.elements import Origin
+from tidegate.errors import ConfigError, RefusedError, check
+from tidegate.protocol.messages import PartitionEnd
+
+NOW: Final = "now"
+
+To = None | int | Mapping[tuple[str, int], int]
+"""None: all that can be read now. A number: milliseconds since the epoch. A mapping: offsets, by
+topic and partition."""
+
+
+def parse_to(text: str) -> To:
+    """What `--to` says.
+
+    ConfigError unless it is `now`, a time (ISO 8601, UTC where it names no zone) or a list
+    `TOPIC/PARTITION=OFFSET,…`.
+    """
+    if text == NOW:
+        return None
+    if "=" in text:
+        return dict(map(_offset, text.split(",")))
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise _not_understood(text) from None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    milliseconds = int(at.timestamp() * 1000)
+    if milliseconds < 0:
+        raise _not_understood(text)
+    return milliseconds
+
+
+def choose_ends(
+    to: To,
+    partitions: Sequence[PartitionFacts],
+    at_time: Callable[[list[Origin], int], Mapping[Origin, int]],
+) -> tuple[PartitionEnd, ...]:
+    """The end in each partition.
+
+    RefusedError where an offset is not given for each of them, or does not lie in the log.
+    """
+    if isinstance(to, Mapping):
+        _refuse_unfit(to, partitions)
+        found = {facts.origin: to[facts.topic, facts.partition] for facts in partitions}
+    elif to is None:
+        found = {facts.origin: _latest(facts) for facts in partitions}
+    else:
+        found = dict(at_time([facts.origin for facts in partitions], to))
+    return tuple(
+        PartitionEnd(
+            source=facts.source,
+            topic=facts.topic,
+            partition=facts.partition,
+            offset=min(found[facts.origin], _latest(facts)),
+        )
+        for facts in partitions
+    )
+
+
+def _offset(text: str) -> tuple[tuple[str, int], int]:
+    place, _, offset = text.strip().partition("=")
+    topic, _, partition = place.rpartition("/")
+    if not (topic and partition.isdecimal() and offset.isdecimal()):
+        raise _not_understood(text)
+    return (topic, int(partition)), int(offset)
+
+
+def _refuse_unfit(to: Mapping[tuple[str, int], int], partitions: Sequence[PartitionFacts]) -> None:
+    known = {(facts.topic, facts.partition) for facts in partitions}
+    for topic, partition in sorted(to.keys() - known):
+        message = (
+            f"--to names partition {partition} of topic {topic!r}, which no source of the pipeline"
+            " reads."
+        )
+        raise RefusedError(message)
+    for facts in partitions:
+        end = to.get((facts.topic, facts.partition))
+        where = f"partition {facts.partition} of topic {facts.topic!r}"
+        if end is None:
+            message = (
+                f"--to gives no offset for {where}. Give one for each partition; its present"
+                f" offsets are {facts.earliest} to {_latest(facts)}."
+            )
+            raise RefusedError(message)
+        if not facts.earliest <= end <= _latest(facts):
+            message = (
+                f"--to ends {where} at offset {end}, but what can be read there begins at"
+                f" {facts.earliest} and ends at {_latest(facts)}."
+            )
+            raise RefusedError(message)
+
+
+def _latest(facts: PartitionFacts) -> int:
+    check(facts.latest is not None, f"the end of {facts.topic}-{facts.partition} is not known")
+    return facts.latest or 0
+
+
+def _not_understood(text: str) -> ConfigError:
+    return ConfigError(
+        f"--to {text!r} is neither `now`, nor a time as in 2026-01-31T12:00, nor offsets as in"
+        " orders/0=1000,orders/1=1200 (one for each partition)."
+    )

@@ -1,0 +1,240 @@
+"""What a backfill is about to do: the plan that the command prints before it starts anything.
+
+It asks Kafka and reads the checkpoint storage, and changes neither. Offsets are exact; a topic may
+have fewer records, because transactions leave markers and compaction leaves gaps. Bytes and times
+come from a few records at the start and the end of each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from tidegate.api.kafka import KafkaSink
+from tidegate.backfill.ends import To, choose_ends
+from tidegate.checkpoint.journal_state import JournalState
+from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.checkpoint.procedures import load_manifest, read_beginnings, read_journal
+from tidegate.checkpoint.procedures.own_journal import restore_point
+from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.effects import run_reading
+from tidegate.controlplane.jobmaster.plan_of_job import kafka_of
+from tidegate.controlplane.jobmaster.split_enumeration import (
+    enumerate_partitions,
+    with_chosen_ends,
+)
+from tidegate.elements import Origin
+from tidegate.graph.logical import Graph
+from tidegate.ids import JobName, Uid
+from tidegate.ports.blobs import BlobStore
+from tidegate.ports.clock import Clock
+from tidegate.ports.drivers import Drivers
+from tidegate.ports.kafka import PartitionReader
+from tidegate.protocol.messages import PartitionEnd, Submission
+from tidegate.protocol.snapshots import SourceSplit
+
+SAMPLE_RECORDS: Final = 2_000
+"""Records that are read to estimate bytes."""
+SAMPLE_TAIL: Final = 50
+"""Offsets before an end that are read for its last timestamp: markers stand among them."""
+SAMPLE_S: Final = 10.0
+
+Places = Mapping[tuple[Uid, str, int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """What is to be read of one partition."""
+
+    source: Uid
+    topic: str
+    partition: int
+    begin: int
+    end: int
+    """Exclusive."""
+    hidden: int
+    """Offsets behind `end` that an open transaction hides."""
+
+    @property
+    def offsets(self) -> int:
+        """How many are to be read."""
+        return max(0, self.end - self.begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillPlan:
+    """What a backfill is about to do."""
+
+    job: JobName
+    submission: str
+    continues: str
+    """The checkpoint from which it goes on; empty where it begins without one."""
+    partitions: tuple[PartitionRange, ...]
+    waves: int
+    """By `wave_records` alone: a span of time may make more."""
+    wave_records: int
+    wave_span_ms: int | None
+    parallelism: int
+    master: str
+    transaction_timeout_ms: int
+    at_least_once: tuple[str, ...]
+    """Sinks that write records again when a wave is run again."""
+    record_bytes: float | None = None
+    """Mean size of key and value; None where no record was read."""
+    first_ms: int | None = None
+    last_ms: int | None = None
+
+    @property
+    def offsets(self) -> int:
+        """To be read in all partitions."""
+        return sum(each.offsets for each in self.partitions)
+
+    @property
+    def hidden(self) -> int:
+        """Offsets behind open transactions in all partitions."""
+        return sum(each.hidden for each in self.partitions)
+
+
+@dataclass(slots=True)
+class Sample:
+    """What a few records say."""
+
+    first_ms: int | None = None
+    last_ms: int | None = None
+    records: int = 0
+    size: int = 0
+
+    def take(
+        self, reader: PartitionReader, ends: Mapping[Origin, int], clock: Clock, *, whole: bool
+    ) -> None:
+        """Read until each partition is at its end or, without `whole`, has given a record; for ten
+        seconds at most.
+        """
+        waiting, give_up_s = set(ends), clock.monotonic() + SAMPLE_S
+        while waiting and clock.monotonic() < give_up_s:
+            for run in reader.poll(SAMPLE_RECORDS, 0.2):
+                for message in run.messages:
+                    self._add(message.timestamp()[1], message.key(), message.value())
+                if run.position >= ends[run.origin] or (run.messages and not whole):
+                    waiting.discard(run.origin)
+
+    def _add(self, time_ms: int, key: bytes | None, value: bytes | None) -> None:
+        self.records += 1
+        self.size += len(key or b"") + len(value or b"")
+        if time_ms >= 0:
+            self.first_ms = time_ms if self.first_ms is None else min(self.first_ms, time_ms)
+            self.last_ms = time_ms if self.last_ms is None else max(self.last_ms, time_ms)
+
+
+class Planner:
+    """Plans a backfill of one job."""
+
+    def __init__(self, graph: Graph, config: Config, drivers: Drivers, storage: BlobStore) -> None:
+        self._graph, self._config = graph, config
+        self._drivers, self._storage = drivers, storage
+
+    def ends(self, job: JobName, to: To) -> tuple[PartitionEnd, ...]:
+        """The ends that `--to` means now."""
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        try:
+            found = enumerate_partitions(self._graph, self._config, job, admin, {}, bounded=True)
+            return choose_ends(to, found, admin.at_time)
+        finally:
+            admin.close()
+
+    def plan(self, submission: Submission) -> BackfillPlan:
+        """What a backfill of `submission`, whose ends are chosen, is about to do.
+
+        RefusedError and KafkaError as at the start of a job: topics that are absent, partitions
+        that may not be read, brokers that do not answer.
+        """
+        state = run_reading(self._storage, read_journal(submission.job))
+        reached, continues = self._reached(state, submission)
+        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        try:
+            found = enumerate_partitions(
+                self._graph, self._config, submission.job, admin, {}, bounded=True
+            )
+            limit_ms = admin.transaction_max_timeout_ms()
+        finally:
+            admin.close()
+        ranges = _ranges(with_chosen_ends(found, submission.ends), found, reached)
+        settings, sample = self._config.backfill, self._sample(submission.job, ranges)
+        offsets = sum(each.offsets for each in ranges)
+        return BackfillPlan(
+            job=submission.job,
+            submission=submission.id,
+            continues=continues,
+            partitions=ranges,
+            waves=-(-offsets // settings.wave_records),
+            wave_records=settings.wave_records,
+            wave_span_ms=settings.wave_span,
+            parallelism=submission.parallelism,
+            master=settings.master,
+            transaction_timeout_ms=limit_ms
+            or required_transaction_timeout_ms(self._config.checkpoint),
+            at_least_once=tuple(_at_least_once(self._graph)),
+            record_bytes=sample.size / sample.records if sample.records else None,
+            first_ms=sample.first_ms,
+            last_ms=sample.last_ms,
+        )
+
+    def _reached(self, state: JournalState, submission: Submission) -> tuple[Places, str]:
+        """Where the job is in each partition, and by which checkpoint."""
+        point = restore_point(state, submission.id, submission.restore) if state.number else None
+        if point is None:
+            first = run_reading(self._storage, read_beginnings(submission.job, submission.id))
+            return _places(first), ""
+        manifest = run_reading(self._storage, load_manifest(point))
+        return _places(manifest.splits), str(point.checkpoint)
+
+    def _sample(self, job: JobName, ranges: Sequence[PartitionRange]) -> Sample:
+        sample = Sample()
+        filled = [each for each in ranges if each.offsets]
+        ends = {Origin(each.topic, each.partition): each.end for each in filled}
+        heads = {Origin(each.topic, each.partition): each.begin for each in filled}
+        tails = {
+            Origin(each.topic, each.partition): max(each.begin, each.end - SAMPLE_TAIL)
+            for each in filled
+        }
+        for starts in (heads, tails) if filled else ():
+            reader = self._drivers.partition_reader(
+                kafka_of(self._config), f"tidegate.{job}.plan", with_end_of_partition=True
+            )
+            try:
+                reader.assign(starts)
+                sample.take(reader, ends, self._drivers.clock, whole=starts is tails)
+            finally:
+                reader.close()
+        return sample
+
+
+def _ranges(
+    chosen: Sequence[PartitionFacts], found: Sequence[PartitionFacts], reached: Places
+) -> tuple[PartitionRange, ...]:
+    return tuple(
+        PartitionRange(
+            source=facts.source,
+            topic=facts.topic,
+            partition=facts.partition,
+            begin=reached.get((facts.source, facts.topic, facts.partition), facts.start),
+            end=facts.end or 0,
+            hidden=now.hidden if facts.end == now.latest else 0,
+        )
+        for facts, now in zip(chosen, found, strict=True)
+    )
+
+
+def _places(splits: Sequence[SourceSplit]) -> Places:
+    return {(split.source, split.topic, split.partition): split.offset for split in splits}
+
+
+def _at_least_once(graph: Graph) -> list[str]:
+    return [
+        node.id
+        for node in graph
+        if node.kind == "sink"
+        and cast("KafkaSink[Any]", node.declaration).guarantee != "exactly_once"
+    ]

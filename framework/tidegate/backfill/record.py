@@ -1,0 +1,174 @@
+"""The durable record of a backfill: a submission in the checkpoint storage, like those of clusters.
+
+The same command must find a backfill again after a crash, with the ends that it began with. A
+cluster must see that the job is a backfill's, and a backfill must see that the job is live. The
+store of submissions (`controlplane/dispatcher/store.py`) decides this already: the newest
+submission that counts has the job. So a backfill is a submission of a cluster `backfill-JOB`, which
+no JobManager has. Its id is that of its attempts in the journal. It holds the ends, the parameters
+and the code. It is created before the first claim, and has a result when its journal is closed.
+
+Cuts are not recorded. The last publication says where the next wave begins, and the ends say where
+it may end: a second place for the same could only differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tidegate.api.archive import CodeArchive
+from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.errors import RefusedError, StorageError
+from tidegate.ids import JobName
+from tidegate.ports.blobs import BlobStore
+from tidegate.protocol.messages import JobReport, PartitionEnd, Submission
+
+PREFIX = "backfill-"
+"""How the name of a backfill's cluster begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The backfill that the storage holds."""
+
+    submission: Submission
+    finished: bool
+
+
+class BackfillRecords:
+    """The backfills of one job in its checkpoint storage. Methods raise StorageError."""
+
+    def __init__(self, storage: BlobStore, job: JobName, settings: Mapping[str, Any]) -> None:
+        """`settings` are those of the command: a password among them is not written down."""
+        self._job = job
+        self._cluster = f"{PREFIX}{job}"
+        self._store = JobStore(storage, self._cluster, settings)
+
+    def find(self, *, has_lock: bool, job_is_stopped: bool) -> Recorded | None:
+        """The job's newest submission, if it is a backfill.
+
+        `has_lock`: this command holds the lock that a run of the job would hold, so none is live;
+        of a standing cluster it says nothing. `job_is_stopped`: the operator says that no process
+        of the job is left. RefusedError for a job that is live.
+        """
+        newest = self._store.newest(self._job)
+        if newest is None:
+            return None
+        submission, result = newest
+        if submission.cluster == self._cluster:
+            return Recorded(submission=submission, finished=result is not None)
+        proven = has_lock and not submission.standing
+        if result is None and not (proven or job_is_stopped):
+            raise RefusedError(_live(submission))
+        return None
+
+    def begin(
+        self, submission: Submission, archive: CodeArchive, ends: tuple[PartitionEnd, ...], to: str
+    ) -> Submission:
+        """Record a backfill with its code; the submission as it is recorded.
+
+        StorageError where another command has recorded one at the same moment.
+        """
+        ours = msgspec.structs.replace(submission, cluster=self._cluster, ends=ends, to=to)
+        self._store.claim_epoch(submission.id)
+        self._store.put_submission(ours, archive.data)
+        code = self._store.stored_code(self._job)
+        if not self._store.accept(self._job):
+            message = (
+                f"Another backfill of job {self._job!r} was begun at the same moment. Run the"
+                " command again to see it."
+            )
+            raise StorageError(message)
+        return msgspec.structs.replace(ours, code=code)
+
+    def finish(self, records_in: int, records_out: int) -> None:
+        """Record that the backfill found last, or begun, is done: the job is nobody's now."""
+        self._store.put_result(
+            JobReport(
+                job=self._job,
+                state=JobState.FINISHED.value,
+                records_in=records_in,
+                records_out=records_out,
+            )
+        )
+
+
+def continued(recorded: Submission, asked: Submission, to: str) -> Submission:
+    """What a command runs that continues a recorded backfill: as it asks, with the id, the ends and
+    the code of the record.
+
+    The parallelism and the settings of processes may differ, as between two attempts. RefusedError
+    where anything differs that makes another output.
+    """
+    differences = [
+        text
+        for text, before, now in (
+            ("the code has changed", _digest(recorded), _digest(asked)),
+            ("the pipeline has changed", recorded.fingerprint, asked.fingerprint),
+            (_changed("--set", recorded.params, asked.params), recorded.params, asked.params),
+            (f"--to was {recorded.to}, and is {to}", recorded.to, to),
+            ("a topic has changed", _connectors(recorded), _connectors(asked)),
+        )
+        if before != now
+    ]
+    if differences:
+        message = (
+            f"Job {asked.job!r} has a backfill that was begun otherwise: {'; '.join(differences)}."
+            " Run the command as it was begun, or begin a new backfill with --new: it goes on from"
+            " the last wave that is published (or, with --restore none, from the start of the"
+            " topics)."
+        )
+        raise RefusedError(message)
+    return msgspec.structs.replace(
+        asked,
+        id=recorded.id,
+        cluster=recorded.cluster,
+        restore=recorded.restore,
+        ends=recorded.ends,
+        to=recorded.to,
+        code=recorded.code,
+    )
+
+
+def _live(submission: Submission) -> str:
+    if submission.standing:
+        return (
+            f"Job {submission.job!r} is a job of the standing cluster {submission.cluster!r}, and"
+            " has not ended there. A backfill would take its journal over. Stop it first"
+            f" (tidegate stop {submission.job}), or backfill under another name (--as). If that"
+            " cluster is gone for ever, add --job-is-stopped."
+        )
+    return (
+        f"Job {submission.job!r} was run by `tidegate run`, which has left no result: it runs on"
+        " another machine, or was killed there. A backfill would take its journal over. Stop it"
+        " first. If no process of it is left, add --job-is-stopped."
+    )
+
+
+def _digest(submission: Submission) -> str:
+    return submission.code_digest if submission.code is None else submission.code.digest
+
+
+def _changed(option: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Names only: a value may be a secret."""
+    names = sorted(name for name in before.keys() | now if before.get(name) != now.get(name))
+    return f"{option} differs in {', '.join(names)}"
+
+
+def _connectors(submission: Submission) -> object:
+    """Which topics the sources and sinks are given, beside those of the pipeline itself."""
+    return {
+        section: {
+            name: settings.get("topic")
+            for name, settings in _table(submission.settings.get(section)).items()
+        }
+        for section in ("sources", "sinks")
+    }
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,110 @@
+"""`tidegate backfill`: a pipeline over the history of its topics, on Spark.
+
+It prints what it is about to do, runs wave after wave, and ends when the sources are at the ends
+that were chosen when the backfill began. The same command continues after a crash. Parsing only:
+the work is in `backfilling` and in the package `backfill`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli import options as o
+
+EXAMPLE = (
+    "Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now"
+)
+
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Where tasks run: local[N], spark://HOST:PORT, yarn, k8s://URL; or in-process, "
+        "without Spark, for small histories."
+    ),
+]
+To = Annotated[
+    str,
+    typer.Option(
+        help="Where it ends: now, a time (2026-01-31T12:00, UTC), or an offset for each "
+        "partition (orders/0=1000,orders/1=1200)."
+    ),
+]
+WaveRecords = Annotated[int | None, typer.Option(help="Offsets that a wave reads at most.")]
+WaveSpan = Annotated[
+    str | None, typer.Option(help='Time that a wave covers at most, with a unit: "1 h".')
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")]
+New = Annotated[
+    bool, typer.Option("--new", help="Begin another backfill, although one is there already.")
+]
+JobIsStopped = Annotated[
+    bool,
+    typer.Option(
+        "--job-is-stopped", help="No process of the job is left, although no result says so."
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON object for the plan, each wave and the end.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show Spark's log.")]
+
+
+def backfill(
+    pipeline: o.PipelineArgument,
+    master: Master = None,
+    to: To = "now",
+    wave_records: WaveRecords = None,
+    wave_span: WaveSpan = None,
+    settings: o.Parameters = None,
+    config: o.Settings = None,
+    kafka: o.Brokers = None,
+    parallelism: o.Parallelism = None,
+    name: o.As = None,
+    dry_run: DryRun = False,
+    new: New = False,
+    restore: o.Restore = "latest",
+    job_is_stopped: JobIsStopped = False,
+    accept_loss: o.AcceptLoss = False,
+    take_over: o.TakeOver = False,
+    restore_to_other_cluster: o.RestoreToOtherCluster = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a pipeline over the history of its topics, in waves on Spark, exactly once.
+
+    It goes on from the job's last checkpoint where there is one, and `tidegate run` or `submit` go
+    on where it ends. After a crash the same command continues from the last published wave. Ctrl-C
+    ends it after the present wave; a second Ctrl-C abandons the wave. Exit code: 0 done, 1 failed,
+    2 refused, 3 ended by Ctrl-C after a wave, 130 a wave was abandoned.
+
+    Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now
+    """
+    command_line = {
+        **o.pairs(config, "--config", EXAMPLE),
+        **o.chosen(
+            kafka__bootstrap=kafka,
+            job__parallelism=parallelism,
+            job__name=name,
+            backfill__master=master,
+            backfill__wave_records=wave_records,
+            backfill__wave_span=wave_span,
+        ),
+    }
+    params = o.parameters(settings, EXAMPLE)
+    from tidegate.cli.backfilling import Asked, execute
+    from tidegate.controlplane.client.preflight import RunOptions
+
+    options = RunOptions(
+        params=params,
+        bounded=True,
+        restore=restore,
+        accept_loss=accept_loss,
+        take_over=take_over,
+        restore_to_other_cluster=restore_to_other_cluster,
+    )
+    asked = Asked(to=to, dry_run=dry_run, new=new, job_is_stopped=job_is_stopped, verbose=verbose)
+    raise typer.Exit(execute(pipeline, Path.cwd(), command_line, options, asked, as_json=as_json))

@@ -1,0 +1,164 @@
+"""What `tidegate backfill` prints: the plan, a line for each wave, and the end, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final
+
+from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.plan import BackfillPlan
+from tidegate.cli.display import say
+
+SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+UNIT: Final = 1024
+MINUTE_S, HOUR_S = 60, 3600
+
+
+class BackfillText:
+    """Sentences on stderr."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._waves = self._read = 0
+        self._left = 0
+        self._seconds = 0.0
+
+    def plan(self, plan: BackfillPlan) -> None:
+        """What is about to be done."""
+        self._left = plan.offsets
+        for line in plan_lines(plan):
+            say(line)
+
+    def wave(self, wave: WaveDone) -> None:
+        """A wave is committed."""
+        self._waves += 1
+        self._read += self._left - wave.offsets_left
+        self._left = wave.offsets_left
+        self._seconds += wave.seconds
+        rate = self._read / self._seconds if self._seconds else 0.0
+        left = f", about {duration(self._left / rate)}" if self._left and rate else ""
+        say(
+            f"{self._job}: wave {self._waves} committed: {wave.records_in:,} records in,"
+            f" {wave.records_out:,} out in {duration(wave.seconds)}"
+            f" ({wave.records_in / max(wave.seconds, 1e-3):,.0f} a second);"
+            f" {self._left:,} offsets left{left}"
+        )
+
+    def stopping(self) -> None:
+        """The first Ctrl-C."""
+        say(f"{self._job}: ends after this wave (Ctrl-C again abandons the wave)")
+
+    def stopped(self) -> None:
+        """It ended after a wave."""
+        say(f"{self._job}: ended after a wave; the same command continues")
+
+    def abandoned(self) -> None:
+        """The second Ctrl-C."""
+        say(f"{self._job}: the wave is abandoned; the same command continues")
+
+    def end(self, records_in: int, records_out: int) -> None:
+        """Every source is at its end."""
+        say(
+            f"{self._job}: the backfill is done: {records_in:,} records in, {records_out:,} out in"
+            f" {self._waves} waves. `tidegate run` and `tidegate submit` go on from here."
+        )
+
+    def done_before(self) -> None:
+        """An earlier command has done it all."""
+        say(
+            f"{self._job}: this backfill is done already. --new begins another, from where the job"
+            " is now."
+        )
+
+
+class BackfillJson(BackfillText):
+    """One JSON object for each, on stdout."""
+
+    def plan(self, plan: BackfillPlan) -> None:
+        facts = {"offsets": plan.offsets, "hidden": plan.hidden}
+        _print({"event": "plan", **asdict(plan), **facts})
+
+    def wave(self, wave: WaveDone) -> None:
+        _print({"event": "wave", **asdict(wave)})
+
+    def stopping(self) -> None:
+        """Scripts see the end."""
+
+    def stopped(self) -> None:
+        _print({"event": "stopped"})
+
+    def abandoned(self) -> None:
+        _print({"event": "abandoned"})
+
+    def end(self, records_in: int, records_out: int) -> None:
+        _print({"event": "end", "records_in": records_in, "records_out": records_out})
+
+    def done_before(self) -> None:
+        _print({"event": "done"})
+
+
+def plan_lines(plan: BackfillPlan) -> list[str]:
+    """The plan as sentences."""
+    begins = f"goes on from checkpoint {plan.continues}" if plan.continues else "begins anew"
+    read = f"{plan.offsets:,} offsets to read"
+    if plan.record_bytes is not None:
+        read += f", about {data_size(plan.offsets * plan.record_bytes)}"
+    lines = [f"{plan.job}: the backfill {begins}; {read}"]
+    for (source, topic), group in groupby(plan.partitions, key=lambda one: (one.source, one.topic)):
+        lines.append(f"  source {source}, topic {topic}:")
+        lines += [
+            f"    partition {one.partition}: offsets {one.begin:,} to {one.end:,} ({one.offsets:,})"
+            for one in group
+        ]
+    if plan.first_ms is not None and plan.last_ms is not None:
+        lines.append(f"  from {at(plan.first_ms)} to about {at(plan.last_ms)}")
+    timeout = duration(plan.transaction_timeout_ms / 1000)
+    span = f" and {duration(plan.wave_span_ms / 1000)}" if plan.wave_span_ms else ""
+    lines += [
+        f"  waves of at most {plan.wave_records:,} offsets{span}: {plan.waves} or more",
+        f"  parallelism {plan.parallelism} on {plan.master}",
+        f"  a wave's transactions are open for {timeout} at most (transaction.max.timeout.ms)",
+        "  read_committed readers of the sinks' topics wait for the end of each wave",
+    ]
+    if plan.hidden:
+        lines.append(
+            f"  {plan.hidden:,} offsets lie behind open transactions and are not read"
+            " (`tidegate txn why-stuck` names the transactions)"
+        )
+    if plan.at_least_once:
+        lines.append(
+            f"  written at least once, so again where a wave is run again:"
+            f" {', '.join(plan.at_least_once)}"
+        )
+    return lines
+
+
+def at(milliseconds: int) -> str:
+    """A time of Kafka's records."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(seconds: float) -> str:
+    """Rounded to what matters."""
+    if seconds < MINUTE_S:
+        return f"{seconds:.1f} s"
+    if seconds < HOUR_S:
+        return f"{seconds / MINUTE_S:.0f} min"
+    return f"{seconds / HOUR_S:.1f} h"
+
+
+def data_size(size: float) -> str:
+    """In the unit that leaves few digits."""
+    unit = 0
+    while size >= UNIT and unit + 1 < len(SIZES):
+        size, unit = size / UNIT, unit + 1
+    return f"{size:,.0f} {SIZES[unit]}" if unit == 0 else f"{size:,.1f} {SIZES[unit]}"
+
+
+def _print(event: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()

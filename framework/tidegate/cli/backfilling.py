@@ -1,0 +1,189 @@
+"""What `tidegate backfill` does, once its words are parsed: find or begin, plan, run, end.
+
+Apart from `backfill.py` so that help does not pay for what this imports. The order matters: what
+can be refused is refused before Spark starts, and Spark runs before the backfill is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Self
+
+import msgspec
+
+from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.ends import parse_to
+from tidegate.backfill.executor import Executor, InProcessExecutor
+from tidegate.backfill.plan import Planner
+from tidegate.backfill.record import BackfillRecords, continued
+from tidegate.bootstrap import WAVE_TASK, task_host
+from tidegate.cli.backfill_output import BackfillJson, BackfillText
+from tidegate.cli.display import say_left_out
+from tidegate.cli.running import DONE, INTERRUPTED, STOPPED
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.client.lock import JobLock
+from tidegate.controlplane.client.preflight import (
+    RunOptions,
+    check_world,
+    class_settings,
+    load_for_submit,
+    make_submission,
+)
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.protocol.messages import Submission
+
+IN_PROCESS: Final = "in-process"
+SPARK_LOG: Final = "spark.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command says of the backfill itself."""
+
+    to: str
+    dry_run: bool
+    new: bool
+    job_is_stopped: bool
+    verbose: bool
+
+
+def execute(
+    reference: str,
+    folder: Path,
+    command_line: dict[str, Any],
+    options: RunOptions,
+    asked: Asked,
+    *,
+    as_json: bool,
+) -> int:
+    """Run the backfill; the exit code."""
+    to = parse_to(asked.to)
+    pipeline = load_for_submit(reference, folder)
+    config = load(
+        folder=folder,
+        environment=dict(os.environ),
+        class_statement=class_settings(pipeline),
+        command_line=command_line,
+    )
+    submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
+    output = (BackfillJson if as_json else BackfillText)(submission.job)
+    drivers = RealDrivers()
+    url = config.checkpoint.storage
+    storage = drivers.blob_store(url if "://" in url else str(folder / url))
+    with JobLock(folder, url, submission.job):
+        check_world(graph, config, folder, drivers)
+        records = BackfillRecords(storage, submission.job, config.to_dict())
+        recorded = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
+        planner = Planner(graph, config, drivers, storage)
+        if recorded is None or asked.new:
+            recorded = None
+            ends = planner.ends(submission.job, to)
+            submission = msgspec.structs.replace(submission, ends=ends)
+        else:
+            submission = continued(recorded.submission, submission, asked.to)
+            if recorded.finished:
+                output.done_before()
+                return DONE
+        output.plan(planner.plan(submission))
+        if asked.dry_run:
+            return DONE
+        with _executor(config, folder, verbose=asked.verbose) as executor:
+            if recorded is None:
+                say_left_out(submission.job, archive)
+                submission = records.begin(submission, archive, submission.ends, asked.to)
+            return _run(submission, config, drivers, executor, records, output)
+
+
+def _run(
+    submission: Submission,
+    config: Config,
+    drivers: RealDrivers,
+    executor: Executor,
+    records: BackfillRecords,
+    output: BackfillText,
+) -> int:
+    total = _Total(output)
+    backfill = Backfill(
+        submission,
+        config,
+        drivers,
+        executor,
+        wave_offsets=config.backfill.wave_records,
+        wave_span_ms=config.backfill.wave_span,
+        on_wave=total.add,
+    )
+    with _Signals(output) as signals:
+        try:
+            finished = backfill.run(stop=signals.asked)
+        except KeyboardInterrupt:
+            output.abandoned()
+            return INTERRUPTED
+    if not finished:
+        output.stopped()
+        return STOPPED
+    records.finish(total.records_in, total.records_out)
+    output.end(total.records_in, total.records_out)
+    return DONE
+
+
+@contextmanager
+def _executor(config: Config, folder: Path, *, verbose: bool) -> Iterator[Executor]:
+    """Where tasks run. Without Spark nothing of it is imported."""
+    settings = config.backfill
+    if settings.master == IN_PROCESS:
+        yield InProcessExecutor(task_host())
+        return
+    from tidegate.backfill.spark.executor import SparkExecutor
+    from tidegate.backfill.spark.session import start_session
+
+    log = folder / config.logs.directory / SPARK_LOG
+    with start_session(settings.master, log=log, verbose=verbose) as session:
+        yield SparkExecutor(session, WAVE_TASK)
+
+
+class _Total:
+    """The records of all waves of this command."""
+
+    def __init__(self, output: BackfillText) -> None:
+        self.records_in = self.records_out = 0
+        self._output = output
+
+    def add(self, wave: WaveDone) -> None:
+        self.records_in += wave.records_in
+        self.records_out += wave.records_out
+        self._output.wave(wave)
+
+
+class _Signals:
+    """The first Ctrl-C (or SIGTERM) ends the backfill after its wave, the second one at once."""
+
+    def __init__(self, output: BackfillText) -> None:
+        self._output = output
+        self._asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            self._before[name] = signal.signal(name, self._interrupted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+    def asked(self) -> bool:
+        """Whether the backfill is to end after the present wave."""
+        return self._asked
+
+    def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._output.stopping()

@@ -1,0 +1,80 @@
+"""`--to`: what it says, and which offsets it means."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.backfill.ends import choose_ends, parse_to
+from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.elements import Origin
+from tidegate.errors import ConfigError, RefusedError
+from tidegate.ids import Uid
+
+HALF_PAST_MS = 1_769_862_600_000
+"""2026-01-31 12:30 UTC."""
+
+
+def facts(partition: int, earliest: int, latest: int) -> PartitionFacts:
+    return PartitionFacts(
+        source=Uid("orders"),
+        topic="o",
+        partition=partition,
+        start=earliest,
+        earliest=earliest,
+        latest=latest,
+    )
+
+
+TWO = (facts(0, 10, 100), facts(1, 0, 50))
+
+
+def never(_origins: list[Origin], _ms: int) -> dict[Origin, int]:
+    raise AssertionError("no time is asked for")
+
+
+def test_now_is_the_last_stable_offset() -> None:
+    assert [end.offset for end in choose_ends(parse_to("now"), TWO, never)] == [100, 50]
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-31T12:30", "2026-01-31 12:30:00Z", "2026-01-31T13:30+01:00"]
+)
+def test_a_time_without_a_zone_is_utc(text: str) -> None:
+    assert parse_to(text) == HALF_PAST_MS
+
+
+def test_a_time_means_the_first_offset_at_or_after_it_and_never_more_than_can_be_read() -> None:
+    def at_time(origins: list[Origin], time_ms: int) -> dict[Origin, int]:
+        assert time_ms == HALF_PAST_MS
+        return dict(zip(origins, (40, 60), strict=True))
+
+    ends = choose_ends(parse_to("2026-01-31T12:30"), TWO, at_time)
+    assert [end.offset for end in ends] == [40, 50]
+
+
+def test_offsets_are_given_for_each_partition() -> None:
+    ends = choose_ends(parse_to("o/0=20, o/1=50"), TWO, never)
+    assert [(end.source, end.topic, end.partition, end.offset) for end in ends] == [
+        ("orders", "o", 0, 20),
+        ("orders", "o", 1, 50),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("o/0=20", "gives no offset for partition 1 of topic 'o'"),
+        ("o/0=20,o/1=51", "at offset 51, but what can be read there begins at 0 and ends at 50"),
+        ("o/0=9,o/1=5", "at offset 9, but what can be read there begins at 10"),
+        ("o/0=20,o/1=5,o/2=7", "names partition 2 of topic 'o', which no source"),
+    ],
+)
+def test_offsets_that_do_not_fit_the_topics_are_refused(text: str, said: str) -> None:
+    with pytest.raises(RefusedError, match=said):
+        choose_ends(parse_to(text), TWO, never)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "o=5", "o/x=5", "o/0=-1", "1960-01-01"])
+def test_what_cannot_be_understood_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ConfigError, match="neither `now`, nor a time"):
+        parse_to(text)

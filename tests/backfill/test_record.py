@@ -1,0 +1,154 @@
+"""The record of a backfill: found again, never mixed with another, never over a live job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.controlplane.dispatching import submission as any_submission
+from tidegate.api.archive import CodeArchive
+from tidegate.backfill.record import BackfillRecords, continued
+from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.drivers.storage import open_store
+from tidegate.errors import RefusedError, StorageError
+from tidegate.ids import Uid
+from tidegate.ports.blobs import BlobStore
+from tidegate.protocol.messages import JobReport, PartitionEnd, StoredCode, Submission
+
+ENDS = (PartitionEnd(source=Uid("orders"), topic="o", partition=0, offset=100),)
+CODE = CodeArchive(data=b"zip", digest="abc", size=3, files=(), left_out=())
+
+
+def asked(**changes: Any) -> Submission:
+    given = any_submission()
+    code = StoredCode(digest=CODE.digest, size=3)
+    return msgspec.structs.replace(given, bounded=True, code=code, id="new", **changes)
+
+
+JOB = asked().job
+
+
+@pytest.fixture
+def storage() -> BlobStore:
+    return open_store("memory:///")
+
+
+def records(storage: BlobStore) -> BackfillRecords:
+    return BackfillRecords(storage, JOB, {})
+
+
+def begin(storage: BlobStore, **changes: Any) -> Submission:
+    return records(storage).begin(asked(**changes), CODE, ENDS, "now")
+
+
+def find(storage: BlobStore, *, has_lock: bool = True, job_is_stopped: bool = False) -> Any:
+    return records(storage).find(has_lock=has_lock, job_is_stopped=job_is_stopped)
+
+
+def live(storage: BlobStore, *, standing: bool) -> JobStore:
+    store = JobStore(storage, "here")
+    store.claim_epoch("nonce")
+    given = msgspec.structs.replace(any_submission(), cluster="here", standing=standing)
+    store.put_submission(given)
+    store.accept(JOB)
+    return store
+
+
+def test_a_job_without_a_submission_has_no_backfill(storage: BlobStore) -> None:
+    assert find(storage) is None
+
+
+def test_what_was_begun_is_found_again_with_its_ends_and_its_code(storage: BlobStore) -> None:
+    begun = begin(storage)
+    found = find(storage)
+    assert not found.finished
+    assert (found.submission.id, found.submission.ends) == ("new", ENDS)
+    assert begun.code is not None
+    assert found.submission.code == begun.code
+    assert storage.get(begun.code.path) == b"zip"
+
+
+def test_a_finished_one_is_known_to_be(storage: BlobStore) -> None:
+    begin(storage)
+    again = records(storage)
+    assert again.find(has_lock=True, job_is_stopped=False) is not None
+    again.finish(5, 5)
+    assert find(storage).finished
+
+
+def test_a_newer_one_takes_its_place(storage: BlobStore) -> None:
+    begin(storage)
+    records(storage).begin(msgspec.structs.replace(asked(), id="newer"), CODE, (), "now")
+    assert find(storage).submission.id == "newer"
+
+
+def test_the_record_of_a_backfill_leaves_other_clusters_without_the_job(storage: BlobStore) -> None:
+    store = live(storage, standing=True)
+    records(storage).begin(asked(), CODE, ENDS, "now")
+    assert store.has_moved(JOB)
+    assert store.jobs() == []
+
+
+def test_a_job_of_a_standing_cluster_is_live_until_it_has_a_result(storage: BlobStore) -> None:
+    store = live(storage, standing=True)
+    with pytest.raises(RefusedError, match="standing cluster 'here'.*tidegate stop"):
+        find(storage)
+    assert find(storage, job_is_stopped=True) is None
+    store.put_result(JobReport(job=JOB, state="FINISHED"))
+    assert find(storage) is None
+
+
+def test_a_run_that_left_no_result_is_dead_where_its_lock_is_free(storage: BlobStore) -> None:
+    live(storage, standing=False)
+    assert find(storage, has_lock=True) is None
+    with pytest.raises(RefusedError, match="--job-is-stopped"):
+        find(storage, has_lock=False)
+    assert find(storage, has_lock=False, job_is_stopped=True) is None
+
+
+def test_two_that_begin_at_once_are_one(
+    storage: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other command lists the job in between, as a later leader: the first is refused."""
+    before = JobStore.accept
+
+    def beaten(store: JobStore, job: Any) -> bool:
+        monkeypatch.setattr(JobStore, "accept", before)
+        other = JobStore(storage, f"backfill-{JOB}")
+        other.claim_epoch("other")
+        other.jobs()
+        return store.accept(job)
+
+    monkeypatch.setattr(JobStore, "accept", beaten)
+    with pytest.raises(StorageError, match="at the same moment"):
+        begin(storage)
+    assert find(storage) is None
+
+
+def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() -> None:
+    recorded = asked(parallelism=2, ends=ENDS, to="now", cluster="backfill-a")
+    again = asked(parallelism=5)
+    ours = continued(recorded, msgspec.structs.replace(again, id="other"), "now")
+    assert (ours.id, ours.ends, ours.parallelism) == ("new", ENDS, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "to", "said"),
+    [
+        ({"fingerprint": "other"}, "now", "the pipeline has changed"),
+        ({"code": StoredCode(digest="d", size=1)}, "now", "the code has changed"),
+        ({"params": {"minimum": "secret"}}, "now", "--set differs in minimum"),
+        ({}, "2026-01-01", "--to was now, and is 2026-01-01"),
+        ({"settings": {"sources": {"orders": {"topic": "x"}}}}, "now", "a topic has changed"),
+    ],
+)
+def test_a_command_that_asks_for_another_backfill_is_refused(
+    changes: dict[str, Any], to: str, said: str
+) -> None:
+    recorded = msgspec.structs.replace(asked(), ends=ENDS, to="now")
+    with pytest.raises(RefusedError, match=said) as refused:
+        continued(recorded, msgspec.structs.replace(asked(), **changes), to)
+    assert "--new" in str(refused.value)
+    assert "secret" not in str(refused.value)
