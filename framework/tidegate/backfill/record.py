@@ -13,13 +13,13 @@ it may end: a second place for the same could only differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from tidegate.api.archive import CodeArchive
+from tidegate.api.archive import CodeArchive, contents
 from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.errors import RefusedError, StorageError
@@ -46,6 +46,7 @@ class BackfillRecords:
         """`settings` are those of the command: a password among them is not written down."""
         self._job = job
         self._cluster = f"{PREFIX}{job}"
+        self._storage = storage
         self._store = JobStore(storage, self._cluster, settings)
 
     def find(self, *, has_lock: bool, job_is_stopped: bool) -> Recorded | None:
@@ -85,6 +86,21 @@ class BackfillRecords:
             raise StorageError(message)
         return msgspec.structs.replace(ours, code=code)
 
+    def changed_modules(self, recorded: Submission, archive: CodeArchive) -> list[str]:
+        """The modules that differ between the record's code and `archive`. Data files may differ:
+        a log in the working folder is one. Those of the record are used.
+        """
+        code = recorded.code
+        data = None if code is None else self._storage.get(code.path)
+        if code is None or data is None:
+            message = (
+                f"The code of the backfill of job {self._job!r} is not in the checkpoint storage"
+                " any more. Begin a new backfill with --new."
+            )
+            raise RefusedError(message)
+        before, now = _modules(data, code.path, code.size), _modules(archive.data, "", archive.size)
+        return sorted(name for name in before.keys() | now if before.get(name) != now.get(name))
+
     def finish(self, records_in: int, records_out: int) -> None:
         """Record that the backfill found last, or begun, is done: the job is nobody's now."""
         self._store.put_result(
@@ -97,7 +113,9 @@ class BackfillRecords:
         )
 
 
-def continued(recorded: Submission, asked: Submission, to: str) -> Submission:
+def continued(
+    recorded: Submission, asked: Submission, to: str, changed_modules: Sequence[str] = ()
+) -> Submission:
     """What a command runs that continues a recorded backfill: as it asks, with the id, the ends and
     the code of the record.
 
@@ -107,7 +125,7 @@ def continued(recorded: Submission, asked: Submission, to: str) -> Submission:
     differences = [
         text
         for text, before, now in (
-            ("the code has changed", _digest(recorded), _digest(asked)),
+            (f"the code has changed ({', '.join(changed_modules)})", (), tuple(changed_modules)),
             ("the pipeline has changed", recorded.fingerprint, asked.fingerprint),
             (_changed("--set", recorded.params, asked.params), recorded.params, asked.params),
             (f"--to was {recorded.to}, and is {to}", recorded.to, to),
@@ -131,6 +149,7 @@ def continued(recorded: Submission, asked: Submission, to: str) -> Submission:
         ends=recorded.ends,
         to=recorded.to,
         code=recorded.code,
+        code_digest=recorded.code_digest,
     )
 
 
@@ -149,8 +168,8 @@ def _live(submission: Submission) -> str:
     )
 
 
-def _digest(submission: Submission) -> str:
-    return submission.code_digest if submission.code is None else submission.code.digest
+def _modules(archive: bytes, path: str, size: int) -> dict[str, bytes]:
+    return {name: data for name, data in contents(archive, path, size) if name.endswith(".py")}
 
 
 def _changed(option: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:

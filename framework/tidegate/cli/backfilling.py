@@ -87,7 +87,8 @@ def execute(
             ends = planner.ends(submission.job, to)
             submission = msgspec.structs.replace(submission, ends=ends)
         else:
-            submission = continued(recorded.submission, submission, asked.to)
+            changed = records.changed_modules(recorded.submission, archive)
+            submission = continued(recorded.submission, submission, asked.to, changed)
             if recorded.finished:
                 output.done_before()
                 return DONE
