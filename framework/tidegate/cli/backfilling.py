@@ -142,10 +142,12 @@ def _executor(config: Config, folder: Path, *, verbose: bool) -> Iterator[Execut
         yield InProcessExecutor(task_host())
         return
     from tidegate.backfill.spark.executor import SparkExecutor
+    from tidegate.backfill.spark.master import with_retries
     from tidegate.backfill.spark.session import start_session
 
     log = folder / config.logs.directory / SPARK_LOG
-    with start_session(settings.master, log=log, verbose=verbose) as session:
+    master = with_retries(settings.master)
+    with start_session(master, log=log, verbose=verbose) as session:
         yield SparkExecutor(session, WAVE_TASK)
 
 

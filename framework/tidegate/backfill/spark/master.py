@@ -6,6 +6,7 @@ without their addresses. So a connection is tried first.
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Final
 
@@ -13,6 +14,7 @@ from tidegate.errors import ConfigError, SparkError
 
 CONNECT_TIMEOUT_S: Final = 5.0  # for each address; a master answers in milliseconds
 STANDALONE: Final = "spark://"
+TASK_FAILURES: Final = 4  # as everywhere else in Spark (spark.task.maxFailures)
 
 
 def is_local(master: str) -> bool:
@@ -51,3 +53,9 @@ def check_reachable(master: str) -> None:
         " runs."
     )
     raise SparkError(message)
+
+
+def with_retries(master: str) -> str:
+    """A local master that runs a crashed task again: `local[2]` never does, `local[2,4]` does."""
+    found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
+    return master if found is None else f"local[{found[1] or 1},{TASK_FAILURES}]"
