@@ -36,6 +36,7 @@ from tidegate.errors import (
     IncompleteWaveError,
     InternalError,
     JobClosedError,
+    RefusedError,
     TidegateError,
     check,
     is_recoverable,
@@ -100,7 +101,7 @@ class Backfill:
         self._journal = JobJournal(submission, config, drivers, wanted=lambda: True)
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
-        self._finished = False
+        self._finished = self._has_run_tasks = False
 
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
         """Run wave after wave; whether the sources are at their ends, and the journal is closed.
@@ -166,7 +167,12 @@ class Backfill:
     def _abort_open(self) -> None:
         """Abort what the failed wave has open, as a recovery does: readers of the sinks' topics
         would wait for it. The journal stays open for the next run.
+
+        Nothing is open where no task has run since the last recovery: one that was refused may have
+        asked Kafka for minutes, and would do it again.
         """
+        if not self._has_run_tasks:
+            return
         try:
             self._journal.recover(self._plan(), lambda _: None)
         except TidegateError as error:
@@ -182,10 +188,11 @@ class Backfill:
         """Run the next wave; whether there is none left."""
         clock = self._drivers.clock
         began_s = clock.monotonic()
-        recovered = self._journal.recover(plan, lambda _: None)
+        recovered = self._recover(plan)
         if recovered.finished:
             return True
         tasks = self._tasks(plan, recovered)
+        self._has_run_tasks = True
         reports = self._executor.run(tasks)
         refuse_failures(reports)
         check_runs(plan.plan, reports)
@@ -205,6 +212,16 @@ class Backfill:
             )
         )
         return complete.final
+
+    def _recover(self, plan: JobPlan) -> RecoveredJob:
+        """Begin the next attempt; RefusedError where code, topics and checkpoint do not fit."""
+        try:
+            recovered = self._journal.recover(plan, lambda _: None)
+        except RefusedError:
+            self._has_run_tasks = False  # what they had open was aborted before
+            raise
+        self._has_run_tasks = False
+        return recovered
 
     def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
         splits = [split for part in recovered.restoration.splits for split in part]

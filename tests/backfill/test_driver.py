@@ -1,0 +1,156 @@
+"""The driver's decisions around a wave, with a journal and an executor that only answer.
+
+What a wave does is tested on real brokers (`integration/test_backfill.py`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tidegate.backfill.driver import Backfill
+from tidegate.backfill.executor import WaveTasks
+from tidegate.checkpoint.restore import Restoration
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.client.preflight import (
+    RunOptions,
+    class_settings,
+    load_for_submit,
+    make_submission,
+)
+from tidegate.controlplane.jobmaster.job_journal import JobJournal
+from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.errors import BadRecordError, RefusedError, TidegateError
+from tidegate.ids import Attempt
+from tidegate.protocol.messages import Submission
+from tidegate.protocol.waves import TaskReport
+
+JOB = """
+import msgspec
+
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline
+
+
+class Order(msgspec.Struct, frozen=True):
+    customer: str
+
+
+class Job(Pipeline, name="job"):
+    orders = KafkaSource("orders", value=Json(Order), start="START")
+    out = KafkaSink("out", value=Json(Order))
+
+    def define(self) -> None:
+        self.orders.to(self.out)
+"""
+
+
+@dataclass
+class Answers:
+    """A journal that recovers, and an executor that fails."""
+
+    folder: Path
+    submission: Submission
+    recovery_fails: TidegateError | None = None
+    wave_fails: TidegateError | None = None
+    recovered: int = 0
+    ran: int = 0
+
+    def fetch_code(self) -> Path:
+        return self.folder
+
+    def recover(self, plan: object, claimed: object) -> RecoveredJob:
+        self.recovered += 1
+        if self.recovery_fails is not None:
+            raise self.recovery_fails
+        return RecoveredJob(
+            attempt=Attempt(self.recovered),
+            journal="j",
+            claim_nonce="n",
+            kafka_cluster="k",
+            finished=False,
+            stopped=False,
+            submission=self.submission,
+            restoration=Restoration(keyed=({},), splits=((),), new_partitions=()),
+            transaction_timeout_ms=60_000,
+            warm_producers=1,
+            transaction_slots=1,
+            max_message_bytes={},
+        )
+
+    def disconnect(self) -> None:
+        """Nothing is connected."""
+
+    def run(self, wave: WaveTasks) -> list[TaskReport]:
+        self.ran += 1
+        assert self.wave_fails is not None
+        raise self.wave_fails
+
+
+@dataclass
+class Sleeper:
+    """A clock that only adds up."""
+
+    slept: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    def now_ms(self) -> int:
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@dataclass
+class Made:
+    backfill: Backfill
+    answers: Answers
+    clock: Sleeper
+
+
+def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
+    module = f"driven_{uuid.uuid4().hex}"  # this process imports one module of a name
+    folder.joinpath(f"{module}.py").write_text(JOB.replace("START", start))
+    reference = f"{module}:Job"
+    pipeline = load_for_submit(reference, folder)
+    config: Config = load(
+        folder=folder,
+        environment={},
+        class_statement=class_settings(pipeline),
+        command_line={
+            "checkpoint.storage": str(folder / "checkpoints"),
+            "job.parallelism": 1,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        },
+    )
+    options = RunOptions(params={}, bounded=True)
+    submission, _, _ = make_submission(reference, folder, pipeline, config, options)
+    drivers, answers, clock = RealDrivers(), Answers(folder, submission), Sleeper()
+    drivers.clock = clock
+    backfill = Backfill(submission, config, drivers, answers, wave_offsets=10)
+    backfill._journal = cast("JobJournal", answers)
+    return Made(backfill, answers, clock)
+
+
+def test_what_a_recovery_refuses_is_not_asked_for_twice(tmp_path: Path) -> None:
+    """A topic that is gone is asked for over minutes."""
+    made = make(tmp_path)
+    made.answers.recovery_fails = RefusedError("the topic is gone")
+    with pytest.raises(RefusedError, match="gone"):
+        made.backfill.run()
+    assert made.answers.recovered == 1
+
+
+def test_what_a_failed_wave_has_open_is_aborted_by_a_recovery(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.answers.wave_fails = BadRecordError("record 7")
+    with pytest.raises(BadRecordError, match="record 7"):
+        made.backfill.run()
+    assert (made.answers.ran, made.answers.recovered) == (1, 2)
