@@ -27,7 +27,7 @@ from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import BadRecordError, RefusedError, TidegateError
-from tidegate.ids import Attempt
+from tidegate.ids import Attempt, Uid
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.waves import TaskReport
 
@@ -76,7 +76,9 @@ class Answers:
             finished=False,
             stopped=False,
             submission=self.submission,
-            restoration=Restoration(keyed=({},), splits=((),), new_partitions=()),
+            restoration=Restoration(
+                keyed=({},), splits=((),), new_partitions=(), begins=frozenset({Uid("orders")})
+            ),
             transaction_timeout_ms=60_000,
             warm_producers=1,
             transaction_slots=1,
@@ -137,6 +139,13 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
     backfill = Backfill(submission, config, drivers, answers, wave_offsets=10)
     backfill._journal = cast("JobJournal", answers)
     return Made(backfill, answers, clock)
+
+
+def test_a_source_that_would_not_be_read_is_refused_before_a_task_runs(tmp_path: Path) -> None:
+    made = make(tmp_path, start="latest")
+    with pytest.raises(RefusedError, match="source 'orders' has start='latest'"):
+        made.backfill.run()
+    assert (made.answers.ran, made.answers.recovered) == (0, 1)
 
 
 def test_what_a_recovery_refuses_is_not_asked_for_twice(tmp_path: Path) -> None:

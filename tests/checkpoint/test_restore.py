@@ -137,6 +137,14 @@ def test_the_spread_is_the_same_everywhere_and_even() -> None:
     assert [ordinal_of_split("clicks", p, 4) for p in range(2)] == [1, 2]
 
 
+def test_a_restoration_says_which_sources_have_no_position_in_the_checkpoint() -> None:
+    both = plan(sources=(*plan().sources, SourceFacts(uid=Uid("clicks"), topic="orders")))
+    partitions = [*now(3), *now(3, source=Uid("clicks"))]
+    assert restore(None, both, partitions).begins == {ORDERS, "clicks"}
+    assert restore(checkpoint(plan()), both, partitions).begins == {"clicks"}
+    assert restore(checkpoint(plan()), plan(), now(4)).begins == set(), "a new partition"
+
+
 def test_a_start_from_nothing_begins_where_the_sources_say() -> None:
     restoration = restore(None, plan(), now())
     assert restoration.keyed == ({}, {})

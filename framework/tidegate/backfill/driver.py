@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from tidegate.backfill.executor import Executor, WaveTasks
+from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
@@ -182,7 +183,9 @@ class Backfill:
         code = self._journal.fetch_code()
         if isinstance(code, TidegateError):
             raise code
-        return plan_job(self._submission, self._config, code)
+        plan = plan_job(self._submission, self._config, code)
+        refuse_unknown_steps(plan.graph)
+        return plan
 
     def _run_wave(self, plan: JobPlan) -> bool:
         """Run the next wave; whether there is none left."""
@@ -191,6 +194,7 @@ class Backfill:
         recovered = self._recover(plan)
         if recovered.finished:
             return True
+        refuse_unread_sources(plan.graph, recovered.restoration)
         tasks = self._tasks(plan, recovered)
         self._has_run_tasks = True
         reports = self._executor.run(tasks)

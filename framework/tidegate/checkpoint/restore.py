@@ -37,6 +37,8 @@ class Restoration:
     hidden_offsets: int = 0
     """Offsets that a bounded run does not read, because open transactions hid them when its ends
     were chosen; 0 where an attempt continues with ends that were chosen before."""
+    begins: frozenset[Uid] = frozenset()
+    """Sources of which the checkpoint has no position: they begin where their `start=` says."""
 
 
 def restore(
@@ -68,6 +70,8 @@ def restore(
         hidden_offsets=0
         if manifest is not None and manifest.submission == submission
         else sum(facts.hidden for facts in partitions),
+        begins=frozenset(facts.source for facts in partitions)
+        - {split.source for split in (() if manifest is None else manifest.splits)},
     )
 
 

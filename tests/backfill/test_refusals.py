@@ -1,0 +1,77 @@
+"""What a backfill refuses before it runs anything, and that everything else is known to run."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from tests.graph.test_plan import graph
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
+from tidegate.backfill.refusals import (
+    EXCHANGES,
+    KINDS,
+    refuse_unknown_steps,
+    refuse_unread_sources,
+)
+from tidegate.checkpoint.restore import Restoration
+from tidegate.errors import RefusedError
+from tidegate.graph.logical import Edge, Exchange, Graph, Kind
+from tidegate.ids import Uid
+
+
+class Order(msgspec.Struct, frozen=True):
+    customer: str
+
+
+class TwoStarts(Pipeline, name="two-starts"):
+    whole = KafkaSource("whole", value=Json(Order))
+    newest = KafkaSource("newest", value=Json(Order), start="latest")
+    out = KafkaSink("out", value=Json(Order))
+
+    def define(self) -> None:
+        self.whole.union(self.newest).to(self.out)
+
+
+def begins(*sources: str) -> Restoration:
+    return Restoration(keyed=(), splits=(), new_partitions=(), begins=frozenset(map(Uid, sources)))
+
+
+def test_every_kind_of_step_and_every_exchange_is_known_to_run() -> None:
+    """A new one has to be taught to waves, or refused, by whoever adds it."""
+    assert set(get_args(Kind)) == KINDS
+    assert set(get_args(Exchange)) == EXCHANGES
+
+
+def test_pipelines_of_known_steps_are_not_refused() -> None:
+    refuse_unknown_steps(build(TwoStarts))
+    refuse_unknown_steps(graph(a="", b="a*", c="b*+a*"))
+
+
+def test_a_step_of_another_kind_is_refused_by_its_uid() -> None:
+    made, window = Graph("test"), "window"
+    kind: Any = window
+    made.add("source", (), place="job.py:3", uid="orders")
+    made.add(kind, (Edge(node="orders"),), place="job.py:7", uid="hourly")
+    with pytest.raises(RefusedError, match=r"job.py:7: 'hourly' is a step of the kind 'window'"):
+        refuse_unknown_steps(made)
+
+
+def test_a_step_behind_another_exchange_is_refused_by_its_uid() -> None:
+    made, broadcast = Graph("test"), "broadcast"
+    exchange: Any = broadcast
+    made.add("source", (), place="job.py:3", uid="rules")
+    made.add("map", (Edge(node="rules", exchange=exchange),), place="job.py:8", uid="apply")
+    with pytest.raises(RefusedError, match=r"job.py:8: 'apply' is reached by .* 'broadcast'"):
+        refuse_unknown_steps(made)
+
+
+def test_a_source_that_begins_at_the_end_of_its_topic_is_refused() -> None:
+    with pytest.raises(RefusedError, match=r"source .newest. has start=.latest.") as e:
+        refuse_unread_sources(build(TwoStarts), begins("whole", "newest"))
+    assert "nothing of topic 'newest'" in str(e.value)
+
+
+def test_a_source_that_continues_from_a_checkpoint_is_not() -> None:
+    refuse_unread_sources(build(TwoStarts), begins("whole"))
