@@ -8,11 +8,11 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from tidegate.backfill.driver import Backfill
+from tidegate.backfill.driver import TRIES, Backfill
 from tidegate.backfill.executor import WaveTasks
 from tidegate.checkpoint.restore import Restoration
 from tidegate.config import Config
@@ -26,7 +26,13 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.drivers.bundle import RealDrivers
-from tidegate.errors import BadRecordError, RefusedError, TidegateError
+from tidegate.errors import (
+    BadRecordError,
+    IncompleteWaveError,
+    RefusedError,
+    TidegateError,
+    UserCodeError,
+)
 from tidegate.ids import Attempt, Uid
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.waves import TaskReport
@@ -163,3 +169,43 @@ def test_what_a_failed_wave_has_open_is_aborted_by_a_recovery(tmp_path: Path) ->
     with pytest.raises(BadRecordError, match="record 7"):
         made.backfill.run()
     assert (made.answers.ran, made.answers.recovered) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ran"),
+    [
+        ({}, TRIES),
+        ({"restart__strategy": "none"}, 1),
+        ({"restart__strategy": "fixed_delay", "restart__attempts": 2}, 3),
+        ({"restart__strategy": "failure_rate", "restart__failures": 2}, 2),
+    ],
+    ids=["exponential", "none", "fixed", "rate"],
+)
+def test_a_wave_of_a_function_that_raises_is_run_again_as_the_restart_strategy_says(
+    tmp_path: Path, settings: dict[str, Any], ran: int
+) -> None:
+    made = make(tmp_path, **settings)
+    made.answers.wave_fails = UserCodeError("step 'total' raised")
+    with pytest.raises(UserCodeError, match="step 'total' raised"):
+        made.backfill.run()
+    assert made.answers.ran == ran
+    assert made.answers.recovered == ran + 1, "what the last run has open is aborted"
+    assert len(made.clock.slept) == ran - 1
+
+
+def test_a_wave_that_spark_has_mixed_up_is_run_again_whatever_the_strategy_says(
+    tmp_path: Path,
+) -> None:
+    made = make(tmp_path, restart__strategy="none")
+    made.answers.wave_fails = IncompleteWaveError("two runs")
+    with pytest.raises(IncompleteWaveError):
+        made.backfill.run()
+    assert made.answers.ran == TRIES
+
+
+def test_the_delay_of_the_strategy_is_kept_where_it_is_the_longer_one(tmp_path: Path) -> None:
+    made = make(tmp_path, restart__strategy="fixed_delay", restart__delay="3 s")
+    made.answers.wave_fails = UserCodeError("a service is down")
+    with pytest.raises(UserCodeError):
+        made.backfill.run()
+    assert made.clock.slept == [3.0, 3.0, 4.0, 8.0]

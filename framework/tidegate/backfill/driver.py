@@ -32,6 +32,7 @@ from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.errors import (
     Domain,
     IncompleteWaveError,
@@ -50,7 +51,8 @@ from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
 
 TRIES: Final = 5
-"""How often a wave is run before the backfill fails."""
+"""How often a wave is run before the backfill fails. The job's restart strategy may fail it
+earlier."""
 PAUSE_S: Final = 1.0
 """Before a wave is run again; doubled each time."""
 
@@ -102,6 +104,7 @@ class Backfill:
         self._journal = JobJournal(submission, config, drivers, wanted=lambda: True)
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
+        self._restarts = strategy_of(config.restart, drivers.entropy.random)
         self._finished = self._has_run_tasks = False
 
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -141,15 +144,26 @@ class Backfill:
                 if not self._finished:
                     raise
             except TidegateError as error:
-                if failures == TRIES or not is_recoverable(error):
+                pause_s = self._pause_after(error)
+                if failures == TRIES or pause_s is None:
                     self._abort_open()
                     raise
                 _log.warning("the wave is run again", extra={"error": str(error)})
                 self._halve_after(clock.monotonic() - began_s)
-                self._drivers.clock.sleep(PAUSE_S * 2 ** (failures - 1))
+                clock.sleep(max(pause_s, PAUSE_S * 2 ** (failures - 1)))
                 continue
             return self._finished
         raise InternalError("a wave is run at least once")
+
+    def _pause_after(self, error: TidegateError) -> float | None:
+        """Seconds before the wave may run again; None where that cannot help, or where the job's
+        restart strategy fails a live job, too.
+        """
+        if isinstance(error, IncompleteWaveError):
+            return 0.0  # Spark ran a task again, which is no failure of the job
+        if not is_recoverable(error):
+            return None
+        return self._restarts.next(self._drivers.clock.monotonic())
 
     def _halve_after(self, seconds: float) -> None:
         """Make waves smaller from now on, if the failed one took longer than its transactions may
