@@ -66,6 +66,10 @@ class WaveDone:
     attempt: int
     records_in: int
     records_out: int
+    skipped: int
+    """Records that a policy has left out."""
+    dead_letters: int
+    """Records that a policy has sent to a topic of dead letters."""
     seconds: float
     offsets_left: int
 
@@ -223,6 +227,8 @@ class Backfill:
                 attempt=recovered.attempt,
                 records_in=sum(report.records_in for report in reports),
                 records_out=sum(report.records_out for report in reports),
+                skipped=sum(report.skipped for report in reports),
+                dead_letters=sum(report.dead_letters for report in reports),
                 seconds=clock.monotonic() - began_s,
                 offsets_left=sum(
                     offsets_left(split) for part in complete.snapshots for split in part.splits
