@@ -64,18 +64,33 @@ class BackfillJob:
         drivers: RealDrivers | None = None,
     ) -> list[WaveDone]:
         """Run one to its end in this process; its waves."""
+        driver, waves = self.driver(
+            parallelism=parallelism, wave_offsets=wave_offsets, executor=executor, drivers=drivers
+        )
+        driver.run()
+        return waves
+
+    def driver(
+        self,
+        *,
+        parallelism: int = 3,
+        wave_offsets: int = 10_000,
+        executor: Executor | None = None,
+        drivers: RealDrivers | None = None,
+    ) -> tuple[Backfill, list[WaveDone]]:
+        """The driver of a new submission, and the list of its waves, which is empty yet."""
         config = self.config(job__parallelism=parallelism)
         drivers = drivers or RealDrivers()
         waves: list[WaveDone] = []
-        Backfill(
+        driver = Backfill(
             self.submission(config),
             config,
             drivers,
             executor or InProcessExecutor(in_process_host(drivers)),
             wave_offsets=wave_offsets,
             on_wave=waves.append,
-        ).run()
-        return waves
+        )
+        return driver, waves
 
 
 def in_process_host(drivers: RealDrivers) -> TaskHost:

@@ -1,0 +1,262 @@
+"""What the pipelines read: records by topic, and the three states in which a topic may be.
+
+    plain          written by an idempotent producer
+    gaps           a compacted topic: a third of the records is gone, and their offsets with them
+    transactions   committed in transactions, between them records of transactions that were aborted
+
+A topic never changes once it is written: compaction is awaited and then switched off. So every run
+reads the same.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import Any, Final, Literal, NamedTuple
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from fastavro import parse_schema, schemaless_writer
+
+from integration.brokers import TIMEOUT_S, create_topic, read_all, unique
+from integration.running import ROOT
+
+Log = Literal["plain", "gaps", "transactions"]
+
+PARTITIONS: Final = 3
+IN_TRANSACTION: Final = 40
+"""Records of a transaction."""
+COMPACTED: Final = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.01",
+    "segment.ms": "100",
+    "min.compaction.lag.ms": "0",
+    "max.compaction.lag.ms": "1",
+}
+NEVER_CHANGES: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
+BROKER: Final = {"log.cleaner.backoff.ms": "200"}
+"""Of the broker: compaction would begin after 15 s."""
+COMPACTION_S_MAX: Final = 60.0
+
+
+class Record(NamedTuple):
+    """A record to write: those with the same route are in one partition, in order."""
+
+    route: str
+    key: bytes
+    value: bytes | None
+
+    @property
+    def partition(self) -> int:
+        return zlib.crc32(self.route.encode()) % PARTITIONS
+
+
+Records = Callable[[], Iterator[Record]]
+"""The same records in each call, without end."""
+
+
+class Dataset(NamedTuple):
+    """What one source reads."""
+
+    records: Records
+    size: int = 1_500
+
+    def all(self) -> list[Record]:
+        """As a list."""
+        return list(islice(self.records(), self.size))
+
+
+def events(prefix: str, *, bad: bool = False, tombstones: bool = False) -> Records:
+    """Events of 40 keys; names, keys and routes begin with the prefix, so that topics differ."""
+
+    def made() -> Iterator[Record]:
+        chance = random.Random(prefix)
+        for number in count():
+            key = f"{prefix}{chance.randrange(40):02d}"
+            event = {"name": f"{prefix}-{number}", "key": key, "amount": chance.randrange(100)}
+            value: bytes | None = json.dumps(event).encode()
+            if bad and number % 23 == 5:
+                value = b'{"name": "bad-%d", "key": 1}' % number
+            if tombstones and number % 29 == 7:
+                value = None
+            yield Record(key, key.encode(), value)
+
+    return made
+
+
+def orders() -> Iterator[Record]:
+    """Of `pipelines.order_totals`."""
+    chance = random.Random("orders")
+    for number in count():
+        customer = f"customer-{chance.randrange(60):02d}"
+        order = {
+            "order_id": f"order-{number}",
+            "customer_id": customer,
+            "amount": f"{chance.randrange(1, 50_000) / 100:.2f}",
+            "placed_at_ms": 1_700_000_000_000 + number,
+        }
+        yield Record(customer, customer.encode(), json.dumps(order).encode())
+
+
+def clicks() -> Iterator[Record]:
+    """Of `pipelines.click_dedup`: a third repeats an earlier one, and some cannot be decoded."""
+    chance = random.Random("clicks")
+    sent: list[dict[str, Any]] = []
+    for number in count():
+        click = {
+            "event_id": f"click-{number}",
+            "user": f"user-{chance.randrange(20):02d}",
+            "page": f"/{chance.randrange(4)}",
+            "kind": chance.choice(["view", "buy"]),
+            "at_ms": number,
+        }
+        if sent and number % 3 == 0:
+            click = chance.choice(sent[-60:])
+        sent.append(click)
+        user = str(click["user"])
+        value = b"no click" if number % 50 == 9 else json.dumps(click).encode()
+        yield Record(user, user.encode(), value)
+
+
+def payments() -> Iterator[Record]:
+    """Of `pipelines.payments_enriched`; six accounts never come, one of them has many payments."""
+    write = _avro("payment")
+    chance = random.Random("payments")
+    for number in count():
+        account = f"account-{35 if chance.random() < 0.6 else chance.randrange(36):02d}"
+        payment = {
+            "payment_id": f"payment-{number}",
+            "account_id": account,
+            "amount": f"{chance.randrange(1, 9_999) / 100:.2f}",
+            "paid_at_ms": number,
+        }
+        yield Record(account, account.encode(), write(payment))
+
+
+def accounts(versions: int) -> Records:
+    """So many versions of each of 30 accounts."""
+
+    def made() -> Iterator[Record]:
+        write = _avro("account")
+        for version in range(versions):
+            for number in range(30):
+                name = f"account-{number:02d}"
+                account = {
+                    "account_id": name,
+                    "owner": f"owner {number}, version {version}",
+                    "country": None if number % 3 else "NL",
+                    "tier": "gold" if version % 2 else "standard",
+                }
+                yield Record(name, name.encode(), write(account))
+
+    return made
+
+
+def _avro(name: str) -> Callable[[dict[str, Any]], bytes]:
+    schema = parse_schema(json.loads((ROOT / "schemas" / f"{name}.avsc").read_text()))
+
+    def write(value: dict[str, Any]) -> bytes:
+        buffer = io.BytesIO()
+        schemaless_writer(buffer, schema, value)
+        return buffer.getvalue()
+
+    return write
+
+
+# --- topics -------------------------------------------------------------------------------------
+
+
+def write_topic(bootstrap: str, dataset: Dataset, log: Log) -> str:
+    """A new topic with the records, in that state."""
+    topic = unique("agreement")
+    config = COMPACTED if log == "gaps" else NEVER_CHANGES
+    create_topic(bootstrap, topic, partitions=PARTITIONS, config=config)
+    records = dataset.all()
+    if log == "plain":
+        _write(bootstrap, topic, records)
+    elif log == "transactions":
+        _write_transactions(bootstrap, topic, records)
+    else:
+        _write_compacted(bootstrap, topic, records)
+    return topic
+
+
+def _write(bootstrap: str, topic: str, records: Sequence[Record]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    _produce(producer, topic, records)
+
+
+def _produce(producer: Producer, topic: str, records: Sequence[Record]) -> None:
+    for record in records:
+        producer.produce(topic, record.value, record.key, record.partition)
+        producer.poll(0)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def _write_transactions(bootstrap: str, topic: str, records: Sequence[Record]) -> None:
+    """Each third transaction is aborted at first, and so is one behind the last record."""
+    settings = {"bootstrap.servers": bootstrap, "transactional.id": f"writer-{topic}"}
+    producer = Producer(settings)
+    producer.init_transactions(TIMEOUT_S)
+    for number, start in enumerate(range(0, len(records), IN_TRANSACTION)):
+        chunk = records[start : start + IN_TRANSACTION]
+        if number % 3 == 0:
+            _abort(producer, topic, chunk)
+        producer.begin_transaction()
+        _produce(producer, topic, chunk)
+        producer.commit_transaction(TIMEOUT_S)
+    _abort(producer, topic, records[-IN_TRANSACTION:])
+
+
+def _abort(producer: Producer, topic: str, records: Sequence[Record]) -> None:
+    producer.begin_transaction()
+    _produce(producer, topic, records)
+    producer.abort_transaction(TIMEOUT_S)
+
+
+def _write_compacted(bootstrap: str, topic: str, records: Sequence[Record]) -> None:
+    """Write in five parts, so that there are closed segments, and wait until each third record is
+    gone from them: those have one key in each partition.
+    """
+    filler = [
+        record if number % 3 else record._replace(key=b"filler")
+        for number, record in enumerate(
+            # Of the others only the newest one of a key would be left.
+            record._replace(key=record.key + b"-%d" % number)
+            for number, record in enumerate(records)
+        )
+    ]
+    size = len(filler) // 5 + 1
+    for start in range(0, len(filler), size):
+        _write(bootstrap, topic, filler[start : start + size])
+        time.sleep(0.15)
+    end_s = time.monotonic() + COMPACTION_S_MAX
+    while True:
+        left = len(read_all(bootstrap, topic))
+        if left < len(records) * 0.8:
+            break
+        assert time.monotonic() < end_s, f"{topic} is not compacted: {left} records"
+        time.sleep(0.2)
+    _configure(bootstrap, topic, NEVER_CHANGES)
+    time.sleep(1.0)  # a round of the cleaner that has begun comes to its end
+
+
+def _configure(bootstrap: str, topic: str, config: dict[str, str]) -> None:
+    resource = ConfigResource(
+        ResourceType.TOPIC,
+        topic,
+        incremental_configs=[
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in config.items()
+        ],
+    )
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(TIMEOUT_S)

@@ -1,0 +1,188 @@
+"""What a run has left: the records of each sink, and the state of its last checkpoint.
+
+State is read as a restore reads it: the files that the manifest names, checked by size and checksum
+and laid out, all key groups of a step in one store. The pairs of that store are the same whatever
+the parallelism and the backend were, because keys and values have one encoding.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Message
+
+from integration.agreement.cases import Case
+from integration.brokers import read_all
+from tidegate.api.kafka import KafkaSink
+from tidegate.checkpoint.manifest import Manifest, decode_manifest
+from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.snapshots import restore
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.graph.logical import Graph
+from tidegate.ids import Uid
+
+BACKEND: Final = "memory"
+"""Of the store that the state is read into."""
+
+State = dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run. `lossy`: it was killed, so that a sink without a guarantee may lack records."""
+
+    how: str
+    messages: dict[str, list[Message]]
+    """By sink."""
+    state: dict[str, State]
+    """By the uid of a step."""
+    positions: dict[tuple[str, str, int], int]
+    """The next offset of each source, topic and partition."""
+    lossy: bool = False
+
+
+@dataclass(slots=True)
+class Differences:
+    """Why two outcomes do not agree; nothing where they do."""
+
+    found: list[str] = field(default_factory=list)
+
+    def add(self, where: str, one: object, other: object) -> None:
+        """Note it, shortly."""
+        if one != other:
+            self.found.append(f"{where}: {str(one)[:300]}\n    and not {str(other)[:300]}")
+
+
+def manifests(folder: Path) -> list[Manifest]:
+    """The manifests in a job's folder of the checkpoint storage, oldest first."""
+    found = [decode_manifest(path.read_bytes(), str(path)) for path in folder.glob("manifests/*")]
+    return sorted(found, key=lambda manifest: manifest.checkpoint)
+
+
+def take_outcome(
+    how: str,
+    graph: Graph,
+    storage: Path,
+    bootstrap: str,
+    topics: Mapping[str, str],
+    *,
+    lossy: bool = False,
+) -> Outcome:
+    """What the job of `graph` has left. `topics` are by sink."""
+    manifest = manifests(storage / graph.name)[-1]
+    return Outcome(
+        how=how,
+        messages={sink: read_all(bootstrap, topic) for sink, topic in topics.items()},
+        state={
+            node.id: state_of(manifest, storage, Uid(node.id))
+            for node in graph
+            if node.kind == "keyed_process"
+        },
+        positions={
+            (split.source, split.topic, split.partition): split.offset for split in manifest.splits
+        },
+        lossy=lossy,
+    )
+
+
+def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
+    """All pairs of a step's state."""
+    drivers = RealDrivers()
+    keyed = [keyed for part in manifest.subtasks for keyed in part.keyed if keyed.uid == uid]
+    with tempfile.TemporaryDirectory() as folder:
+        restored = restore(
+            keyed,
+            uid=uid,
+            key_groups=range(manifest.plan.max_parallelism),
+            backend=BACKEND,
+            job=manifest.job,
+            blobs=drivers.blob_store(str(storage)),
+            local=LocalFiles(),
+            directory=Path(folder),
+            open_store=drivers.kv_store,
+        )
+        try:
+            return dict(restored.store.scan(b"", b"\xff\xff"))
+        finally:
+            restored.store.close()
+
+
+# --- comparison ---------------------------------------------------------------------------------
+
+
+def differences(case: Case, graph: Graph, outcome: Outcome, reference: Outcome) -> list[str]:
+    """Where a run does not agree with the reference."""
+    differ = Differences()
+    differ.add("positions", outcome.positions, reference.positions)
+    for uid, expected in reference.state.items():
+        if uid not in case.state_interleaves:
+            _compare_state(differ, uid, outcome.state[uid], expected)
+    for sink in reference.messages:
+        _compare_sink(differ, case, graph, sink, outcome, reference)
+    return [f"{outcome.how} against {reference.how}, {each}" for each in differ.found]
+
+
+def _compare_state(differ: Differences, uid: str, state: State, expected: State) -> None:
+    differ.add(f"keys of the state of {uid}", sorted(state), sorted(expected))
+    for key in sorted(state.keys() & expected.keys()):
+        differ.add(f"state of {uid}, key {key!r}", state[key], expected[key])
+
+
+def _compare_sink(
+    differ: Differences,
+    case: Case,
+    graph: Graph,
+    sink: str,
+    outcome: Outcome,
+    reference: Outcome,
+) -> None:
+    messages, expected = outcome.messages[sink], reference.messages[sink]
+    declaration = graph.nodes[sink].declaration
+    if not isinstance(declaration, KafkaSink):
+        raise TypeError(f"{sink} is no sink")
+    interleaves = case.interleaves.get(sink)
+    if interleaves is not None:
+        for of in interleaves.compared:
+            differ.add(f"sink {sink}", *_multisets(map(of, messages), map(of, expected)))
+        return
+    with_time = sink in case.timestamps
+    if declaration.guarantee == "exactly_once":
+        found, due = (_grouped(case, sink, each, with_time) for each in (messages, expected))
+        differ.add(f"groups of sink {sink}", sorted(found, key=repr), sorted(due, key=repr))
+        for group in found.keys() & due.keys():
+            differ.add(f"sink {sink}, group {group!r}", found[group], due[group])
+        return
+    found_set, due_set = (
+        {content(message, with_time) for message in each} for each in (messages, expected)
+    )
+    if declaration.guarantee == "none" and outcome.lossy:
+        due_set &= found_set
+    differ.add(f"sink {sink}", sorted(found_set - due_set), sorted(due_set - found_set))
+
+
+def _multisets(one: Any, other: Any) -> tuple[object, object]:
+    """What each has and the other has not."""
+    found, due = Counter(one), Counter(other)
+    return sorted((found - due).elements(), key=repr), sorted((due - found).elements(), key=repr)
+
+
+def _grouped(
+    case: Case, sink: str, messages: list[Message], with_time: bool
+) -> dict[object, list[object]]:
+    of = case.groups.get(sink, Message.key)
+    groups: dict[object, list[object]] = defaultdict(list)
+    for message in messages:
+        groups[of(message)].append(content(message, with_time))
+    return groups
+
+
+def content(message: Message, with_time: bool) -> tuple[Any, ...]:
+    """What is compared of a record."""
+    headers = tuple(message.headers() or ())
+    timestamp = message.timestamp()[1] if with_time else None
+    return message.key(), message.value(), headers, timestamp

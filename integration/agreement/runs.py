@@ -1,0 +1,194 @@
+"""The three ways to run a case: live with kills, bounded, and as a backfill.
+
+Each run is a job of its own with topics of its own for its sinks; all read the same topics. The
+first two are the command that users have, with real processes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, TopicPartition
+
+from integration.agreement.cases import Case
+from integration.agreement.inputs import PARTITIONS, Log, write_topic
+from integration.agreement.outcome import Outcome, manifests, take_outcome
+from integration.backfills import BackfillJob
+from integration.brokers import TIMEOUT_S, create_topic, unique
+from integration.killing.runs import Job
+from integration.killing.traps import Trap
+from integration.running import ROOT, code_of_stop
+from tidegate import build
+from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.executor import Executor
+from tidegate.graph.logical import Graph
+
+KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
+"""A slot while it writes, a JobMaster behind the commit point, a slot at a barrier."""
+PACE: Final = 400
+"""Records that a source subtask reads in a second, live: there are several checkpoints to kill."""
+LIVE_S_MAX: Final = 90.0
+
+
+@dataclass(slots=True)
+class CaseJob(Job):
+    """A job of a case, for `tidegate run`."""
+
+    source_names: tuple[str, ...] = ()
+    sink_names: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.source_names
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        return self.sink_names
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A case whose topics are written."""
+
+    case: Case
+    bootstrap: str
+    topics: dict[str, str]
+    """By source."""
+    folder: Path
+    references: dict[str, Outcome] = field(default_factory=dict)
+    """Bounded runs by backend: they are made once."""
+
+    @classmethod
+    def make(cls, case: Case, log: Log, bootstrap: str, folder: Path) -> Prepared:
+        """Write what the sources read."""
+        topics = {
+            source: write_topic(bootstrap, dataset, log) for source, dataset in case.inputs.items()
+        }
+        return cls(case, bootstrap, topics, folder)
+
+    def graph(self, name: str = "named") -> Graph:
+        """The graph of a job of that name."""
+        return build(types.new_class("Job", (self.case.pipeline,), {"name": name}))
+
+    def bounded(self, backend: str = "rocksdb", parallelism: int = 2) -> Outcome:
+        """`tidegate run --bounded`, the reference."""
+        if backend not in self.references:
+            job = self._job()
+            job.run(config={"state.backend": backend}, parallelism=parallelism)
+            self.references[backend] = self._outcome(f"a bounded run ({backend})", job)
+        return self.references[backend]
+
+    def live(self, backend: str = "rocksdb", parallelism: int = 2) -> Outcome:
+        """`tidegate run` with kills, stopped when it has read everything."""
+        job = self._job()
+        ends = self.ends()
+        with job.started(
+            traps=KILLS, pace=PACE, config={"state.backend": backend}, parallelism=parallelism
+        ) as run:
+            run.until(lambda: run.plan.pid(len(KILLS) - 1), "killed", LIVE_S_MAX)
+            run.until(lambda: self._has_read(job, ends), "at the ends", LIVE_S_MAX)
+            run.process.send_signal(signal.SIGINT)
+            code = run.wait()
+            assert code == code_of_stop(job.journal()) == 0, run.story()
+        return self._outcome(f"a live run ({backend})", job, lossy=True)
+
+    def backfill(
+        self,
+        *,
+        parallelism: int,
+        wave_offsets: int,
+        backend: str = "rocksdb",
+        executor: Executor | None = None,
+    ) -> tuple[Outcome, list[WaveDone]]:
+        """A backfill from the beginning, and its waves."""
+        name, folder, sinks = self._place()
+        module = name.replace("-", "_")
+        self._write_module(folder / f"{module}.py", name)
+        settings = {
+            "kafka.bootstrap": self.bootstrap,
+            "state.backend": backend,
+            **self._topic_settings(sinks),
+        }
+        job = BackfillJob(f"{module}:Job", folder, settings)
+        waves = job.backfill(parallelism=parallelism, wave_offsets=wave_offsets, executor=executor)
+        how = f"a backfill ({backend}, {parallelism} subtasks, {wave_offsets} offsets a wave)"
+        storage = folder / "checkpoints"
+        return take_outcome(how, self.graph(name), storage, self.bootstrap, sinks), waves
+
+    def ends(self) -> dict[tuple[str, str, int], int]:
+        """Where each source's partitions end."""
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": "unused"}
+        consumer = Consumer(settings)
+        try:
+            return {
+                (source, topic, number): consumer.get_watermark_offsets(
+                    TopicPartition(topic, number), TIMEOUT_S
+                )[1]
+                for source, topic in self.topics.items()
+                for number in range(PARTITIONS)
+            }
+        finally:
+            consumer.close()
+
+    def _has_read(self, job: Job, ends: Mapping[tuple[str, str, int], int]) -> bool:
+        with suppress(FileNotFoundError):  # it was just deleted
+            found = manifests(job.folder / ".tidegate" / "checkpoints" / job.name)
+            reached = {
+                (split.source, split.topic, split.partition): split.offset
+                for manifest in found[-1:]
+                for split in manifest.splits
+            }
+            return reached == ends
+        return False
+
+    def _job(self) -> CaseJob:
+        name, folder, sinks = self._place()
+        self._write_module(folder / "job.py", name)
+        return CaseJob(
+            self.bootstrap,
+            folder,
+            "",
+            name=name,
+            topics={**self.topics, **sinks},
+            source_names=tuple(self.topics),
+            sink_names=tuple(sinks),
+        )
+
+    def _place(self) -> tuple[str, Path, dict[str, str]]:
+        """A name of a job, its folder, and new topics for its sinks."""
+        name = unique("agreeing")
+        folder = self.folder / name
+        folder.mkdir()
+        shutil.copytree(ROOT / "schemas", folder / "schemas")
+        sinks = {}
+        for node in self.graph():
+            if node.kind == "sink":
+                sinks[node.id] = unique(node.id)
+                create_topic(self.bootstrap, sinks[node.id], partitions=PARTITIONS)
+        return name, folder, sinks
+
+    def _write_module(self, path: Path, name: str) -> None:
+        pipeline = self.case.pipeline
+        path.write_text(
+            f"from {pipeline.__module__} import {pipeline.__name__}\n\n\n"
+            f'class Job({pipeline.__name__}, name="{name}"):\n'
+            '    """A job with a name of its own."""\n'
+        )
+
+    def _topic_settings(self, sinks: Mapping[str, str]) -> dict[str, str]:
+        return {
+            **{f"sources.{source}.topic": topic for source, topic in self.topics.items()},
+            **{f"sinks.{sink}.topic": topic for sink, topic in sinks.items()},
+        }
+
+    def _outcome(self, how: str, job: CaseJob, *, lossy: bool = False) -> Outcome:
+        storage = job.folder / ".tidegate" / "checkpoints"
+        sinks = {sink: job.topics[sink] for sink in job.sinks}
+        return take_outcome(how, self.graph(job.name), storage, self.bootstrap, sinks, lossy=lossy)

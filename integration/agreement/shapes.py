@@ -1,0 +1,368 @@
+"""Pipelines that together use what the API has: every kind of step, state, policy and guarantee.
+
+Each is written so that what it gives for a key depends only on the records of one partition, unless
+`cases.py` says otherwise. So a keyed step behind a keyed step has a finer key than that one: the
+records of a coarser key would come from several subtasks, in an order that is another in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+
+import msgspec
+
+from tidegate import (
+    Context,
+    Json,
+    KafkaRecord,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcess,
+    ListState,
+    MapState,
+    OutgoingRecord,
+    Pipeline,
+    Process,
+    RecordContext,
+    SideOutput,
+    Utf8,
+    ValueState,
+)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What is read; no two have the same name."""
+
+    name: str
+    key: str
+    amount: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What is written: the event, and what the state of `group` said after it."""
+
+    name: str
+    key: str
+    amount: int
+    group: str = ""
+    count: int = 0
+    total: int = 0
+
+
+class MutableEvent(msgspec.Struct):
+    """An event that user code changes in place."""
+
+    name: str
+    key: str
+    amount: int
+
+
+# --- without state ------------------------------------------------------------------------------
+
+
+Whole = KafkaRecord[str, Event | None]
+
+
+class BySign(Process[Event, Event]):
+    """Odd amounts leave by the side, by the words that `open` has prepared."""
+
+    odd = SideOutput(str)
+
+    def open(self) -> None:
+        self.words = {number: f"number {number}" for number in range(1, 100, 2)}
+
+    def process(self, event: Event, ctx: RecordContext) -> Iterable[Event]:
+        if event.amount in self.words:
+            ctx.output(self.odd, f"{event.name} has {self.words[event.amount]}")
+        else:
+            yield event
+
+    def close(self) -> None:
+        self.words.clear()
+
+
+def copied(record: Whole) -> OutgoingRecord[str, Event]:
+    """A record in full, with a header that says where it was; a tombstone stays one."""
+    where = f"{record.partition}:{record.offset}".encode()
+    headers = (*record.headers, ("was", where))
+    return OutgoingRecord(record.key, record.value, headers, timestamp_ms=record.timestamp_ms)
+
+
+def value_of(record: Whole) -> Event:
+    if record.value is None:
+        raise TypeError("a tombstone was let through")
+    return record.value
+
+
+def halves(event: Event) -> Iterable[Result]:
+    """None, one or two results."""
+    for part in range(event.amount % 3):
+        yield Result(f"{event.name}/{part}", event.key, event.amount)
+
+
+class Plain(Pipeline, name=None):
+    """map, filter, flat_map and process; records in full with tombstones; all three guarantees."""
+
+    events = KafkaSource.records("in", key=Utf8(), value=Json(Event), tombstones=True)
+    copies = KafkaSink.records("copies", key=Utf8(), value=Json(Event))
+    parts = KafkaSink(
+        "parts", value=Json(Result), key_by=lambda part: part.key, guarantee="at_least_once"
+    )
+    even = KafkaSink("even", value=Json(Event), key_by=lambda event: event.key)
+    odd = KafkaSink("odd", value=Utf8(), key_by=lambda name: name, guarantee="none")
+
+    def define(self) -> None:
+        self.events.map(copied).to(self.copies)
+        present = self.events.filter(lambda record: record.value is not None).map(value_of)
+        present.flat_map(halves).to(self.parts)
+        split = present.process(BySign())
+        split.to(self.even)
+        split.side_output(BySign.odd).map(str.upper, returns=str).to(self.odd)
+
+
+# --- three keyed levels -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Corner:
+    """A key that is a record: finer than (key, part)."""
+
+    key: str
+    part: int
+    digit: str
+
+
+class Counted(KeyedProcess[str, Event, Result]):
+    """Values of several kinds: a number, an optional record, a list that changes in place."""
+
+    count = ValueState(int, default=0)
+    last = ValueState(Event | None, default=None)
+    newest = ValueState(list[str], factory=list)
+
+    def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
+        before = self.last.value
+        self.count.value += 1
+        self.newest.value.append(event.name)
+        del self.newest.value[:-3]
+        self.last.value = event
+        total = event.amount + (0 if before is None else before.amount)
+        yield Result(event.name, event.key, event.amount, ctx.key, self.count.value, total)
+
+
+class Recent(KeyedProcess[tuple[str, int], Result, Result]):
+    """A list of the last totals; it begins anew with some of them, which leave by the side."""
+
+    totals = ListState(int)
+    restarts = SideOutput(Result)
+
+    def process(self, result: Result, ctx: Context[tuple[str, int]]) -> Iterable[Result]:
+        if result.total % 7 == 0:
+            ctx.output(self.restarts, result)
+            self.totals.clear()
+            return
+        self.totals.append(result.total)
+        known = list(self.totals)[-5:]
+        self.totals.replace(known)
+        key, part = ctx.key
+        yield Result(
+            result.name, result.key, result.amount, f"{key}/{part}", len(known), sum(known)
+        )
+
+
+class Ledger(KeyedProcess[Corner, Result, Result]):
+    """A map whose entries come, change and go."""
+
+    entries = MapState(int, Decimal)
+
+    def process(self, result: Result, ctx: Context[Corner]) -> Iterable[Result]:
+        slot = result.amount % 5
+        value = self.entries.get(slot, Decimal(0)) + Decimal(result.amount) / 4
+        if value > 60:
+            del self.entries[slot]
+        else:
+            self.entries[slot] = value
+        known = sorted(self.entries.items())
+        group = f"{ctx.key.key}/{ctx.key.part}/{ctx.key.digit}"
+        total = int(4 * sum(entry for _, entry in known))
+        yield Result(result.name, result.key, result.amount, group, len(known), total)
+
+
+def corner(result: Result) -> Corner:
+    """Finer than the group of the step before."""
+    return Corner(result.key, result.amount % 2, result.name[-1])
+
+
+class ThreeLevels(Pipeline, name=None):
+    """Three keyed steps one behind the other, with every kind of state and a sink at each."""
+
+    events = KafkaSource("in", value=Json(Event))
+    first = KafkaSink("first", value=Json(Result), key_by=lambda result: result.group)
+    restarts = KafkaSink(
+        "restarts",
+        value=Json(Result),
+        key_by=lambda result: f"{result.key}/{result.amount % 2}",
+        guarantee="at_least_once",
+    )
+    third = KafkaSink("third", value=Json(Result), key_by=lambda result: result.group)
+
+    def define(self) -> None:
+        counted = self.events.key_by(lambda event: event.key).process(Counted(), uid="counted")
+        counted.to(self.first)
+        recent = counted.key_by(
+            lambda result: (result.key, result.amount % 2), returns=tuple[str, int]
+        ).process(Recent(), uid="recent")
+        recent.side_output(Recent.restarts).to(self.restarts)
+        recent.key_by(corner).process(Ledger(), uid="ledger").to(self.third)
+
+
+def key_of(event: Event) -> str:
+    if event.amount % 19 == 0:
+        raise ValueError("no key")
+    return event.key
+
+
+# --- unions, and a source that joins in the middle ----------------------------------------------
+
+
+def renamed(event: MutableEvent) -> MutableEvent:
+    """Changes the record that it is given, as Python users do."""
+    event.name += "/changed"
+    return event
+
+
+def as_result(event: Event) -> Result:
+    return Result(event.name, event.key, event.amount)
+
+
+def frozen(event: MutableEvent) -> Event:
+    return Event(event.name, event.key, event.amount)
+
+
+class Joined(KeyedProcess[str, Result, Result]):
+    """Counts what comes through another keyed step, and what comes from a source of its own."""
+
+    count = ValueState(int, default=0)
+
+    def process(self, result: Result, ctx: Context[str]) -> Iterable[Result]:
+        self.count.value += 1
+        yield Result(
+            result.name, result.key, result.amount, ctx.key, self.count.value, result.count
+        )
+
+
+class Unions(Pipeline, name=None):
+    """Two topics in one keyed step, a third that joins behind it, a sink that ends two chains, and
+    a branch that changes its records. Each topic has keys of its own.
+    """
+
+    left = KafkaSource("left", value=Json(MutableEvent))
+    right = KafkaSource("right", value=Json(Event))
+    later = KafkaSource("later", value=Json(Event))
+    joined = KafkaSink("joined", value=Json(Result), key_by=lambda result: result.key)
+    kept = KafkaSink("kept", value=Json(MutableEvent))  # the key that the record was read with
+    both = KafkaSink("both", value=Json(Event), key_by=lambda event: event.key)
+
+    def define(self) -> None:
+        changed = self.left.map(renamed)
+        changed.map(frozen).to(self.both)
+        self.later.to(self.both)
+        self.left.to(self.kept)
+        united = self.left.map(frozen).union(self.right)
+        counted = united.key_by(
+            key_of,
+            on_error="dead_letter",
+            dead_letters="keyless",  # by two edges into one sink
+        ).process(Counted(), uid="counted")
+        counted.union(self.later.map(as_result)).key_by(lambda result: result.key).process(
+            Joined(), uid="joined-count"
+        ).to(self.joined)
+
+
+# --- policies -----------------------------------------------------------------------------------
+
+
+class Refusing(KeyedProcess[str, Event, Result]):
+    """Raises on some records after it has changed its state."""
+
+    count = ValueState(int, default=0)
+    names = ListState(str)
+    big = SideOutput(Result)
+
+    def process(self, event: Event, ctx: Context[str]) -> Iterable[Result]:
+        self.count.value += 1
+        self.names.replace([*self.names, event.name][-3:])
+        result = Result(event.name, event.key, event.amount, ctx.key, self.count.value)
+        if event.amount > 80:
+            ctx.output(self.big, result)
+        yield result
+        if event.amount % 13 == 0:
+            raise ValueError(f"{event.name} is refused")
+
+
+def checked(event: Event) -> Event:
+    if event.amount % 17 == 0:
+        raise ValueError("skipped")
+    return event
+
+
+def key_of_sink(result: Result) -> str:
+    if result.amount % 11 == 0:
+        raise ValueError("no key of the sink")
+    return result.key
+
+
+class Policies(Pipeline, name=None):
+    """Records that fail at every place where a policy may stand, and a side output beside."""
+
+    events = KafkaSource(
+        "in", value=Json(Event), on_bad_record="dead_letter", dead_letters="undecodable"
+    )
+    results = KafkaSink(
+        "results",
+        value=Json(Result),
+        key_by=key_of_sink,
+        on_error="dead_letter",
+        dead_letters="unwritable",
+    )
+    big = KafkaSink("big", value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        refusing = (
+            self.events.map(checked, on_error="skip")
+            .key_by(key_of, on_error="dead_letter", dead_letters="keyless")
+            .process(
+                Refusing(), uid="refusing", on_error="dead_letter", dead_letters="unprocessable"
+            )
+        )
+        refusing.to(self.results)
+        refusing.side_output(Refusing.big).to(self.big)
+
+
+# --- results that depend on how partitions interleave -------------------------------------------
+
+
+class RegionTotal(KeyedProcess[str, Result, Result]):
+    """Counts and adds up for a region, whose customers are in several partitions."""
+
+    sums = MapState(str, int)
+
+    def process(self, result: Result, ctx: Context[str]) -> Iterable[Result]:
+        count = self.sums.get("count", 0) + 1
+        total = self.sums.get("total", 0) + result.amount
+        self.sums["count"], self.sums["total"] = count, total
+        yield Result(result.name, result.key, result.amount, ctx.key, count, total)
+
+
+class Regions(Pipeline, name=None):
+    """A coarser key behind a finer one: each count is given once, and to which record is chance."""
+
+    events = KafkaSource("in", value=Json(Event))
+    regions = KafkaSink("regions", value=Json(Result), key_by=lambda result: result.group)
+
+    def define(self) -> None:
+        counted = self.events.key_by(lambda event: event.key).process(Counted(), uid="counted")
+        counted.key_by(lambda result: result.key[:2]).process(RegionTotal(), uid="region-total").to(
+            self.regions
+        )

@@ -1,0 +1,309 @@
+"""Bad input of a backfill: records that cannot be processed, and topics that change between waves.
+
+Each ends as a user would expect: what earlier waves have published stays, nothing of the failed
+wave is visible, no transaction is open, the error names the record or the offsets, and the next
+backfill continues exactly once what it can continue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from integration.backfills import BackfillJob, in_process_host
+from integration.brokers import TIMEOUT_S, unique
+from integration.mistakes import TOTALS, Folder
+from integration.test_bad_records import header
+from integration.test_recreated_topics import create_again
+from tidegate.backfill.executor import Executor, InProcessExecutor, WaveTasks
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.errors import BadRecordError, RefusedError, SourceChangedError, UserCodeError
+from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.waves import TaskReport
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+POLICIES = {
+    "skip": ', on_bad_record="skip"',
+    "dead_letter": ', on_bad_record="dead_letter", dead_letters="{dead}"',
+}
+RAISES = """        if order.amount > 1:
+            raise ValueError("more than one")
+        self.total.value += order.amount
+"""
+BAD = b'{"customer": "c0"}'
+"""Has no amount."""
+
+
+@dataclass
+class Input:
+    """A job whose orders are in one partition, and what was done to them."""
+
+    folder: Folder
+    settings: dict[str, Any]
+
+    def job(self, text: str = TOTALS) -> BackfillJob:
+        """The job with this code; each call is a module of its own."""
+        module = unique("job").replace("-", "_")
+        self.folder.write(f"{module}.py", text)
+        settings = {"kafka.bootstrap": self.folder.bootstrap, **self.settings}
+        return BackfillJob(f"{module}:Totals", self.folder.path, settings)
+
+    def open_transactions(self) -> list[str]:
+        log = KafkaTransactionLog({"bootstrap.servers": self.folder.bootstrap})
+        try:
+            listed = log.list(f"tidegate.{self.folder.job}.")
+        finally:
+            log.close()
+        return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
+
+    def visible(self) -> int:
+        return len(self.folder.read("totals"))
+
+    def journal(self) -> list[str]:
+        """The kinds of the entries."""
+        folder = self.folder.path / "checkpoints" / self.folder.job / "journal"
+        paths = sorted(folder.glob("*.json"))
+        return [json.loads(path.read_bytes())["body"]["kind"] for path in paths]
+
+    def assert_stopped_at(self, records: int) -> None:
+        """What was published stays, nothing else is visible or open, and the job can go on."""
+        assert self.visible() == records
+        self.folder.assert_exact(records)
+        assert self.open_transactions() == []
+        assert "closed" not in self.journal()
+
+
+@pytest.fixture
+def given(kafka: EmbeddedKafka, tmp_path: Path) -> Input:
+    topics = ("orders", "totals", "dead")
+    return Input(Folder.make(tmp_path, kafka.bootstrap, topics=topics), {})
+
+
+class Meddling:
+    """An executor that does something before or after the tasks of a wave have run."""
+
+    def __init__(
+        self,
+        *,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._real: Executor = InProcessExecutor(in_process_host(RealDrivers()))
+        self._before, self._after = before, after
+
+    def run(self, wave: WaveTasks) -> list[TaskReport]:
+        before, self._before = self._before, None
+        after, self._after = self._after, None
+        if before is not None:
+            before()
+        reports = self._real.run(wave)
+        if after is not None:
+            after()
+        return reports
+
+
+def with_source(text: str) -> str:
+    return TOTALS.replace("value=Json(Order))", f"value=Json(Order){text})")
+
+
+# --- records ------------------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_decoded_fails_the_backfill_and_is_named(given: Input) -> None:
+    given.folder.orders(50)
+    given.folder.send("orders", [(b"bad", BAD)])
+    given.folder.orders(30, first=50)
+    topic = given.folder.topics["orders"]
+    driver, waves = given.job().driver(parallelism=2, wave_offsets=20)
+    with pytest.raises(BadRecordError, match=rf"the record of {topic}-0 at offset 50 as Json"):
+        driver.run()
+    assert [wave.records_in for wave in waves] == [20, 20]
+    given.assert_stopped_at(40)
+    waves = given.job(with_source(POLICIES["skip"])).backfill(parallelism=3, wave_offsets=20)
+    assert sum(wave.records_in for wave in waves) == 40
+    assert sum(wave.skipped for wave in waves) == 1, "the waves say what they left out"
+    given.folder.assert_exact(80)
+
+
+def test_dead_letters_are_written_once_in_the_waves_of_their_records(given: Input) -> None:
+    due = []
+    for number in range(4):
+        given.folder.orders(15, first=15 * number)
+        given.folder.send("orders", [(b"bad", BAD)])
+        due.append(16 * number + 15)
+    job = given.job(with_source(POLICIES["dead_letter"]))
+    waves = job.backfill(parallelism=2, wave_offsets=10)
+    assert [wave.dead_letters for wave in waves] == [0, 1, 0, 1, 1, 0, 1]
+    letters = given.folder.read("dead")
+    assert [int(header(each, "source.offset")) for each in letters] == due
+    assert [each.value() for each in letters] == [BAD] * 4
+    given.folder.assert_exact(60)
+
+
+@pytest.mark.parametrize(("strategy", "tries"), [("none", 1), ("fixed_delay", 3)])
+def test_a_function_that_raises_fails_the_backfill_as_the_job_says_and_names_the_record(
+    given: Input, strategy: str, tries: int
+) -> None:
+    given.settings |= {"restart.strategy": strategy, "restart.attempts": "2"}
+    given.folder.orders(50)
+    given.folder.send("orders", [(b"c1", b'{"customer": "c1", "amount": 2}')])
+    topic, old = given.folder.topics["orders"], "        self.total.value += order.amount\n"
+    assert old in TOTALS
+    driver, waves = given.job(TOTALS.replace(old, RAISES)).driver(wave_offsets=40)
+    with pytest.raises(UserCodeError, match=rf"from {topic}-0 at offset 50.*") as raised:
+        driver.run()
+    assert "step uid 'running'" in str(raised.value)
+    assert "ValueError: more than one" in str(raised.value)
+    assert len(waves) == 1
+    assert given.journal().count("claim") == 1 + tries + 1, "the last one aborts what is open"
+    given.assert_stopped_at(40)
+    filtered = "self.orders.filter(lambda order: order.amount == 1).key_by("
+    given.job(TOTALS.replace("self.orders.key_by(", filtered)).backfill(wave_offsets=40)
+    given.folder.assert_exact(50)
+
+
+def test_a_source_that_begins_at_the_end_is_refused_until_a_live_job_has_begun(
+    given: Input,
+) -> None:
+    latest = with_source(', start="latest"')
+    given.folder.orders(10)
+    driver, _ = given.job(latest).driver()
+    with pytest.raises(RefusedError, match="source 'orders' has start='latest'"):
+        driver.run()
+    assert given.visible() == 0
+    text = TOTALS.replace("{job}", given.folder.job).replace(
+        "value=Json(Order))", 'value=Json(Order), start="latest")'
+    )
+    given.folder.write("job.py", text)
+    storage = str(given.folder.path / "checkpoints")
+    live = given.folder.run("--restore", "none", config={"checkpoint.storage": storage})
+    assert live.code == 0, live.err
+    given.folder.orders(30)
+    given.job(latest).backfill(wave_offsets=10)
+    given.folder.assert_exact(30)
+
+
+# --- topics -------------------------------------------------------------------------------------
+
+
+def delete_before(folder: Folder, offset: int) -> None:
+    """What retention does."""
+    admin = AdminClient({"bootstrap.servers": folder.bootstrap, "log_level": 0})
+    at = TopicPartition(folder.topics["orders"], 0, offset)
+    for done in admin.delete_records([at], operation_timeout=TIMEOUT_S).values():
+        done.result(TIMEOUT_S)
+
+
+def test_offsets_that_retention_deletes_between_two_waves_are_refused_and_named(
+    given: Input,
+) -> None:
+    given.folder.orders(60)
+    driver, waves = given.job().driver(wave_offsets=20)
+    assert not driver.run(stop=lambda: True)
+    delete_before(given.folder, 35)
+    topic = given.folder.topics["orders"]
+    with pytest.raises(RefusedError, match=rf"topic '{topic}', partition 0 was read up to") as no:
+        driver.run()
+    assert "offset 20" in str(no.value)
+    assert "deleted everything before 35" in str(no.value)
+    assert len(waves) == 1
+    given.assert_stopped_at(20)
+
+
+def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and_named(
+    given: Input,
+) -> None:
+    given.folder.orders(60)
+    meddling = Meddling(before=lambda: delete_before(given.folder, 35))
+    driver, waves = given.job().driver(wave_offsets=20, executor=meddling)
+    with pytest.raises(RefusedError, match=r"begins at offset 0.*to 34 can no longer be read"):
+        driver.run()
+    assert waves == []
+    given.assert_stopped_at(0)
+
+
+def test_what_retention_deletes_behind_a_wave_is_no_loss(given: Input) -> None:
+    given.folder.orders(60)
+    driver, waves = given.job().driver(wave_offsets=20)
+    assert not driver.run(stop=lambda: True)
+    delete_before(given.folder, 20)
+    assert driver.run()
+    assert [wave.records_in for wave in waves] == [20, 20, 20]
+    given.folder.assert_exact(60)
+
+
+def test_a_topic_that_is_created_again_between_two_waves_is_refused(given: Input) -> None:
+    given.folder.orders(60)
+    driver, waves = given.job().driver(wave_offsets=20)
+    assert not driver.run(stop=lambda: True)
+    create_again(given.folder)
+    given.folder.orders(60)
+    with pytest.raises(RefusedError, match=r"is offset 20.*deleted and created again"):
+        driver.run()
+    assert len(waves) == 1
+    given.assert_stopped_at(20)
+
+
+def test_a_topic_that_is_created_again_while_a_wave_runs_is_not_published(given: Input) -> None:
+    given.folder.orders(60)
+
+    def recreated() -> None:
+        create_again(given.folder)
+        given.folder.orders(60)
+
+    driver, waves = given.job().driver(wave_offsets=20, executor=Meddling(after=recreated))
+    with pytest.raises(SourceChangedError, match="deleted and created again while the job ran"):
+        driver.run()
+    assert waves == []
+    given.assert_stopped_at(0)
+
+
+def test_a_topic_that_is_deleted_between_two_waves_is_refused(given: Input) -> None:
+    given.settings["checkpoint.tolerated_outage"] = "3 s"
+    given.folder.orders(60)
+    driver, waves = given.job().driver(wave_offsets=20)
+    assert not driver.run(stop=lambda: True)
+    topic = given.folder.topics["orders"]
+    admin = AdminClient({"bootstrap.servers": given.folder.bootstrap, "log_level": 0})
+    admin.delete_topics([topic], operation_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
+    with pytest.raises(RefusedError, match=r"is offset 20.*no topic of this name any more"):
+        driver.run()
+    assert len(waves) == 1
+    given.assert_stopped_at(20)
+
+
+def test_partitions_that_are_added_between_two_waves_are_read(given: Input) -> None:
+    given.folder.orders(60)
+    driver, waves = given.job().driver(parallelism=2, wave_offsets=20)
+    assert not driver.run(stop=lambda: True)
+    topic = given.folder.topics["orders"]
+    admin = AdminClient({"bootstrap.servers": given.folder.bootstrap, "log_level": 0})
+    for done in admin.create_partitions([NewPartitions(topic, 3)]).values():
+        done.result(TIMEOUT_S)
+    producer = Producer({"bootstrap.servers": given.folder.bootstrap, "log_level": 0})
+    for number in range(30):
+        order = {"customer": f"new-{number % 3}", "amount": 1}
+        producer.produce(topic, json.dumps(order).encode(), partition=1 + number % 2)
+    assert producer.flush(TIMEOUT_S) == 0
+    assert driver.run()
+    assert sum(wave.records_in for wave in waves) == 90
+    assert given.visible() == 90
+    found: dict[str, list[int]] = {}
+    for message in given.folder.read("totals"):
+        total = json.loads(message.value() or b"")
+        found.setdefault(total["customer"], []).append(total["total"])
+    assert found == {
+        **{f"c{each}": list(range(1, 21)) for each in range(3)},
+        **{f"new-{each}": list(range(1, 11)) for each in range(3)},
+    }
