@@ -38,7 +38,6 @@ from tidegate.errors import (
     IncompleteWaveError,
     InternalError,
     JobClosedError,
-    RefusedError,
     TidegateError,
     check,
     is_recoverable,
@@ -72,6 +71,9 @@ class WaveDone:
     """Records that a policy has sent to a topic of dead letters."""
     seconds: float
     offsets_left: int
+    hidden_offsets: int
+    """Offsets that the backfill does not read, because open transactions hid them when its ends
+    were chosen: told with the first wave, and read by the next run of the job."""
 
 
 WaveLoop = Callable[[Callable[[], bool]], None]
@@ -109,7 +111,7 @@ class Backfill:
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
         self._restarts = strategy_of(config.restart, drivers.entropy.random)
-        self._finished = self._has_run_tasks = False
+        self._finished = False
 
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
         """Run wave after wave; whether the sources are at their ends, and the journal is closed.
@@ -126,7 +128,7 @@ class Backfill:
                 self._journal.close(JobState.FINISHED.value, "")
         except KeyboardInterrupt:
             self._journal.disconnect()  # it may have been interrupted in the middle of a request
-            self._abort_open()
+            self._abort_open(IncompleteWaveError("the wave is abandoned"))
             raise
         finally:
             self._journal.disconnect()
@@ -150,7 +152,7 @@ class Backfill:
             except TidegateError as error:
                 pause_s = self._pause_after(error)
                 if failures == TRIES or pause_s is None:
-                    self._abort_open()
+                    self._abort_open(error)
                     raise
                 _log.warning("the wave is run again", extra={"error": str(error)})
                 self._halve_after(clock.monotonic() - began_s)
@@ -183,19 +185,19 @@ class Backfill:
                 self._wave_offsets,
             )
 
-    def _abort_open(self) -> None:
+    def _abort_open(self, failure: TidegateError) -> None:
         """Abort what the failed wave has open, as a recovery does: readers of the sinks' topics
         would wait for it. The journal stays open for the next run.
 
-        Nothing is open where no task has run since the last recovery: one that was refused may have
-        asked Kafka for minutes, and would do it again.
+        A recovery that is given a failure in place of a plan restores nothing, so it does not ask
+        again for a topic that is gone. It raises the failure when it is done.
         """
-        if not self._has_run_tasks:
-            return
         try:
-            self._journal.recover(self._plan(), lambda _: None)
+            self._journal.recover(failure, lambda _: None)
         except TidegateError as error:
-            _log.warning("open transactions stay until their timeout", extra={"error": str(error)})
+            if error is not failure:
+                told = {"error": str(error)}
+                _log.warning("open transactions stay until their timeout", extra=told)
 
     def _plan(self) -> JobPlan:
         code = self._journal.fetch_code()
@@ -209,12 +211,11 @@ class Backfill:
         """Run the next wave; whether there is none left."""
         clock = self._drivers.clock
         began_s = clock.monotonic()
-        recovered = self._recover(plan)
+        recovered = self._journal.recover(plan, lambda _: None)
         if recovered.finished:
             return True
         refuse_unread_sources(plan.graph, recovered.restoration)
         tasks = self._tasks(plan, recovered)
-        self._has_run_tasks = True
         reports = self._executor.run(tasks)
         refuse_failures(reports)
         check_runs(plan.plan, reports)
@@ -233,19 +234,10 @@ class Backfill:
                 offsets_left=sum(
                     offsets_left(split) for part in complete.snapshots for split in part.splits
                 ),
+                hidden_offsets=recovered.restoration.hidden_offsets,
             )
         )
         return complete.final
-
-    def _recover(self, plan: JobPlan) -> RecoveredJob:
-        """Begin the next attempt; RefusedError where code, topics and checkpoint do not fit."""
-        try:
-            recovered = self._journal.recover(plan, lambda _: None)
-        except RefusedError:
-            self._has_run_tasks = False  # what they had open was aborted before
-            raise
-        self._has_run_tasks = False
-        return recovered
 
     def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
         splits = [split for part in recovered.restoration.splits for split in part]
