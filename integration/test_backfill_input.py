@@ -76,6 +76,12 @@ class Input:
         paths = sorted(folder.glob("*.json"))
         return [json.loads(path.read_bytes())["body"]["kind"] for path in paths]
 
+    def assert_closed_at(self, records: int) -> None:
+        """The backfill has come to its end, with the outputs of so many records."""
+        self.folder.assert_exact(records)
+        assert self.open_transactions() == []
+        assert self.journal()[-1] == "closed"
+
     def assert_stopped_at(self, records: int) -> None:
         """What was published stays, nothing else is visible or open, and the job can go on."""
         assert self.visible() == records
@@ -182,16 +188,38 @@ def test_a_source_that_begins_at_the_end_is_refused_until_a_live_job_has_begun(
     with pytest.raises(RefusedError, match="source 'orders' has start='latest'"):
         driver.run()
     assert given.visible() == 0
-    text = TOTALS.replace("{job}", given.folder.job).replace(
-        "value=Json(Order))", 'value=Json(Order), start="latest")'
-    )
-    given.folder.write("job.py", text)
+    given.folder.write("job.py", latest)
     storage = str(given.folder.path / "checkpoints")
-    live = given.folder.run("--restore", "none", config={"checkpoint.storage": storage})
+    live = given.folder.run(config={"checkpoint.storage": storage})
     assert live.code == 0, live.err
     given.folder.orders(30)
     given.job(latest).backfill(wave_offsets=10)
     given.folder.assert_exact(30)
+
+
+def test_records_behind_an_open_transaction_are_counted_and_left_to_the_next_run(
+    given: Input,
+) -> None:
+    given.folder.orders(30)
+    settings = {
+        "bootstrap.servers": given.folder.bootstrap,
+        "transactional.id": f"writer-{given.folder.job}",
+        "log_level": 0,
+    }
+    writer = Producer(settings)
+    writer.init_transactions(TIMEOUT_S)
+    writer.begin_transaction()
+    order = json.dumps({"customer": "c0", "amount": 1}).encode()
+    writer.produce(given.folder.topics["orders"], order)
+    assert writer.flush(TIMEOUT_S) == 0
+    given.folder.orders(29, first=31)
+    waves = given.job().backfill(wave_offsets=20)
+    assert [wave.hidden_offsets for wave in waves] == [30, 0]
+    given.assert_closed_at(30)
+    writer.commit_transaction(TIMEOUT_S)
+    waves = given.job().backfill(wave_offsets=20)
+    assert sum(wave.records_in for wave in waves) == 30
+    given.folder.assert_exact(60)
 
 
 # --- topics -------------------------------------------------------------------------------------
