@@ -226,7 +226,7 @@ def _write_compacted(bootstrap: str, topic: str, records: Sequence[Record]) -> N
     gone from them: those have one key in each partition.
     """
     filler = [
-        record if number % 3 else record._replace(key=b"filler")
+        record if number % 3 else record._replace(key=b"filler-%d" % record.partition)
         for number, record in enumerate(
             # Of the others only the newest one of a key would be left.
             record._replace(key=record.key + b"-%d" % number)
