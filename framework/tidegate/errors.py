@@ -17,8 +17,10 @@ caught to go on.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
+from collections.abc import Iterator
 from typing import ClassVar, Final
 
 
@@ -337,6 +339,22 @@ def from_foreign(error: BaseException) -> TidegateError:
             "checkpoint. If this happens again, look at the disks, mounts and network of the host."
         )
     return InternalError(described)
+
+
+@contextlib.contextmanager
+def foreign_translated() -> Iterator[None]:
+    """Within it, a failure of the operating system is raised as an error of this tree.
+
+    The errors are those of `from_foreign`. Any other exception is our own bug and stays what it is,
+    with its traceback. As a decorator it does this for a whole function.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        known = from_foreign(error)
+        if isinstance(known, InternalError):
+            raise
+        raise known from error
 
 
 def check(holds: object, message: str) -> None:

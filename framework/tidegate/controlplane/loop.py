@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tidegate.errors import InternalError, RpcError, TidegateError, check, from_foreign
+from tidegate.errors import RpcError, TidegateError, check, foreign_translated
 from tidegate.ports.clock import Clock
 from tidegate.ports.threads import Queue, Threads
 from tidegate.protocol.messages import Message
@@ -118,8 +118,8 @@ class EventLoop(Generic[E]):
     ) -> None:
         """Run `work` in a worker thread and post `done(result)` or `failed(error)`.
 
-        What the operating system failed to do is such an error too (`errors.from_foreign`), because
-        it may pass. Any other exception is a bug and ends `run`.
+        What the operating system failed to do is such an error too (`errors.foreign_translated`),
+        because it may pass. Any other exception is a bug and ends `run`.
         """
         if not self._stopped.is_set():
             self._pool.submit(lambda: self._work(work, done, failed))
@@ -174,13 +174,11 @@ class EventLoop(Generic[E]):
     ) -> None:
         try:
             try:
-                event = done(work())
-            except (TidegateError, OSError, MemoryError, RuntimeError) as error:
-                known = from_foreign(error)
-                if known is not error and isinstance(known, InternalError):
-                    raise
-                _log.debug("work failed: %s", known)
-                event = failed(known)
+                with foreign_translated():
+                    event = done(work())
+            except TidegateError as error:
+                _log.debug("work failed: %s", error)
+                event = failed(error)
             self._put(event)
         except BaseException as error:  # noqa: BLE001  # handed to run(), which raises it
             self._arrived.put(_Bug(error))

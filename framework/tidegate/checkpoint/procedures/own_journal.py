@@ -45,6 +45,7 @@ from tidegate.errors import (
     RefusedError,
     StorageError,
     StorageGoneError,
+    TidegateError,
 )
 from tidegate.ids import Attempt, JobName, JournalNumber, TransactionalId
 from tidegate.ports.blobs import Created
@@ -175,8 +176,10 @@ def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedur
     yield from _see_predecessor(journal)
     try:
         found = yield from place(journal.job, entry, patience)
-    except OutcomeUnknownError:
-        journal.in_doubt = True
+    except StorageError:
+        raise
+    except TidegateError:
+        journal.in_doubt = True  # of a create that failed in another way, nothing is known either
         raise
     if found is None:
         raise deposed(journal, found)

@@ -34,7 +34,14 @@ from tidegate.checkpoint.effects import (
     WriteObject,
 )
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
-from tidegate.errors import ExternalError, InternalError, RefusedError, Retry, TidegateError
+from tidegate.errors import (
+    ExternalError,
+    InternalError,
+    RefusedError,
+    Retry,
+    TidegateError,
+    foreign_translated,
+)
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionLog
@@ -111,7 +118,8 @@ class EffectRunner:
         """Carry a procedure out and return its result, or raise its error.
 
         An effect that fails with an error of tidegate is thrown into the procedure, which may go
-        on. `should_stop` is asked before every effect; ProcedureStopped if it says so.
+        on, and so is a failure of the operating system, as an error of tidegate. `should_stop` is
+        asked before every effect; ProcedureStopped if it says so.
         """
         answer: Any = None
         failure: TidegateError | None = None
@@ -126,7 +134,8 @@ class EffectRunner:
                 return result
             answer, failure = None, None
             try:
-                answer = self.perform(effect)
+                with foreign_translated():
+                    answer = self.perform(effect)
             except TidegateError as error:
                 if error.retry is Retry.BACKOFF:
                     self._trouble(error)

@@ -3,7 +3,8 @@
 The procedures (`checkpoint/procedures`) decide; this gives them drivers, and reads what a restore
 needs. Every method blocks until it is done. They compete for the journal's next number, so one
 thread calls all of them but `sweep`, which writes nothing: in a JobMaster the journal thread
-(`journal_work.py`), in a backfill the driver's.
+(`journal_work.py`), in a backfill the driver's. A failure of the operating system is raised as an
+error of tidegate, so that a restart of the job follows and not the end of the process.
 """
 
 from __future__ import annotations
@@ -58,8 +59,11 @@ from tidegate.errors import (
     JobClosedError,
     KafkaError,
     RefusedError,
+    ResourceExhaustedError,
     StorageError,
+    SystemCallError,
     TidegateError,
+    foreign_translated,
     is_recoverable,
 )
 from tidegate.ids import Attempt, TransactionalId
@@ -69,8 +73,11 @@ from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
 CLOSE_PATIENCE_S: Final = 60.0
-"""How long the close is tried again when storage or Kafka fail in the middle of it."""
+"""How long the close is tried again when storage, Kafka or the system fail in the middle of it."""
 CLOSE_PAUSE_S: Final = 0.5
+
+_PASSING: Final = (StorageError, KafkaError, ResourceExhaustedError, SystemCallError)
+"""What the close tries again."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +122,7 @@ class JobJournal:
         """Fetch the code of the job to this host, as soon as its storage is there."""
         return self.storage.fetch_code(self._submission, self._config, self._replaced)
 
+    @foreign_translated()
     def recover(
         self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
     ) -> RecoveredJob:
@@ -180,11 +188,13 @@ class JobJournal:
             storage=self.storage.identity,
         )
 
+    @foreign_translated()
     def confirm(self) -> None:
         """Raise DeposedError where the job is not this attempt's any more."""
         if self.claimed is not None:
             self._runner().run(confirm(self.claimed))
 
+    @foreign_translated()
     def publish(
         self,
         complete: Complete,
@@ -205,6 +215,7 @@ class JobJournal:
         )
         return published.freed
 
+    @foreign_translated()
     def commit(self) -> tuple[tuple[PreparedTransaction, ...], tuple[PreparedTransaction, ...]]:
         """End and settle what the last publication names: what has ended, and the transactions
         whose ids this frees.
@@ -213,6 +224,7 @@ class JobJournal:
         result = run(commit(journal))
         return result.ended, run(settle(journal, result))
 
+    @foreign_translated()
     def sweep(self) -> Sequence[TransactionalId]:
         """Fence what zombies of older attempts have opened since; the ids."""
         claimed = self.claimed  # once: a recovery in the other thread takes it away
@@ -223,23 +235,24 @@ class JobJournal:
 
         Claims it first where no attempt did, and where an attempt gave up without knowing whether
         its last entry was written: that may be a publication, and nothing that it names may be
-        aborted. It tries again while storage or Kafka fail: the job's output is complete, and a
-        hiccup of either must not make a failed job of it.
+        aborted. It tries again while storage, Kafka or the operating system fail: the job's output
+        is complete, and a hiccup of one of them must not make a failed job of it.
         """
         clock = self._drivers.clock
         give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
         failed = outcome == JobState.FAILED.value
         while True:
             try:
-                if self.claimed is None or self.claimed.in_doubt:
-                    self.claimed = self._claim_to_close() if failed else self._claim()
-                if self.claimed is not None:
-                    self._runner().run(close(self.claimed, outcome, stopped=stopped))
+                with foreign_translated():
+                    if self.claimed is None or self.claimed.in_doubt:
+                        self.claimed = self._claim_to_close() if failed else self._claim()
+                    if self.claimed is not None:
+                        self._runner().run(close(self.claimed, outcome, stopped=stopped))
             except JobClosedError as error:
                 if error.outcome != outcome:
                     raise
                 return  # by this very close, whose answer was lost
-            except (StorageError, KafkaError) as error:
+            except _PASSING as error:
                 if clock.monotonic() >= give_up_s:
                     raise
                 _log.warning("the journal is not closed yet", extra={"error": str(error)})
@@ -382,6 +395,7 @@ class JobJournal:
         self._sure_until_s = now_s + self._config.cluster.heartbeat_interval / 1000
         return False
 
+    @foreign_translated()
     def clean_up(self) -> None:
         """Delete files and journal entries that no retained checkpoint needs."""
         journal = self._required_claim()

@@ -3,7 +3,8 @@
 One thread runs recovery, publication, commit and the close in the order in which they were asked
 for: a recovery waits for a publication whose outcome is not known yet, and then finds it.
 `job_journal.py` does the work; this module carries results back to the loop. The sweep writes
-nothing and has a thread of its own.
+nothing and has a thread of its own. A bug in either thread is raised in the loop and ends the
+process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tidegate.controlplane.jobmaster.plan_of_job import (
 )
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
+    InternalError,
     KafkaError,
     OutcomeUnknownError,
     StorageError,
@@ -176,6 +178,8 @@ class JournalWork:
         def work() -> None:
             try:
                 fenced = self.journal.sweep()
+            except InternalError:
+                raise  # repeating it would hide a bug
             except TidegateError as error:
                 _log.warning("the sweep failed and is repeated", extra={"error": str(error)})
                 return
@@ -184,7 +188,7 @@ class JournalWork:
             if fenced:
                 _log.warning("fenced transactions of older attempts", extra={"ids": list(fenced)})
 
-        self._sweeper.submit(work)
+        self._sweeper.submit(self._guarded(work))
 
     def close(
         self, outcome: str, stopped: str, done: Callable[[TidegateError | None], None]
@@ -232,16 +236,22 @@ class JournalWork:
             _fail(post, outcome, error)
             return
         post(lambda: outcome.committed(ended, (*freed, *settled)))
-        self.journal.clean_up()
+        try:
+            self.journal.clean_up()
+        except TidegateError as error:
+            _fail(post, outcome, error)
 
     def _submit(self, work: Action) -> None:
+        self._thread.submit(self._guarded(work))
+
+    def _guarded(self, work: Action) -> Action:
         def guarded() -> None:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 - a bug: it must end the process
                 self._post(partial(_raise, error))
 
-        self._thread.submit(guarded)
+        return guarded
 
 
 def _fail(
