@@ -34,6 +34,7 @@ class JobManager:
 
     def __init__(self) -> None:
         self.state = "RUNNING"
+        self.start_refused = ""
         self.stops: list[StopJob] = []
 
     def answer(self, message: Message) -> Message:
@@ -44,7 +45,7 @@ class JobManager:
                 return self.report()
             case StopJob(job="a"):
                 self.stops.append(message)
-                if self.state == "RUNNING":
+                if self.state == "RUNNING" and not self.start_refused:
                     self.state = "FINISHED" if message.final_checkpoint else "CANCELED"
                 return Done()
             case _:
@@ -56,6 +57,7 @@ class JobManager:
             state=self.state,
             records_in=1_000,
             error=ErrorReport.of(RpcError("a slot was lost")),
+            start_refused=self.start_refused,
         )
 
 
@@ -98,6 +100,24 @@ def test_a_stop_waits_for_the_end_it_asked_for(
 def test_a_stop_of_a_job_that_ends_otherwise_says_so(run: Run, jobmanager: JobManager) -> None:
     jobmanager.state = "FAILED"
     assert run("stop", "a").exit_code == 1
+
+
+@pytest.mark.parametrize("command", ["stop", "cancel"])
+def test_a_stop_of_a_job_whose_jobmaster_cannot_start_says_what_becomes_of_it(
+    run: Run, jobmanager: JobManager, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("tidegate.controlplane.client.client.START_PATIENCE_S", 0.3)
+    jobmanager.start_refused = "No process id is left. Give the host more of them."
+    result = run(command, "a", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["start_refused"] == jobmanager.start_refused
+    assert len(jobmanager.stops) == 1
+    assert result.stderr == (
+        "tidegate: Job a has not ended, because its JobMaster cannot start. No process id is left. "
+        f"Give the host more of them. The JobManager carries out the {command} when the JobMaster "
+        "starts: tidegate status a shows it. If the JobManager itself is restarted before, repeat "
+        "the command.\n"
+    )
 
 
 def test_nobody_at_the_address_is_a_failure_of_the_world(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.controlplane.dispatching import submission
 from tests.controlplane.test_loop import VirtualClock
-from tidegate.controlplane.client.client import ENDED, PATIENCE_S, Client
+from tidegate.controlplane.client.client import ENDED, PATIENCE_S, START_PATIENCE_S, Client
 from tidegate.controlplane.client.local import FAILED_STARTS_MAX, REFUSED_S_MAX, LocalCluster
 from tidegate.controlplane.jobmaster import events
 from tidegate.drivers.threads import SystemThreads
@@ -204,6 +204,27 @@ def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it(
     ended = Lines(state("FINISHED", 1), Refused(reason="has ended already"))
     with pytest.raises(RefusedError, match="has ended already"):
         Client(ended, VirtualClock(), "here").end(A)
+
+
+REFUSED = JobReport(job=A, state="CREATED", start_refused="No process id is left.")
+
+
+def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> None:
+    clock = VirtualClock()
+    lines = Lines(REFUSED, Done(), *[REFUSED] * 1000)
+    report = Client(lines, clock, "here").end(A, final_checkpoint=False)
+    assert report == REFUSED
+    assert stops(lines) == [1]
+    assert START_PATIENCE_S <= clock.now < START_PATIENCE_S + 5
+
+
+def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
+    """A host that is short of memory for a moment refuses some starts."""
+    clock = VirtualClock()
+    answers = [*[REFUSED] * 10, state("RECOVERING")] * 10
+    lines = Lines(REFUSED, Done(), *answers, state("CANCELED"))
+    assert Client(lines, clock, "here").end(A, final_checkpoint=False).state == "CANCELED"
+    assert clock.now > START_PATIENCE_S
 
 
 class Jobmanagers:

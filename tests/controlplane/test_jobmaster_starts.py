@@ -12,7 +12,7 @@ from tidegate.controlplane.dispatcher.job_record import Phase
 from tidegate.controlplane.dispatcher.machine import START_MS_MAX, STILLBORN_MAX
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
-from tidegate.protocol.messages import Refused, SubmitJob
+from tidegate.protocol.messages import Done, Refused, StopJob, SubmitJob
 
 
 def test_a_jobmaster_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(
@@ -81,9 +81,30 @@ def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
     shown = running.shown()
     assert "refuses the JobMaster of a a resource: no process id" in shown.waiting_for
     assert (shown.waiting_since_ms, shown.restarts) == (1_001_000, 1), "the kill was one restart"
+    assert shown.start_refused == f"{shown.waiting_for.split(';')[0]}."
+    running.event(j.StartDue(job=A, start=running.start_number()))
+    running.imports(200)
+    shown = running.shown()
+    assert (shown.waiting_for, shown.waiting_since_ms, shown.start_refused) == ("", 0, "")
+    assert shown.state == "RECOVERING", "of the rest the last word holds until it reports"
+
+
+def test_a_cancel_is_carried_out_by_a_jobmaster_that_starts_late(running: Shell) -> None:
+    running.exits(-9)
+    running.event(j.StartDue(job=A, start=running.start_number()))
+    refused = j.JobMasterExited(
+        job=A, start=running.start_number(), status=None, reason="no process id", refused=True
+    )
+    running.event(refused)
+    cancel = StopJob(job=A, final_checkpoint=False)
+    assert running.ask(cancel) == Done()
+    assert running.shown().start_refused, "whoever asked can see that it takes longer"
     running.event(j.StartDue(job=A, start=running.start_number()))
     running.started(200)
-    assert running.shown().waiting_for == ""
+    running.event(j.Tick())
+    told = running.last(j.ForwardStop)
+    assert isinstance(told, j.ForwardStop)
+    assert (told.message, told.address) == (cancel, "master 200")
 
 
 def test_a_jobmaster_that_has_reported_once_forgives_those_before(running: Shell) -> None:
@@ -111,7 +132,7 @@ def test_a_jobmaster_of_another_version_is_put_off_and_named(running: Shell) -> 
         running.machine.validate()
     shown = running.shown()
     assert "999.0" in shown.waiting_for
-    assert "Restart the JobManager" in shown.waiting_for
+    assert "Restart the JobManager" in shown.start_refused
     assert shown.restarts == 1, "the kill was one restart"
 
 

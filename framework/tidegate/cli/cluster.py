@@ -152,7 +152,8 @@ def status(
 def stop(job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
     """Stop a job of a standing cluster with a final checkpoint, and wait for its end.
 
-    A later submit continues from there. Exit code: 0 stopped, 1 it ended otherwise, 2 refused.
+    A later submit continues from there. Exit code: 0 stopped, 1 it ended otherwise or its JobMaster
+    cannot start, 2 refused.
 
     Example: tidegate stop order-totals
     """
@@ -166,7 +167,8 @@ def cancel(
 ) -> None:
     """Stop a job of a standing cluster without a final checkpoint, and wait for its end.
 
-    What was written since the last checkpoint is taken back; a later submit writes it again.
+    What was written since the last checkpoint is taken back; a later submit writes it again. Exit
+    code: 0 cancelled, 1 it ended otherwise or its JobMaster cannot start, 2 refused.
 
     Example: tidegate cancel order-totals
     """

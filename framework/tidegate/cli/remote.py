@@ -21,7 +21,7 @@ from tidegate.cli.options import job_name
 from tidegate.cli.running import finished_code
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.client import Client
+from tidegate.controlplane.client.client import ENDED, Client
 from tidegate.controlplane.client.preflight import (
     RunOptions,
     check_kafka,
@@ -126,6 +126,15 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
         _wait_until_up(client, config)
         report = client.end(name, final_checkpoint=final_checkpoint)
     _print(report, as_json=as_json)
+    if report.state not in ENDED:
+        what = "stop" if final_checkpoint else "cancel"
+        say(
+            f"tidegate: Job {name} has not ended, because its JobMaster cannot start. "
+            f"{report.start_refused} The JobManager carries out the {what} when the JobMaster "
+            f"starts: tidegate status {name} shows it. If the JobManager itself is restarted "
+            f"before, repeat the command."
+        )
+        return FAILED
     if report.state != ENDS_AS[final_checkpoint]:
         return FAILED
     return finished_code(report, bounded=False)

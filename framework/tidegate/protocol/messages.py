@@ -246,6 +246,9 @@ class JobReport(Message, frozen=True, kw_only=True):
     planned: bool = True
     """False while the JobMaster has no plan of the job: it fetches the code, or imports it and says
     nothing meanwhile."""
+    start_refused: str = ""
+    """Why the host cannot start the job's JobMaster at present, in sentences; added by the
+    JobManager. Empty if a JobMaster runs or may start."""
 
     def is_news(self, before: JobReport | None) -> bool:
         """Whether it says anything that `before` does not, but for when."""

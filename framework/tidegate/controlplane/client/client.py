@@ -40,11 +40,32 @@ says nothing new, to the second. A JobMaster has news twice a second at most."""
 PATIENCE_S = 60.0
 """How long questions are repeated while no JobManager answers: a dead one is back within
 seconds."""
+START_PATIENCE_S = 30.0
+"""How long a stop waits for a JobMaster that its host cannot start: a host that is short of memory
+or process ids for a moment has them again by then."""
 SUBMIT_TIMEOUT_S = 30.0
 """A submit is answered when it is stored, and a store may take its time."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+
+
+class _RefusedStarts:
+    """How long the reports of a job have said without a break that its JobMaster cannot start."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def too_long(self, report: JobReport) -> bool:
+        """Whether a stop waits no longer, by this report and those before it."""
+        if not report.start_refused:
+            self._since_s = None
+            return False
+        now_s = self._clock.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= START_PATIENCE_S
 
 
 class Client:
@@ -97,6 +118,10 @@ class Client:
     def end(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
         """Stop the job and wait until it has ended; its last report.
 
+        If the host has refused to start the job's JobMaster for START_PATIENCE_S, the report of
+        that moment is returned: its state is none of ENDED, and `start_refused` says why. The
+        JobManager carries out the stop when the JobMaster starts.
+
         Told to every JobManager anew: what one was told dies with it. Not at every report, because
         another job of the name may be submitted between the end and the next of them.
 
@@ -133,7 +158,7 @@ class Client:
                 return  # told with the next report
             told = report.epoch
 
-        return self.wait(job, tell_again)
+        return self.wait(job, tell_again, until=_RefusedStarts(self._clock).too_long)
 
     def wait(
         self,

@@ -285,7 +285,7 @@ class Dispatcher:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_told = False
             job.backoff.lives(now_ms)
-            job.put_off_since_ms = 0
+            _started_at_last(job)
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
             yield Reply(ask=ask, message=Refused(reason=reason))
@@ -380,6 +380,7 @@ class Dispatcher:
             last,
             waiting_for=f"{why}; the start is tried again until it succeeds",
             waiting_since_ms=job.put_off_since_ms,
+            start_refused=f"{why}.",
             reported_ms=wall_ms,
         )
         self._become(job, Phase.WAITING, now_ms)
@@ -490,6 +491,15 @@ class Dispatcher:
         if job is None or job.pid != pid:
             return Refused(reason=f"process {pid} is not the JobMaster of {name}")
         return job
+
+
+def _started_at_last(job: JobRecord) -> None:
+    """Its JobMaster has registered: what put the start off is over."""
+    if job.put_off_since_ms and job.report is not None:
+        job.report = msgspec.structs.replace(
+            job.report, waiting_for="", waiting_since_ms=0, start_refused=""
+        )
+    job.put_off_since_ms = 0
 
 
 def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
