@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.drivers.storage import open_store
+from tidegate.drivers.storage.identity import IDENTITY
 from tidegate.drivers.storage.local import LocalStore
-from tidegate.errors import StorageError, StorageGoneError
-from tidegate.ports.blobs import Created
+from tidegate.errors import CorruptCheckpointError, StorageError, StorageGoneError
+from tidegate.ports.blobs import BlobStore, Created
 
 ENTRY = "job/journal/1"
 
@@ -148,3 +150,51 @@ def test_of_two_first_users_one_makes_the_identity(root: Path) -> None:
     first, second = LocalStore(root), LocalStore(root)
     assert first.identify() == second.identify()
     assert (root / "_storage" / "id").read_text() == first.identify()
+
+
+DAMAGED = [b"", b"\n", b"\0" * 16, b"\xff\xfe", b"0123456789", b"0123456789abcdef" * 20]
+"""What a crash, a full disk or an editor may leave of an id."""
+
+
+@pytest.fixture(params=["folder", "object store"])
+def any_store(request: pytest.FixtureRequest, root: Path) -> BlobStore:
+    return open_store(str(root) if request.param == "folder" else "memory:///")
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=lambda data: repr(data)[:20])
+def test_a_file_without_an_id_is_never_taken_for_one(any_store: BlobStore, damaged: bytes) -> None:
+    """An empty id would mean that any storage is the right one."""
+    any_store.put(IDENTITY, damaged)
+    with pytest.raises(CorruptCheckpointError, match=f"{IDENTITY} in it is damaged") as failed:
+        any_store.identify()
+    assert repr(damaged[:40]) in str(failed.value)
+    assert "Restore this file from a backup" in str(failed.value)
+    assert any_store.get(IDENTITY) == damaged, "nobody has written over it"
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=lambda data: repr(data)[:20])
+def test_a_job_waits_until_a_damaged_id_is_repaired(any_store: BlobStore, damaged: bytes) -> None:
+    identity = any_store.identify()
+    any_store.bind("")
+    any_store.put(IDENTITY, damaged)
+    any_store.bind(identity)
+    remedy = f"write its id, {identity}, into that file"
+    with pytest.raises(StorageGoneError, match=f"{IDENTITY} in it is damaged.*{remedy}"):
+        any_store.confirm()
+    any_store.bind("")
+    any_store.put(IDENTITY, f"{identity}\n".encode())
+    any_store.bind(identity)
+    any_store.confirm()
+    assert any_store.identify() == identity
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_while_the_id_is_damaged_nothing_is_written(
+    store: LocalStore, root: Path, tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    (root / IDENTITY).write_bytes(b"\xff")
+    before = sorted(root.rglob("*"))
+    with pytest.raises(StorageGoneError, match="is damaged"):
+        CALLS[call](store, tmp_path / "file")
+    assert sorted(root.rglob("*")) == before

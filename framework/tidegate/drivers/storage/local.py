@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.drivers.storage.file_systems import refuse_unsafe
-from tidegate.drivers.storage.identity import IDENTITY, another, gone, read_or_create
+from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
 from tidegate.drivers.storage.older_folders import close_older_folders
 from tidegate.drivers.storage.probing import prove_create_if_absent
 from tidegate.errors import StorageError, check
@@ -204,7 +204,7 @@ class LocalStore:
             return
         file = self._root / IDENTITY
         try:
-            found = file.read_text(encoding="utf-8")
+            found = file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise gone(str(self._root)) from None
         except OSError as error:
@@ -212,8 +212,7 @@ class LocalStore:
                 why = f"{IDENTITY} in it cannot be read ({error.strerror})"
                 raise gone(str(self._root), why) from error
             raise _translated(error, "read", file) from error
-        if found != self._identity:
-            raise another(str(self._root), found, self._identity)
+        compare(found, self._identity, str(self._root))
 
     def __repr__(self) -> str:
         return f"<LocalStore {self._root}>"

@@ -26,7 +26,7 @@ from obstore.exceptions import (
 from obstore.store import ObjectStore as Store
 from obstore.store import from_url
 
-from tidegate.drivers.storage.identity import IDENTITY, another, gone, read_or_create
+from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
 from tidegate.drivers.storage.probing import prove_create_if_absent
 from tidegate.errors import ConfigError, StorageError
 from tidegate.ports.blobs import Created
@@ -131,8 +131,7 @@ class ObjectStore:
         found = self.get(IDENTITY)
         if found is None:
             raise gone(self._where)
-        if found.decode() != self._identity:
-            raise another(self._where, found.decode(), self._identity)
+        compare(found, self._identity, self._where)
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self._where}>"

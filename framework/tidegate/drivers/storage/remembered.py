@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from tidegate.drivers.storage.identity import id_in
+from tidegate.errors import CorruptCheckpointError
 from tidegate.private_files import make_private_folder, write_private
 
 
@@ -20,16 +22,26 @@ class RememberedStorage:
     def __init__(self, folder: Path, storage: str) -> None:
         digest = hashlib.sha256(storage.encode()).hexdigest()[:16]
         self.file = folder / "storages" / f"{digest}.id"
-        self._is_path = "://" not in storage
+        self._storage, self._is_path = storage, "://" not in storage
 
     def read(self) -> str:
-        """The id; empty if none is remembered."""
+        """The id; empty if none is remembered.
+
+        CorruptCheckpointError if the file holds no id: a new storage would pass for the old one.
+        """
         if not self._is_path:
             return ""
         try:
-            return self.file.read_text(encoding="utf-8").strip()
+            found = id_in(self.file.read_bytes())
         except FileNotFoundError:
             return ""
+        if found is None:
+            raise CorruptCheckpointError(
+                f"{self.file}, which says what checkpoint storage this host used last at "
+                f"{self._storage}, is damaged. Make sure that the right storage is mounted there, "
+                "and delete the file."
+            )
+        return found
 
     def write(self, identity: str) -> None:
         """Remember the id. Whole or not at all: a torn file would be waited for."""
