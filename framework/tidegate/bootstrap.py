@@ -168,24 +168,28 @@ def local_cluster(
     clusters are left alone. `mains` is for tests, see `Common`. `jobmanager` is a prestarted one.
     """
     sockets = make_socket_dir(SOCKETS_PREFIX)
-    network = Network(socket_dir=str(sockets))
-    drivers = RealDrivers(network)
-    common = Common(
-        config=config,
-        cluster=cluster or secrets.token_hex(6),
-        mains=mains,
-        network=network,
-        storage=drivers.blob_store(config.checkpoint.storage).identify(),
-    )
-    early = {} if jobmanager is None else {"jobmanager": jobmanager}
-    return LocalCluster(
-        processes(common, early),
-        drivers.rpc,
-        drivers.clock,
-        drivers.threads,
-        on_restart=on_restart,
-        on_closed=lambda: shutil.rmtree(sockets, ignore_errors=True),
-    )
+    with contextlib.ExitStack() as undo:
+        remove_sockets = undo.callback(lambda: shutil.rmtree(sockets, ignore_errors=True))
+        network = Network(socket_dir=str(sockets))
+        drivers = RealDrivers(network)
+        common = Common(
+            config=config,
+            cluster=cluster or secrets.token_hex(6),
+            mains=mains,
+            network=network,
+            storage=drivers.blob_store(config.checkpoint.storage).identify(),
+        )
+        early = {} if jobmanager is None else {"jobmanager": jobmanager}
+        started = LocalCluster(
+            processes(common, early),
+            drivers.rpc,
+            drivers.clock,
+            drivers.threads,
+            on_restart=on_restart,
+            on_closed=remove_sockets,
+        )
+        undo.pop_all()  # they are the cluster's to remove
+    return started
 
 
 def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:

@@ -78,20 +78,24 @@ class OsProcesses:
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise _cannot_start("zygote", error) from error
-        with theirs:
-            process = self._start(
-                "zygote",
-                arguments,
-                log,
-                announces=False,
-                pass_fds=(theirs.fileno(),),
-            )
-        child = OsChild(process)
-        try:
-            return OsZygote(child, ours, listener)
-        except RuntimeError as error:
-            child.discard()
-            raise _cannot_start("zygote", error) from error
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs:
+                process = self._start(
+                    "zygote",
+                    arguments,
+                    log,
+                    announces=False,
+                    pass_fds=(theirs.fileno(),),
+                )
+            child = OsChild(process)
+            try:
+                zygote = OsZygote(child, ours, listener)
+            except RuntimeError as error:
+                child.discard()
+                raise _cannot_start("zygote", error) from error
+            undo.pop_all()  # the zygote's thread closes it
+        return zygote
 
     def _start(
         self,
