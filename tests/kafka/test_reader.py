@@ -4,6 +4,7 @@ what that says.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,20 @@ from confluent_kafka import Message
 
 from tests.kafka.given import BROKERS, settings_given
 from tidegate.api.declared import OURS
-from tidegate.drivers.kafka.reader import DEFAULTS, KafkaPartitionReader
+from tidegate.drivers.kafka.reader import (
+    CONNECTION_CHECK_S,
+    DEFAULTS,
+    IDLE_CHECK_S,
+    KafkaPartitionReader,
+)
 from tidegate.elements import Origin
-from tidegate.errors import KafkaNotAuthorisedError
+from tidegate.errors import (
+    InternalError,
+    KafkaError,
+    KafkaNotAuthorisedError,
+    KafkaUnavailableError,
+    TopicAbsentError,
+)
 
 ORIGIN = Origin("in", 0)
 DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")
@@ -118,3 +130,82 @@ def test_a_group_that_may_not_be_used_harms_no_reading(scripted: Scripted) -> No
     scripted.delivered.append(Message(topic="in", partition=0, error=event))
     assert scripted.reader.poll(10, 0.0) == []
     assert scripted.reader.commit_failures == 1
+
+
+class Admin:
+    """The cluster as the reader's questions find it: a number of partitions, or an error."""
+
+    def __init__(self, answer: int | BaseException) -> None:
+        self.answer, self.closed = answer, threading.Event()
+
+    def partitions(self, _topic: str) -> int:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+        return dict.fromkeys(origins, self.partitions("in"))
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def asked(
+    scripted: Scripted,
+    monkeypatch: pytest.MonkeyPatch,
+    admin: Admin,
+    idle_s: float = 2 * IDLE_CHECK_S,
+) -> None:
+    """The source has been idle for so long: it asks in the background, and has its answer."""
+    reader = scripted.reader
+    monkeypatch.setattr("tidegate.drivers.kafka.reader.KafkaClusterAdmin", lambda _: admin)
+    monkeypatch.setattr(reader, "_positions", {ORIGIN: 7})
+    threads = set(threading.enumerate())
+    reader._heard_at -= idle_s
+    reader._checked_at -= idle_s
+    assert reader.poll(10, 0.0) == []
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+    assert admin.closed.is_set(), "the client of a question is closed"
+
+
+UNEXPECTED = [KeyError("a bug"), OSError("a socket failed"), InternalError("a bug")]
+
+
+@pytest.mark.parametrize("error", UNEXPECTED, ids=repr)
+@pytest.mark.parametrize("question", ["topics", "leaders"])
+def test_what_a_question_in_the_background_raises_reaches_who_polls(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, question: str, error: Exception
+) -> None:
+    idle_s = 2 * IDLE_CHECK_S
+    if question == "leaders":
+        scripted.reader._on_error(Code(Code._ALL_BROKERS_DOWN))
+        idle_s = 2 * CONNECTION_CHECK_S
+    asked(scripted, monkeypatch, Admin(error), idle_s)
+    scripted.delivered.append(Message(topic="in", partition=0, offset=7, value=b"a"))
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            scripted.reader.poll(10, 0.0)
+        assert raised.value is error
+    assert scripted.delivered, "nothing is read on"
+
+
+def test_a_topic_that_is_gone_is_told_when_nothing_comes(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(scripted, monkeypatch, Admin(0))
+    with pytest.raises(KafkaError, match="Partition in-0 does not exist"):
+        scripted.reader.poll(10, 0.0)
+
+
+def test_a_topic_that_the_brokers_refuse_is_told_too(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(scripted, monkeypatch, Admin(TopicAbsentError("there is no topic in")))
+    with pytest.raises(KafkaError, match="there is no topic in"):
+        scripted.reader.poll(10, 0.0)
+
+
+def test_an_outage_is_waited_for(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked(scripted, monkeypatch, Admin(KafkaUnavailableError("no broker answers")))
+    assert scripted.reader.poll(10, 0.0) == []

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, cast
 
@@ -27,7 +27,13 @@ from confluent_kafka import KafkaError as Code
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.elements import Origin
-from tidegate.errors import KafkaError, KafkaNotAuthorisedError, RefusedError, TidegateError
+from tidegate.errors import (
+    InternalError,
+    KafkaError,
+    KafkaNotAuthorisedError,
+    RefusedError,
+    TidegateError,
+)
 from tidegate.ports.kafka import Message as PortMessage
 from tidegate.ports.kafka import Position, Run
 
@@ -78,6 +84,7 @@ class KafkaPartitionReader:
         self._settings = dict(settings)
         self._denied: Code | None = None
         self._gone: KafkaError | None = None
+        self._failure: BaseException | None = None
         self._heard_at = time.monotonic()
         self._client_error = self._connection_error = ""
         self._checking = False
@@ -121,8 +128,11 @@ class KafkaPartitionReader:
     def poll(self, max_records: int, timeout_s: float) -> list[Run]:
         """What has arrived, waiting up to `timeout_s` for the first of it.
 
-        Raises KafkaError, among others when an assigned offset is not in the log any more.
+        Raises KafkaError, among others when an assigned offset is not in the log any more, and what
+        a question that was asked in the background has raised unexpectedly.
         """
+        if self._failure is not None:
+            raise self._failure
         try:
             # consume(n, t) would wait for n records or all of t: wait for one, then take the rest.
             first = self._poll(timeout_s)
@@ -210,7 +220,8 @@ class KafkaPartitionReader:
             self._check_connection(now)
         if self._positions and now - self._heard_at > IDLE_CHECK_S:
             self._heard_at = now
-            threading.Thread(target=self._look, args=(set(self._positions),), daemon=True).start()
+            origins = set(self._positions)
+            self._in_background(lambda: self._look(origins))
 
     def _check_connection(self, now: float) -> None:
         self._connection_error = self._client_error
@@ -218,10 +229,23 @@ class KafkaPartitionReader:
             return
         self._checking, self._checked_at = True, now
         origins = list(self._positions)
-        threading.Thread(target=self._ask_leaders, args=(origins,), daemon=True).start()
+        self._in_background(lambda: self._ask_leaders(origins))
+
+    def _in_background(self, question: Callable[[], None]) -> None:
+        """Ask in a thread of its own, because a question waits for its answer. What it raises is
+        not lost: the next `poll` raises it.
+        """
+
+        def ask() -> None:
+            try:
+                question()
+            except BaseException as error:  # noqa: BLE001 - for the thread that polls
+                self._failure = error
+
+        threading.Thread(target=ask, daemon=True).start()
 
     def _ask_leaders(self, origins: list[Origin]) -> None:
-        """In a thread of its own: if every leader answers, the error of the client is over."""
+        """If every leader answers, the error of the client is over."""
         error = self._client_error
         try:
             admin = KafkaClusterAdmin(self._settings)
@@ -229,6 +253,8 @@ class KafkaPartitionReader:
                 admin.latest(origins)
             finally:
                 admin.close()
+        except InternalError:
+            raise
         except TidegateError as refused:
             CLIENT_LOG.info("the source's partitions cannot be reached: %s", refused)
         else:
@@ -238,14 +264,17 @@ class KafkaPartitionReader:
             self._checking = False
 
     def _look(self, origins: set[Origin]) -> None:
-        """In a thread of its own: the question waits for an answer."""
+        """Whether the topics and partitions still exist."""
         try:
             admin = KafkaClusterAdmin(self._settings)
-            for topic in {origin.topic for origin in origins}:
-                partitions = admin.partitions(topic)
-                for origin in origins:
-                    if origin.topic == topic and origin.partition >= partitions:
-                        self._gone = self._absent(f"{topic}-{origin.partition}")
+            try:
+                for topic in {origin.topic for origin in origins}:
+                    partitions = admin.partitions(topic)
+                    for origin in origins:
+                        if origin.topic == topic and origin.partition >= partitions:
+                            self._gone = self._absent(f"{topic}-{origin.partition}")
+            finally:
+                admin.close()
         except RefusedError as error:
             self._gone = KafkaError(str(error))
         except KafkaError as error:  # an outage: the client goes on trying, and so do we
