@@ -6,6 +6,7 @@ What a wave does is tested on real brokers (`integration/test_backfill.py`).
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +24,15 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
+from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import (
     BadRecordError,
     IncompleteWaveError,
+    JobClosedError,
+    KafkaError,
     RefusedError,
     TidegateError,
     UserCodeError,
@@ -67,6 +71,11 @@ class Answers:
     recovered: int = 0
     aborted: list[TidegateError] = field(default_factory=list)
     ran: int = 0
+    takes: Callable[[], None] = field(default=lambda: None)
+    closed: list[str] = field(default_factory=list)
+
+    def close(self, outcome: str, stopped: str) -> None:
+        self.closed.append(outcome)
 
     def fetch_code(self) -> Path:
         return self.folder
@@ -100,6 +109,7 @@ class Answers:
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         self.ran += 1
+        self.takes()
         assert self.wave_fails is not None
         raise self.wave_fails
 
@@ -118,6 +128,16 @@ class Sleeper:
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+
+
+class Brokers:
+    """They say nothing of their limits."""
+
+    def transaction_max_timeout_ms(self) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is connected."""
 
 
 @dataclass
@@ -146,6 +166,8 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
     submission, _, _ = make_submission(reference, folder, pipeline, config, options)
     drivers, answers, clock = RealDrivers(), Answers(folder, submission), Sleeper()
     drivers.clock = clock
+    replaced = cast("Any", drivers)
+    replaced.kafka_admin = lambda _: Brokers()
     backfill = Backfill(submission, config, drivers, answers, wave_offsets=10)
     backfill._journal = cast("JobJournal", answers)
     return Made(backfill, answers, clock)
@@ -216,3 +238,29 @@ def test_the_delay_of_the_strategy_is_kept_where_it_is_the_longer_one(tmp_path: 
     with pytest.raises(UserCodeError):
         made.backfill.run()
     assert made.clock.slept == [3.0, 3.0, 4.0, 8.0]
+
+
+def test_a_wave_that_outlives_its_transactions_is_halved(tmp_path: Path) -> None:
+    """The brokers abort the transactions after 60 s, and each try takes 70 s."""
+    made = make(tmp_path)
+    made.answers.wave_fails = KafkaError("aborted")
+    made.answers.takes = lambda: made.clock.sleep(70.0)
+    with pytest.raises(KafkaError):
+        made.backfill.run()
+    assert made.backfill._wave_offsets == 1  # after 10, 5, 2
+
+
+def test_a_wave_that_fails_sooner_keeps_its_size(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.answers.wave_fails = KafkaError("down")
+    made.answers.takes = lambda: made.clock.sleep(50.0)
+    with pytest.raises(KafkaError):
+        made.backfill.run()
+    assert made.backfill._wave_offsets == 10
+
+
+def test_a_journal_that_a_dead_driver_has_closed_is_the_end(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.answers.recovery_fails = JobClosedError("closed", JobState.FINISHED.value, "")
+    assert made.backfill.run()
+    assert made.answers.closed == [JobState.FINISHED.value]

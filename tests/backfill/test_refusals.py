@@ -15,10 +15,8 @@ from tidegate.backfill.refusals import (
     refuse_unknown_steps,
     refuse_unread_sources,
 )
-from tidegate.checkpoint.restore import Restoration
 from tidegate.errors import RefusedError
 from tidegate.graph.logical import Edge, Exchange, Graph, Kind
-from tidegate.ids import Uid
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -34,8 +32,8 @@ class TwoStarts(Pipeline, name="two-starts"):
         self.whole.union(self.newest).to(self.out)
 
 
-def begins(*sources: str) -> Restoration:
-    return Restoration(keyed=(), splits=(), new_partitions=(), begins=frozenset(map(Uid, sources)))
+def begins(*sources: str) -> frozenset[str]:
+    return frozenset(sources)
 
 
 def test_every_kind_of_step_and_every_exchange_is_known_to_run() -> None:

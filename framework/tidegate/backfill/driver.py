@@ -214,7 +214,7 @@ class Backfill:
         recovered = self._journal.recover(plan, lambda _: None)
         if recovered.finished:
             return True
-        refuse_unread_sources(plan.graph, recovered.restoration)
+        refuse_unread_sources(plan.graph, recovered.restoration.begins)
         tasks = self._tasks(plan, recovered)
         reports = self._executor.run(tasks)
         refuse_failures(reports)

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from tidegate.api.kafka import KafkaSink
 from tidegate.backfill.ends import To, choose_ends
+from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.partition_facts import PartitionFacts
 from tidegate.checkpoint.procedures import load_manifest, read_beginnings, read_journal
@@ -147,9 +148,10 @@ class Planner:
     def plan(self, submission: Submission) -> BackfillPlan:
         """What a backfill of `submission`, whose ends are chosen, is about to do.
 
-        RefusedError and KafkaError as at the start of a job: topics that are absent, partitions
-        that may not be read, brokers that do not answer.
+        RefusedError for what waves cannot run, and as at the start of a job; KafkaError where the
+        brokers do not answer.
         """
+        refuse_unknown_steps(self._graph)
         state = run_reading(self._storage, read_journal(submission.job))
         reached, continues = self._reached(state, submission)
         admin = self._drivers.kafka_admin(kafka_of(self._config))
@@ -160,7 +162,9 @@ class Planner:
             limit_ms = admin.transaction_max_timeout_ms()
         finally:
             admin.close()
-        ranges = _ranges(with_chosen_ends(found, submission.ends), found, reached)
+        known = {source for source, _, _ in reached}
+        refuse_unread_sources(self._graph, {facts.source for facts in found} - known)
+        ranges = _ranges(with_chosen_ends(found, submission.ends), reached)
         settings, sample = self._config.backfill, self._sample(submission.job, ranges)
         offsets = sum(each.offsets for each in ranges)
         return BackfillPlan(
@@ -211,9 +215,7 @@ class Planner:
         return sample
 
 
-def _ranges(
-    chosen: Sequence[PartitionFacts], found: Sequence[PartitionFacts], reached: Places
-) -> tuple[PartitionRange, ...]:
+def _ranges(chosen: Sequence[PartitionFacts], reached: Places) -> tuple[PartitionRange, ...]:
     return tuple(
         PartitionRange(
             source=facts.source,
@@ -221,9 +223,9 @@ def _ranges(
             partition=facts.partition,
             begin=reached.get((facts.source, facts.topic, facts.partition), facts.start),
             end=facts.end or 0,
-            hidden=now.hidden if facts.end == now.latest else 0,
+            hidden=facts.hidden,
         )
-        for facts, now in zip(chosen, found, strict=True)
+        for facts in chosen
     )
 
 

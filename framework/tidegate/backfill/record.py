@@ -106,7 +106,7 @@ class BackfillRecords:
         self._store.put_result(
             JobReport(
                 job=self._job,
-                state=JobState.FINISHED.value,
+                state=JobState.FINISHED.name,
                 records_in=records_in,
                 records_out=records_out,
             )

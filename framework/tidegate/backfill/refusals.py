@@ -18,10 +18,10 @@ live job. This cannot be seen from here and is not refused.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, cast
 
 from tidegate.api.kafka import KafkaSource
-from tidegate.checkpoint.restore import Restoration
 from tidegate.errors import RefusedError
 from tidegate.graph.logical import Exchange, Graph, Kind
 
@@ -47,12 +47,12 @@ def refuse_unknown_steps(graph: Graph) -> None:
             )
 
 
-def refuse_unread_sources(graph: Graph, restoration: Restoration) -> None:
+def refuse_unread_sources(graph: Graph, begins: Collection[str]) -> None:
     """RefusedError for a source that begins at the end of its topic, where no checkpoint has a
-    position of it.
+    position of it: it is among `begins`.
     """
     for node in graph:
-        if node.kind != "source" or node.id not in restoration.begins:
+        if node.kind != "source" or node.id not in begins:
             continue
         source = cast("KafkaSource[object]", node.declaration)
         if source.start == "latest":

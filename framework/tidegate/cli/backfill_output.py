@@ -44,7 +44,7 @@ class BackfillText:
         say(
             f"{self._job}: wave {self._waves} committed: {wave.records_in:,} records in,"
             f" {wave.records_out:,} out in {duration(wave.seconds)}"
-            f" ({wave.records_in / max(wave.seconds, 1e-3):,.0f} a second);"
+            f" ({wave.records_in / max(wave.seconds, 1e-3):,.0f} a second){_bad(wave)};"
             f" {self._left:,} offsets left{left}"
         )
 
@@ -99,6 +99,11 @@ class BackfillJson(BackfillText):
 
     def done_before(self) -> None:
         _print({"event": "done"})
+
+
+def _bad(wave: WaveDone) -> str:
+    parts = [(wave.skipped, "skipped"), (wave.dead_letters, "dead letters")]
+    return "".join(f", {count:,} {what}" for count, what in parts if count)
 
 
 def plan_lines(plan: BackfillPlan) -> list[str]:

@@ -100,14 +100,17 @@ def with_chosen_ends(
     if not ends:
         return tuple(found)
     chosen = {(end.source, end.topic, end.partition): end.offset for end in ends}
-    for facts in found:
-        end = chosen.get((facts.source, facts.topic, facts.partition))
-        if end is not None and facts.latest is not None and facts.latest < end:
-            raise beyond_log(facts, end)
     return tuple(
-        replace(facts, end=chosen.get((facts.source, facts.topic, facts.partition), facts.earliest))
+        _ending_at(facts, chosen.get((facts.source, facts.topic, facts.partition), facts.earliest))
         for facts in found
     )
+
+
+def _ending_at(facts: PartitionFacts, end: int) -> PartitionFacts:
+    """What an open transaction hides matters only to a run that goes up to it."""
+    if facts.latest is not None and facts.latest < end:
+        raise beyond_log(facts, end)
+    return replace(facts, end=end, hidden=facts.hidden if end == facts.latest else 0)
 
 
 def group_commits(graph: Graph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
