@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -74,6 +75,16 @@ def test_a_backfill_on_spark_is_exact(job: BackfillJob, session: BackfillSession
     assert exact(job)
 
 
+def daemons_of(session: BackfillSession) -> list[psutil.Process]:
+    """Spark's Python daemons and their workers, but for those that are ending."""
+    found = []
+    for process in psutil.Process(session.jvm_pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
+            if "pyspark.daemon" in process.cmdline():
+                found.append(process)
+    return found
+
+
 def test_workers_that_are_killed_lose_and_double_nothing(
     job: BackfillJob, session: BackfillSession
 ) -> None:
@@ -83,11 +94,7 @@ def test_workers_that_are_killed_lose_and_double_nothing(
 
     def kill_workers() -> None:
         while not over.wait(0.7) and len(killed) < 6:
-            daemons = [
-                process
-                for process in psutil.Process(session.jvm_pid).children(recursive=True)
-                if "pyspark.daemon" in process.cmdline()
-            ]
+            daemons = daemons_of(session)
             parents = {process.pid for process in daemons}
             workers = [process for process in daemons if process.ppid() in parents]
             if workers:
