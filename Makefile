@@ -12,6 +12,8 @@ help:           ## this list
 
 demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (about a minute)
 	$(bin)/python -m integration.demo
+demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live, checked for exactly once (about three minutes)
+	.venv-spark/bin/python -m integration.demo_spark
 check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
 test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers and Spark
@@ -91,4 +93,4 @@ spark_wheels := --only-binary :all: --no-binary pyspark --require-hashes
 	@$(bin)/uv pip install --quiet --offline --python $(spark_bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(spark_bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo check test test-spark bench soak images chaos sim ready lint types unit lock clean
+.PHONY: help demo demo-spark check test test-spark bench soak images chaos sim ready lint types unit lock clean

@@ -1,0 +1,24 @@
+"""`make demo-spark`, small: its kills are survived, and the output is exact."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_the_demo_on_spark_survives_its_kills_exactly(tmp_path: Path) -> None:
+    words = ["--records", "100000", "--directory", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "integration.demo_spark", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verdict      exact: 110,000 orders" in done.stdout
+    assert done.stdout.count("killed") >= 3
