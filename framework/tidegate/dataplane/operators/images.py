@@ -1,8 +1,9 @@
 """Undoing what a call of a keyed function did to the state of its key before it raised.
 
 Taken before each call, and only where the step has a policy (`on_error`) that lets the job go on.
-An image of a value that cannot change in place is a reference; of other values, and of the map
-entries that wait for a flush, it is a copy.
+An image of a value that cannot change in place is a reference; of other values it is a copy. A map
+keeps what its calls change apart, and copies entries when they are handed out, so that an image
+costs as much as one call changes.
 """
 
 from __future__ import annotations

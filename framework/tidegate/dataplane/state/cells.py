@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from tidegate.api.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
 from tidegate.dataplane.state.layout import entries_span
@@ -95,12 +95,25 @@ class MapAccess(Protocol):
     decode: Callable[[bytes], tuple[Any, Any]]
 
 
+class _Image(NamedTuple):
+    """What a map cell had in memory; see its attributes."""
+
+    entries: dict[Any, Any]
+    changed: set[Any]
+    read: dict[Any, bytes]
+    whole: bool
+
+
 class StoredMap(MapCell[Any, Any]):
     """A map whose entries lie one by one under `prefix`; iteration is in the order of their
     bytes.
+
+    From an image on, new entries lie in dicts of their own, above those of the image: to take an
+    image and to drop it costs as much as has changed in between, whatever the map holds. A look-up
+    that finds nothing above asks the image before it asks the store.
     """
 
-    __slots__ = ("_access", "_changed", "_prefix", "_read", "_whole")
+    __slots__ = ("_access", "_changed", "_image", "_prefix", "_read", "_whole")
 
     def __init__(self, access: MapAccess, prefix: bytes) -> None:
         self._access = access
@@ -111,6 +124,8 @@ class StoredMap(MapCell[Any, Any]):
         """Stored bytes of entries of a mutable type that were handed out."""
         self._whole = False
         """Whether the store has nothing that counts: the cell was cleared since the last flush."""
+        self._image: _Image | None = None
+        """What was in memory when the last image was taken, unless that is merged again."""
 
     def __getitem__(self, key: Any) -> Any:
         value = self._look_up(key)
@@ -127,8 +142,7 @@ class StoredMap(MapCell[Any, Any]):
     def __delitem__(self, key: Any) -> None:
         if self._look_up(key) is _GONE:
             raise KeyError(key)
-        self._entries[key] = _GONE
-        self._changed.add(key)
+        self[key] = _GONE
 
     def __contains__(self, key: Any) -> bool:
         return self._look_up(key) is not _GONE
@@ -143,6 +157,7 @@ class StoredMap(MapCell[Any, Any]):
         Entries may be assigned and deleted meanwhile; one that is new may be missed. Raises
         RuntimeError where the map was cleared meanwhile.
         """
+        self._keep_image_apart()
         entries = self._entries
         for key, value in self._merged():
             if self._entries is not entries:
@@ -152,23 +167,23 @@ class StoredMap(MapCell[Any, Any]):
                 yield key, current
 
     def clear(self) -> None:
-        self._access.held -= len(self._entries)
+        self._access.held -= self._held()
         self._entries, self._changed, self._read = {}, set(), {}
-        self._whole = True
+        self._whole, self._image = True, None
 
     def image(self, *, mutable: bool) -> object:
-        # What is held for a flush, and not the map: that may be larger than memory.
-        entries = dict(self._entries)
-        if mutable:
-            entries = {
-                key: value if value is _GONE else copy.deepcopy(value)
-                for key, value in entries.items()
-            }
-        return entries, set(self._changed), dict(self._read), self._whole
+        del mutable  # as `MapAccess` says
+        # What is held for a flush, and not the map: that may be larger than memory. Values that can
+        # change in place are copied when they are handed out.
+        self._merge_image()
+        self._image = _Image(self._entries, self._changed, self._read, self._whole)
+        self._entries, self._changed, self._read = {}, set(), {}
+        return self._image
 
     def restore(self, image: Any) -> None:
-        held = len(self._entries)
+        held = self._held()
         self._entries, self._changed, self._read, self._whole = image
+        self._image = None
         self._access.held += len(self._entries) - held
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
@@ -183,12 +198,14 @@ class StoredMap(MapCell[Any, Any]):
 
     def held_entries(self) -> list[tuple[Any, Any]]:
         """The entries in memory."""
+        self._merge_image()
         return [(key, value) for key, value in self._entries.items() if value is not _GONE]
 
     def save(self, puts: Pairs, deletes: list[bytes], saved: list[Any]) -> None:
         """Add what must be written to a batch, and forget everything: the store has it then. The
         pairs of map key and value that are written are added to `saved`.
         """
+        self._merge_image()
         access, entries = self._access, self._entries
         key_bytes, prefix = access.key_bytes, self._prefix
         changed = self._changed
@@ -215,6 +232,10 @@ class StoredMap(MapCell[Any, Any]):
         """The entry's value or `_GONE`, from memory or else from the store."""
         value = self._entries.get(key, _UNKNOWN)
         if value is _UNKNOWN:
+            if self._image is not None:
+                value = self._look_below(self._image.entries, key)
+                if value is not _UNKNOWN:
+                    return value
             if self._whole:
                 return _GONE
             access = self._access
@@ -230,6 +251,51 @@ class StoredMap(MapCell[Any, Any]):
                 self._entries[key] = _GONE
                 access.held += 1
         return value
+
+    def _look_below(self, below: dict[Any, Any], key: Any) -> Any:
+        """What the image has. A value that can change in place is handed out itself, for other code
+        may have it, and the image keeps a copy.
+        """
+        value = below.get(key, _UNKNOWN)
+        if self._access.mutable and value is not _UNKNOWN and value is not _GONE:
+            below[key] = copy.deepcopy(value)
+            self._entries[key] = value
+            self._access.held += 1
+        return value
+
+    def _merge_image(self) -> None:
+        """Take what has changed since the image as it is now. Nothing can be undone any more."""
+        image = self._image
+        if image is None:
+            return
+        held = self._held()
+        image.entries.update(self._entries)
+        image.changed.update(self._changed)
+        image.read.update(self._read)
+        self._entries, self._changed, self._read, self._image = *image[:3], None
+        self._access.held += len(self._entries) - held
+
+    def _keep_image_apart(self) -> None:
+        """Have all that is in memory in one dict, and leave the image as it is, for who goes
+        through all entries.
+        """
+        image = self._image
+        if image is None:
+            return
+        held = self._held()
+        entries = {**image.entries, **self._entries}
+        if self._access.mutable:
+            for key, value in image.entries.items():
+                if key not in self._entries and value is not _GONE:
+                    image.entries[key] = copy.deepcopy(value)
+        self._entries, self._image = entries, None
+        self._changed = image.changed | self._changed
+        self._read = {**image.read, **self._read}
+        self._access.held += len(self._entries) - held
+
+    def _held(self) -> int:
+        """Entries in memory, as `MapAccess.held` counts them."""
+        return len(self._entries) + (0 if self._image is None else len(self._image.entries))
 
     def _hold(self, key: Any, data: bytes, value: Any) -> Any:
         self._entries[key] = value
