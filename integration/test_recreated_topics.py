@@ -125,10 +125,7 @@ def test_a_position_behind_the_end_is_refused_where_no_leader_epoch_is_known(
     not end with "0 records". (Where the epoch is known: `test_unclean_elections`.)
     """
     from_the_end = TOTALS.replace("value=Json(Order))", 'value=Json(Order), start="latest")')
-    folder = Folder.make(tmp_path, own.bootstrap, from_the_end)
-    folder.orders(60)
-    kept = log_size(own, folder)
-    folder.orders(40, first=60)
+    folder, kept = with_a_tail(own, tmp_path, from_the_end)
     assert folder.run().code == 0
     lose_the_tail(own, folder, kept)
     outcome = folder.run()
@@ -142,10 +139,7 @@ def test_a_truncated_log_that_has_grown_again_is_refused(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """What an unclean election does: the records behind the cut are of a newer leader epoch."""
-    folder = Folder.make(tmp_path, own.bootstrap)
-    folder.orders(60)
-    kept = log_size(own, folder)
-    folder.orders(40, first=60)
+    folder, kept = with_a_tail(own, tmp_path)
     assert folder.run().code == 0
     lose_the_tail(own, folder, kept)
     folder.orders(200)
@@ -156,10 +150,7 @@ def test_a_truncated_log_that_has_grown_again_is_refused(
 def test_a_log_that_is_truncated_while_the_job_runs_ends_it(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    folder = Folder.make(tmp_path, own.bootstrap)
-    folder.orders(60)
-    kept = log_size(own, folder)
-    folder.orders(40, first=60)
+    folder, kept = with_a_tail(own, tmp_path)
     with folder.started(bounded=False, config={"checkpoint.interval": "1s"}) as run:
         run.until(lambda: totals(folder) == 100, "at the end of its input")
         lose_the_tail(own, folder, kept)
@@ -169,6 +160,15 @@ def test_a_log_that_is_truncated_while_the_job_runs_ends_it(
     said = folder.normalised(paragraph(outcome.err))
     assert "is offset 100, in leader epoch 0, but the log of that epoch ends at offset 60" in said
     folder.assert_exact(100)
+
+
+def with_a_tail(broker: EmbeddedKafka, path: Path, text: str = TOTALS) -> tuple[Folder, int]:
+    """A folder with 100 orders, and the size of the log that held the first 60 of them."""
+    folder = Folder.make(path, broker.bootstrap, text)
+    folder.orders(60)
+    kept = log_size(broker, folder)
+    folder.orders(40, first=60)
+    return folder, kept
 
 
 def segment(broker: EmbeddedKafka, folder: Folder) -> Path:

@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,20 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 CONFIG = {"checkpoint.storage": "mounted/checkpoints"}
 
 
+@contextmanager
+def publishing(folder: Folder, config: Mapping[str, str] = CONFIG) -> Iterator[Run]:
+    """A run that has published 30 orders. The block loses the storage, writes 30 more orders, and
+    brings the storage back; behind it all of them are published, each once.
+    """
+    with folder.started(bounded=False, config=config) as run:
+        folder.orders(30)
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+        yield run
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
+        assert run.stop().code == 0
+    folder.assert_exact(60)
+
+
 def told_of(run: Run, what: str) -> None:
     run.until(lambda: what in run.err, f"told that {what!r}", timeout_s=TOLD_S)
 
@@ -85,19 +100,14 @@ def test_an_unmounted_storage_is_waited_for(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
-    with folder.started(bounded=False, config=CONFIG) as run:
-        folder.orders(30)
-        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+    with publishing(folder) as run:
         disk.unmount()
         told_of(run, f"The checkpoint storage {disk.point}/checkpoints is gone")
         folder.orders(30, first=30)
         stays_unpublished(folder, 30)
         assert list(disk.point.iterdir()) == [], "something was written below the mount point"
         disk.mount()
-        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
-        assert run.stop().code == 0
-        assert "restart" not in run.err.replace("0 restarts", ""), run.err
-    folder.assert_exact(60)
+    assert "restart" not in run.err.replace("0 restarts", ""), run.err
 
 
 def test_a_long_outage_ends_the_attempt_and_the_next_one_waits(
@@ -106,18 +116,13 @@ def test_a_long_outage_ends_the_attempt_and_the_next_one_waits(
     folder = Folder.make(tmp_path, kafka.bootstrap)
     config = {**CONFIG, "checkpoint.tolerated_outage": "2s", "restart.strategy": "fixed_delay"}
     config |= {"restart.attempts": "1", "restart.delay": "100ms"}
-    with folder.started(bounded=False, config=config) as run:
-        folder.orders(30)
-        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+    with publishing(folder, config) as run:
         disk.unmount()
         folder.orders(30, first=30)
         told_of(run, "was gone for 2 s (checkpoint.tolerated_outage)")
         stays_unpublished(folder, 30)
         assert list(disk.point.iterdir()) == []
         disk.mount()
-        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
-        assert run.stop().code == 0
-    folder.assert_exact(60)
 
 
 @pytest.mark.parametrize("role", ["jobmaster", "jobmanager"])
@@ -125,9 +130,7 @@ def test_a_process_that_is_killed_meanwhile_is_followed_by_one_that_waits(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk, role: str
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
-    with folder.started(bounded=False, config=CONFIG) as run:
-        folder.orders(30)
-        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+    with publishing(folder) as run:
         disk.unmount()
         told_of(run, "is gone")
         folder.orders(30, first=30)
@@ -135,9 +138,6 @@ def test_a_process_that_is_killed_meanwhile_is_followed_by_one_that_waits(
         stays_unpublished(folder, 30)
         assert list(disk.point.iterdir()) == []
         disk.mount()
-        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
-        assert run.stop().code == 0
-    folder.assert_exact(60)
 
 
 def test_a_second_storage_behind_the_same_path_is_not_written_to(
@@ -147,9 +147,7 @@ def test_a_second_storage_behind_the_same_path_is_not_written_to(
     second = Disk(tmp_path / "second", disk.point)
     LocalStore(second.folder / "checkpoints").identify()
     before = sorted(second.folder.rglob("*"))
-    with folder.started(bounded=False, config=CONFIG) as run:
-        folder.orders(30)
-        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
+    with publishing(folder) as run:
         disk.unmount()
         second.mount()
         told_of(run, "another storage is there")
@@ -158,9 +156,6 @@ def test_a_second_storage_behind_the_same_path_is_not_written_to(
         assert sorted(second.folder.rglob("*")) == before
         second.unmount()
         disk.mount()
-        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
-        assert run.stop().code == 0
-    folder.assert_exact(60)
 
 
 def test_a_standing_jobmanager_that_starts_without_its_storage_waits_for_it(

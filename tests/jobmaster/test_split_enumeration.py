@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
+from tidegate.checkpoint.partition_facts import PartitionFacts
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
 from tidegate.errors import RefusedError
 from tidegate.ids import JobName
 
 
-class Copies(Pipeline, name="copies"):
-    a = KafkaSource("a", value=Json(int), start={1: 7})
-    b = KafkaSink("b", value=Json(int))
+def enumerated(
+    start: Any, admin: Any, *, bounded: bool = False, ids: Mapping[str, str] | None = None
+) -> list[PartitionFacts]:
+    """The partitions of a source that begins at `start`."""
 
-    def define(self) -> None:
-        self.a.to(self.b)
+    class Copies(Pipeline, name="copies"):
+        a = KafkaSource("a", value=Json(int), start=start)
+        b = KafkaSink("b", value=Json(int))
+
+        def define(self) -> None:
+            self.a.to(self.b)
+
+    job = JobName("copies")
+    return list(
+        enumerate_partitions(build(Copies), Config(), job, admin, ids or {}, bounded=bounded)
+    )
+
+
+def each(at: int) -> Any:
+    """The same offset for every partition that is asked for."""
+    return lambda origins, *_: dict.fromkeys(origins, at)
 
 
 def starts(partitions: int) -> dict[int, int]:
@@ -31,13 +48,8 @@ def starts(partitions: int) -> dict[int, int]:
             raise RefusedError(message)
         return partitions
 
-    def each(at: int) -> Any:
-        return lambda origins: dict.fromkeys(origins, at)
-
-    admin: Any = SimpleNamespace(partitions=count, earliest=each(2), latest=each(10))
-    found = enumerate_partitions(
-        build(Copies), Config(), JobName("copies"), admin, {"a": "id-a"}, bounded=False
-    )
+    admin = SimpleNamespace(partitions=count, earliest=each(2), latest=each(10))
+    found = enumerated({1: 7}, admin, ids={"a": "id-a"})
     assert {each.partition: each.start_kind for each in found} == {
         each.partition: "offset" if each.partition == 1 else "earliest" for each in found
     }
@@ -54,27 +66,14 @@ def starts(partitions: int) -> dict[int, int]:
     ],
 )
 def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[str]) -> None:
-    class Starts(Pipeline, name="starts"):
-        a = KafkaSource("a", value=Json(int), start=start)
-        b = KafkaSink("b", value=Json(int))
-
-        def define(self) -> None:
-            self.a.to(self.b)
-
-    def each(at: int) -> Any:
-        return lambda origins, *_: dict.fromkeys(origins, at)
-
-    admin: Any = SimpleNamespace(
+    admin = SimpleNamespace(
         partitions=lambda _: 2,
         earliest=each(2),
         latest=each(10),
         at_time=each(7),
         committed=lambda _, origins: {each: [5, None][each.partition] for each in origins},
     )
-    found = enumerate_partitions(
-        build(Starts), Config(), JobName("starts"), admin, {}, bounded=False
-    )
-    assert [each.start_kind for each in found] == kinds
+    assert [each.start_kind for each in enumerated(start, admin)] == kinds
 
 
 def test_offsets_that_were_given_are_where_a_source_begins() -> None:
@@ -92,10 +91,7 @@ def test_a_topic_that_is_not_there_any_more_is_named_with_its_source() -> None:
 
 
 def test_what_an_open_transaction_hides_from_a_bounded_run_is_counted() -> None:
-    def each(at: int) -> Any:
-        return lambda origins, *_: dict.fromkeys(origins, at)
-
-    admin: Any = SimpleNamespace(
+    admin = SimpleNamespace(
         partitions=lambda _: 2,
         earliest=each(2),
         latest=each(10),
@@ -103,18 +99,7 @@ def test_what_an_open_transaction_hides_from_a_bounded_run_is_counted() -> None:
     )
 
     def hidden(*, bounded: bool) -> list[int]:
-        found = enumerate_partitions(
-            build(Bounded), Config(), JobName("bounded"), admin, {}, bounded=bounded
-        )
-        return [each.hidden for each in found]
+        return [each.hidden for each in enumerated("earliest", admin, bounded=bounded)]
 
     assert hidden(bounded=True) == [3, 3]
     assert hidden(bounded=False) == [0, 0]
-
-
-class Bounded(Pipeline, name="bounded"):
-    a = KafkaSource("a", value=Json(int))
-    b = KafkaSink("b", value=Json(int))
-
-    def define(self) -> None:
-        self.a.to(self.b)

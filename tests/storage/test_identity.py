@@ -44,43 +44,49 @@ CALLS: dict[str, Callable[[LocalStore, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.fixture(params=CALLS)
+def call(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> Callable[[], object]:
+    """One call of the storage."""
+    (tmp_path / "file").write_bytes(b"1")
+    return lambda: CALLS[request.param](store, tmp_path / "file")
+
+
+@pytest.fixture
+def unmounted(root: Path, call: object) -> Path:
+    """Where the storage is now; nothing is at its path."""
+    return root.rename(root.with_name("unmounted"))
+
+
 def test_a_storage_that_is_gone_is_named_and_not_made_again(
-    store: LocalStore, root: Path, tmp_path: Path, call: str
+    root: Path, call: Callable[[], object], unmounted: Path
 ) -> None:
-    (tmp_path / "file").write_bytes(b"1")
-    root.rename(tmp_path / "unmounted")
     with pytest.raises(StorageGoneError, match=f"The checkpoint storage {root} is gone"):
-        CALLS[call](store, tmp_path / "file")
+        call()
     assert not root.exists()
-    (tmp_path / "unmounted").rename(root)
-    CALLS[call](store, tmp_path / "file")
+    unmounted.rename(root)
+    call()
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.usefixtures("unmounted")
 def test_below_an_empty_mount_point_nothing_is_written(
-    store: LocalStore, root: Path, tmp_path: Path, call: str
+    root: Path, call: Callable[[], object]
 ) -> None:
-    (tmp_path / "file").write_bytes(b"1")
-    root.rename(tmp_path / "unmounted")
     root.mkdir()
     with pytest.raises(StorageGoneError, match="does not exist"):
-        CALLS[call](store, tmp_path / "file")
+        call()
     assert list(root.iterdir()) == []
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.usefixtures("unmounted")
 def test_a_second_storage_behind_the_same_path_is_refused(
-    store: LocalStore, root: Path, tmp_path: Path, call: str
+    root: Path, call: Callable[[], object]
 ) -> None:
-    (tmp_path / "file").write_bytes(b"1")
-    root.rename(tmp_path / "unmounted")
     second = LocalStore(root)
     second.identify()
     second.create(ENTRY, b"another entry")
     before = sorted(root.rglob("*"))
     with pytest.raises(StorageGoneError, match="another storage is there"):
-        CALLS[call](store, tmp_path / "file")
+        call()
     assert sorted(root.rglob("*")) == before
 
 
@@ -88,32 +94,25 @@ LOST = [errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EIO]
 """What a file system says whose server, device or program has gone, while it is still mounted."""
 
 
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("number", LOST, ids=errno.errorcode.get)
 def test_a_file_system_that_has_lost_its_server_or_device_is_gone(
-    store: LocalStore,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    number: int,
+    root: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], number: int
 ) -> None:
-    (tmp_path / "file").write_bytes(b"1")
     break_reads_of(root, number, monkeypatch)
     with pytest.raises(StorageGoneError, match=rf"{root} is gone.*{os.strerror(number)}"):
-        CALLS[call](store, tmp_path / "file")
+        call()
     monkeypatch.undo()
-    CALLS[call](store, tmp_path / "file")
+    call()
 
 
-@pytest.mark.parametrize("call", ["get", "get_file", "list"])
+@pytest.mark.parametrize("call", ["get", "get_file", "list"], indirect=True)
 def test_one_object_that_cannot_be_read_does_not_make_the_storage_gone(
-    store: LocalStore, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]
 ) -> None:
     """A bad sector, say: the identity can be read."""
     break_reads_of(root / "job", errno.EIO, monkeypatch)
     with pytest.raises(StorageError, match=os.strerror(errno.EIO)) as failed:
-        CALLS[call](store, tmp_path / "file")
+        call()
     assert type(failed.value) is StorageError
 
 
@@ -188,13 +187,9 @@ def test_a_job_waits_until_a_damaged_id_is_repaired(any_store: BlobStore, damage
     assert any_store.identify() == identity
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_while_the_id_is_damaged_nothing_is_written(
-    store: LocalStore, root: Path, tmp_path: Path, call: str
-) -> None:
-    (tmp_path / "file").write_bytes(b"1")
+def test_while_the_id_is_damaged_nothing_is_written(root: Path, call: Callable[[], object]) -> None:
     (root / IDENTITY).write_bytes(b"\xff")
     before = sorted(root.rglob("*"))
     with pytest.raises(StorageGoneError, match="is damaged"):
-        CALLS[call](store, tmp_path / "file")
+        call()
     assert sorted(root.rglob("*")) == before
