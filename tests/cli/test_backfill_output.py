@@ -1,0 +1,140 @@
+"""What `tidegate backfill` prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.plan import BackfillPlan, PartitionRange
+from tidegate.cli.backfill_output import (
+    BackfillJson,
+    BackfillText,
+    data_size,
+    duration,
+    plan_lines,
+)
+from tidegate.ids import JobName, Uid
+
+
+def part(partition: int, begin: int, end: int, hidden: int = 0) -> PartitionRange:
+    return PartitionRange(
+        source=Uid("orders"),
+        topic="o",
+        partition=partition,
+        begin=begin,
+        end=end,
+        hidden=hidden,
+    )
+
+
+PLAN = BackfillPlan(
+    job=JobName("shop"),
+    submission="s1",
+    continues="",
+    partitions=(part(0, 0, 1_500), part(1, 10, 510)),
+    waves=2,
+    wave_records=1_000,
+    wave_span_ms=None,
+    parallelism=3,
+    master="local[2]",
+    transaction_timeout_ms=900_000,
+    at_least_once=(),
+    record_bytes=512.0,
+    first_ms=0,
+    last_ms=86_400_000,
+)
+WAVE = WaveDone(
+    attempt=3,
+    records_in=1_000,
+    records_out=900,
+    skipped=0,
+    dead_letters=0,
+    seconds=2.0,
+    offsets_left=1_000,
+    hidden_offsets=0,
+)
+
+
+def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
+    assert plan_lines(PLAN) == [
+        "shop: the backfill begins anew; 2,000 offsets to read, about 1,000.0 KiB",
+        "  source orders, topic o:",
+        "    partition 0: offsets 0 to 1,500 (1,500)",
+        "    partition 1: offsets 10 to 510 (500)",
+        "  from 1970-01-01 00:00:00 UTC to about 1970-01-02 00:00:00 UTC",
+        "  waves of at most 1,000 offsets: 2 or more",
+        "  parallelism 3 on local[2]",
+        "  a wave's transactions are open for 15 min at most (transaction.max.timeout.ms)",
+        "  read_committed readers of the sinks' topics wait for the end of each wave",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"continues": "4-1"}, "the backfill goes on from checkpoint 4-1"),
+        ({"partitions": (part(0, 5, 3, hidden=7),)}, "offsets 5 to 3 (0)"),
+        ({"partitions": (part(0, 5, 3, hidden=7),)}, "7 offsets lie behind open transactions"),
+        ({"at_least_once": ("audit", "log")}, "where a wave is run again: audit, log"),
+        ({"wave_span_ms": 7_200_000}, "at most 1,000 offsets and 2.0 h: 2 or more"),
+        ({"record_bytes": None, "first_ms": None}, "2,000 offsets to read"),
+    ],
+)
+def test_the_plan_says_what_is_special(changes: dict[str, Any], said: str) -> None:
+    assert said in "\n".join(plan_lines(replace(PLAN, **changes)))
+
+
+def test_a_wave_has_its_rate_and_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    output = BackfillText("shop")
+    output.plan(PLAN)
+    capsys.readouterr()
+    output.wave(WAVE)
+    assert capsys.readouterr().err == (
+        "shop: wave 1 committed: 1,000 records in, 900 out in 2.0 s (500 a second);"
+        " 1,000 offsets left, about 2.0 s\n"
+    )
+    output.wave(replace(WAVE, offsets_left=0, skipped=3, dead_letters=1))
+    assert "(500 a second), 3 skipped, 1 dead letters; 0 offsets left\n" in capsys.readouterr().err
+
+
+def test_scripts_read_one_object_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:
+    output = BackfillJson("shop")
+    output.plan(PLAN)
+    output.wave(WAVE)
+    output.stopping()
+    output.stopped()
+    output.abandoned()
+    output.end(5, 4)
+    output.done_before()
+    captured = capsys.readouterr()
+    events = [json.loads(line) for line in captured.out.splitlines()]
+    assert [each["event"] for each in events] == [
+        "plan",
+        "wave",
+        "stopped",
+        "abandoned",
+        "end",
+        "done",
+    ]
+    assert (events[0]["offsets"], events[0]["partitions"][1]["begin"]) == (2_000, 10)
+    assert (events[1]["records_in"], events[4]["records_out"]) == (1_000, 4)
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (59.0, "59.0 s"), (90, "2 min"), (5400, "1.5 h")]
+)
+def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(512, "512 bytes"), (2048, "2.0 KiB"), (3 << 40, "3.0 TiB"), (5 << 50, "5,120.0 TiB")],
+)
+def test_sizes_have_the_unit_that_leaves_few_digits(size: float, text: str) -> None:
+    assert data_size(size) == text
