@@ -135,6 +135,20 @@ def test_a_job_whose_checkpoint_cannot_be_read_is_closed(
     folder.assert_exact(20)
 
 
+def test_a_job_that_fails_while_it_runs_leaves_no_transaction_of_its_own_attempt_open(
+    kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
+) -> None:
+    """No later attempt fences them: a record that cannot be decoded ends the job at once."""
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    folder.orders(20)
+    with with_an_open_transaction(txn, folder) as run:
+        folder.send("orders", [(b"c", b"no JSON")])
+        outcome = run.wait(60)
+    assert outcome.code == 1, outcome.err
+    assert_closed(txn, folder)
+    assert {entry["kind"] for entry in folder.journal()} == {"claim", "closed"}, "one attempt"
+
+
 SLOW = "        self.total.value +="
 
 
