@@ -85,9 +85,13 @@ class _WithoutEnd(Passing):
         self._listings = 0
         self._pretended: set[TransactionalId] = set()
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
         self._listings += 1
-        listed: dict[TransactionalId, TransactionState] = self._real.list(prefix)
+        listed: dict[TransactionalId, TransactionState] = self._real.list(
+            prefix, unfinished=unfinished
+        )
         return listed
 
     def end(

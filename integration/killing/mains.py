@@ -426,8 +426,12 @@ class CommitTraps(Passing):
         self._real.fence(transactional_id)
         self._traps.reached("recovery.fenced")
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
-        listed: dict[TransactionalId, TransactionState] = self._real.list(prefix)
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
+        listed: dict[TransactionalId, TransactionState] = self._real.list(
+            prefix, unfinished=unfinished
+        )
         if self._phase.name != "recovery":
             self._traps.reached("jobmaster.swept")
         return listed

@@ -25,7 +25,9 @@ class NothingListed:
     def cluster_id(self) -> str:
         return "c1"
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
         return {}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.checkpoint.masters import calm, simulate
 from tests.checkpoint.mutants import Patch, caught, under
-from tidegate.checkpoint.effects import Now, Procedure, create_entry
+from tidegate.checkpoint.effects import Now, Procedure, create_entry, list_transactions
 from tidegate.checkpoint.journal import AnyEntry, Claim, encode_entry, entry_path
 from tidegate.checkpoint.procedures import OwnJournal, Patience, fence_older, recover
 from tidegate.checkpoint.procedures.ending import end_transactions
@@ -107,6 +107,7 @@ def test_mutant_recovery_fences_what_it_has_committed_but_not_settled(patch: Pat
         yield from fence_older(journal, patience=patience["fencing"])
 
     patch("fencing.may_fence", _fencing_everything_older)
+    patch("fencing.list_transactions", lambda prefix, **_: list_transactions(prefix))
     assert "false alarm" in str(caught(under(recover=unsettled)))
 
 

@@ -45,9 +45,13 @@ def published(quiet: Quiet, journal: OwnJournal) -> tuple[PreparedTransaction, .
 def test_what_is_not_visible_is_taken_back_and_nothing_is_lost(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
+    slots = named[0].transactional_id.rpartition(".")[0]
+    waiting = TransactionalId(f"{slots}.9")  # of a producer that waits for its first record
+    quiet.world.init(waiting)
     newer = quiet.claim()
     quiet.asked.clear()
     recovered = quiet.recover(newer)
+    assert recovered.fenced == (waiting,)
     assert [str(checkpoint) for checkpoint in recovered.retracted] == ["1-2"]
     assert recovered.ended == ()
     sent = [e for e in quiet.asked if isinstance(e, effects.EndTransaction)]

@@ -49,7 +49,7 @@ from tidegate.ids import (
     TransactionalId,
 )
 from tidegate.ports.blobs import Created
-from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.kafka import UNFINISHED, EndOutcome, TransactionFacts, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 JOB = JobName("job")
@@ -351,7 +351,7 @@ class World:
             effects.ClusterId: lambda _: self.cluster,
             effects.Describe: self._describe,
             effects.EndTransaction: self._end,
-            effects.ListTransactions: lambda e: self._listed(e.prefix),
+            effects.ListTransactions: lambda e: self._listed(e.prefix, unfinished=e.unfinished),
             effects.Fence: lambda e: self._fence(e.transactional_id),
             effects.Pause: lambda e: self._pass(e.seconds),
             effects.Now: lambda _: self.time_s,
@@ -387,8 +387,12 @@ class World:
             self._trimmed.add(number)
         self.store.objects.pop(path, None)
 
-    def _listed(self, prefix: str) -> dict[TransactionalId, TransactionState]:
-        return {tid: found.state for tid, found in self.broker.items() if tid.startswith(prefix)}
+    def _listed(self, prefix: str, *, unfinished: bool) -> dict[TransactionalId, TransactionState]:
+        return {
+            tid: found.state
+            for tid, found in self.broker.items()
+            if tid.startswith(prefix) and (not unfinished or found.state in UNFINISHED)
+        }
 
     def _fence(self, tid: TransactionalId) -> None:
         self.init(tid)

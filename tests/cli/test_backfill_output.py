@@ -1,4 +1,4 @@
-"""What `tidegate backfill` prints."""
+"""The words of `tidegate backfill`: its plan, its waves, its end, and the same for scripts."""
 
 from __future__ import annotations
 

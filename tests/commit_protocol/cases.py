@@ -103,6 +103,7 @@ BROKEN: Final = (
             "sweep newer attempts": (LOSS, {}),
             "no fencing": (STALL, {}),
             "fence only Ongoing": (STALL, {"rules": frozenset({"precheck"})}),
+            "fence complete ids": ("", {}),
             "sources before fencing": ("", {}),
             "id without attempt": ("stuck", {}),
             "slot reuse before commit": (LOSS, {"records": 3}),

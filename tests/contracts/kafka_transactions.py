@@ -355,6 +355,13 @@ class TransactionContract:
         assert {name: listed[name] for name in made} == made
         assert listed[fenced] is EMPTY
         assert before.keys() <= listed.keys()
+        unfinished = cluster.log.list("tidegate.job", unfinished=True)
+        assert unfinished == {
+            name: state for name, state in listed.items() if state in {EMPTY, ONGOING}
+        }
+        assert made.keys() - unfinished.keys() == {
+            name for name, state in made.items() if state in {COMMITTED, ABORTED}
+        }
         for name, state in made.items():
             assert cluster.log.list(name)[name] is state
             if state is ONGOING:

@@ -69,7 +69,7 @@ class Log:
         self.calls.append(("epochs", *epochs.items()))
         return {}
 
-    def list(self, prefix: str) -> dict[TransactionalId, str]:
+    def list(self, prefix: str, *, unfinished: bool = False) -> dict[TransactionalId, str]:
         self.calls.append(("list", prefix))
         return {}
 

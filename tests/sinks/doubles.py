@@ -94,7 +94,9 @@ class Broker:
     def fence(self, transactional_id: TransactionalId) -> None:
         raise NotImplementedError
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -91,6 +91,7 @@ class ListTransactions:
     """TransactionLog.list. Result: dict of TransactionalId to TransactionState."""
 
     prefix: str
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +223,11 @@ def cluster_id() -> Procedure[str]:
     return _typed(result, str)
 
 
-def list_transactions(prefix: str) -> Procedure[dict[TransactionalId, TransactionState]]:
-    """All ids that begin so."""
-    result = yield ListTransactions(prefix=prefix)
+def list_transactions(
+    prefix: str, *, unfinished: bool = False
+) -> Procedure[dict[TransactionalId, TransactionState]]:
+    """All ids that begin so; `unfinished`: but for those with a complete transaction."""
+    result = yield ListTransactions(prefix=prefix, unfinished=unfinished)
     return dict(_typed(result, dict))
 
 

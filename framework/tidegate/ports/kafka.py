@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -119,6 +119,19 @@ class TransactionState(enum.Enum):
     PREPARE_EPOCH_FENCE = "PrepareEpochFence"
 
 
+UNFINISHED: Final = frozenset(
+    {
+        TransactionState.EMPTY,
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_COMMIT,
+        TransactionState.PREPARE_ABORT,
+        TransactionState.PREPARE_EPOCH_FENCE,
+    }
+)
+"""States of an id under which something is open, or may be opened by a producer that waits for its
+first record. Of our producers each writes one transaction: under a complete one nothing follows."""
+
+
 class TransactionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What DescribeTransactions says of one id."""
 
@@ -202,8 +215,12 @@ class TransactionLog(Protocol):
         """One raw InitProducerId: aborts what is open, locks out older producers of the id."""
         ...
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
-        """All ids with this prefix, asked of every broker; raises rather than leave one out."""
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
+        """All ids with this prefix, asked of every broker; raises rather than leave one out.
+        `unfinished`: those alone whose state is one of `UNFINISHED`.
+        """
         ...
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:

@@ -5,6 +5,11 @@ Exactness rests on the claim and the publication; this frees the readers of the 
 transaction would hold up, and is a second line. An id is fenced by initialising it, which aborts
 what is open and locks out older producers; so never one that a publication names, and never one of
 a newer attempt (`recovery.may_fence`).
+
+Ids with a complete transaction are not even listed. A producer writes one transaction, so nothing
+follows under them. A backfill of a thousand waves leaves hundreds of thousands, and the brokers
+keep them for a week. Where another journal or another life of the journal has used the name, all
+ids are listed: nothing is known of their producers.
 """
 
 from __future__ import annotations
@@ -26,13 +31,17 @@ Listed = dict[TransactionalId, TransactionState]
 def fence_older(
     journal: OwnJournal, *, patience: Patience = FENCING, own_too: bool = False
 ) -> Procedure[tuple[TransactionalId, ...]]:
-    """Fence every id of older attempts in any state, before the sources start; returns them.
+    """Fence every id of older attempts but the complete ones, before the sources start; returns
+    them.
 
     `own_too`: this attempt's as well, at the job's end. Repeated on any error until patience ends.
     """
-    listed = yield from _listed(journal, patience)
+    state = journal.state
+    taken_over = state.took_over and state.publication is None
+    strange = taken_over or state.lost_attempt > 0
+    listed = yield from _listed(journal, patience, unfinished=not strange)
     allowed = _allowed(journal, listed, swept=journal.swept(), own_too=own_too)
-    if journal.state.took_over and journal.state.publication is None:
+    if taken_over:
         allowed += _of_other_journals(journal, listed)
     allowed += _of_lost_attempts(journal, listed)
     yield from _fence_all(allowed, patience)
@@ -47,14 +56,16 @@ def sweep(
     To be repeated as long as the attempt lives: a zombie may open an id that nobody knew. It can
     commit nothing.
     """
-    listed = yield from _listed(journal, patience)
+    listed = yield from _listed(journal, patience, unfinished=True)
     fenced = _allowed(journal, listed, swept=journal.attempt, own_too=False)
     yield from _fence_all(fenced, patience)
     return tuple(fenced)
 
 
-def _listed(journal: OwnJournal, patience: Patience) -> Procedure[Listed]:
-    return (yield from kafka_retried(lambda: list_transactions(job_prefix(journal.job)), patience))
+def _listed(journal: OwnJournal, patience: Patience, *, unfinished: bool) -> Procedure[Listed]:
+    prefix = job_prefix(journal.job)
+    asked = partial(list_transactions, prefix, unfinished=unfinished)
+    return (yield from kafka_retried(asked, patience))
 
 
 def _fence_all(ids: Sequence[TransactionalId], patience: Patience) -> Procedure[None]:

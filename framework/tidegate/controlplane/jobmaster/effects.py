@@ -98,7 +98,9 @@ class EffectRunner:
             Describe: self._describe,
             EndTransaction: self._end,
             ClusterId: lambda _: self._ask_cluster(),
-            ListTransactions: lambda effect: transactions.list(effect.prefix),
+            ListTransactions: lambda effect: transactions.list(
+                effect.prefix, unfinished=effect.unfinished
+            ),
             Fence: lambda effect: transactions.fence(effect.transactional_id),
             TopicIds: lambda effect: transactions.topic_ids(effect.topics),
             EpochEnds: lambda effect: transactions.epoch_ends(effect.epochs),

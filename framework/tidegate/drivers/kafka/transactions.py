@@ -12,7 +12,7 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import kafka.errors as theirs
@@ -31,7 +31,7 @@ from tidegate.drivers.kafka.topic_facts import epoch_ends, topic_ids
 from tidegate.elements import Origin
 from tidegate.errors import KafkaUnavailableError, TidegateError, check
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.kafka import UNFINISHED, EndOutcome, TransactionFacts, TransactionState
 
 RIGHTS: Final = "grant the job's principal WRITE on the transactional ids with the prefix tidegate."
 """What a job needs; told where it is missing."""
@@ -132,12 +132,17 @@ class KafkaTransactionLog:
 
         self._control.retried(f"fence transactional id {transactional_id}", once, transactional_id)
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
-        """All ids with this prefix, asked of every broker; raises rather than leave one out."""
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
+        """All ids with this prefix, asked of every broker; raises rather than leave one out.
+        `unfinished`: but for those with a complete transaction, which the brokers leave out.
+        """
+        states = sorted(state.value for state in UNFINISHED) if unfinished else []
 
         def once() -> dict[TransactionalId, TransactionState]:
             client = self._control.client()
-            listed: Any = client._manager.run(_list_everywhere, client._manager)
+            listed: Any = client._manager.run(_list_everywhere, client._manager, states)
             return listed  # type: ignore[no-any-return]
 
         found = self._control.retried("list transactions", once, None)
@@ -156,8 +161,10 @@ class KafkaTransactionLog:
         self._control.close()
 
 
-async def _list_everywhere(manager: Any) -> dict[TransactionalId, TransactionState]:
-    """One complete listing.
+async def _list_everywhere(
+    manager: Any, states: Sequence[str]
+) -> dict[TransactionalId, TransactionState]:
+    """One complete listing of ids in these states; in any, where none is given.
 
     An id is listed by the broker that leads its partition of the state topic. So every partition
     must have a leader, every broker is asked, and no leader may have changed meanwhile: else an id
@@ -166,7 +173,8 @@ async def _list_everywhere(manager: Any) -> dict[TransactionalId, TransactionSta
     before, brokers = await _leaders(manager)
     found: dict[TransactionalId, TransactionState] = {}
     for broker in brokers:
-        answer = await manager.send(ListTransactionsRequest(), node_id=broker)
+        request = ListTransactionsRequest(state_filters=list(states))
+        answer = await manager.send(request, node_id=broker)
         raise_for(answer.error_code)
         for row in answer.transaction_states:
             found[TransactionalId(row.transactional_id)] = TransactionState(row.transaction_state)

@@ -20,7 +20,13 @@ from tidegate.errors import (
     TopicAbsentError,
 )
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, GroupCommit, TransactionFacts, TransactionState
+from tidegate.ports.kafka import (
+    UNFINISHED,
+    EndOutcome,
+    GroupCommit,
+    TransactionFacts,
+    TransactionState,
+)
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.faults import RETRIABLE, Api, BrokerError, Call, Code
@@ -114,14 +120,17 @@ class FakeTransactionLog:
 
         self._retried(f"fence transactional id {transactional_id}", once)
 
-    def list(self, prefix: str) -> dict[TransactionalId, TransactionState]:
-        """All ids with this prefix."""
+    def list(
+        self, prefix: str, *, unfinished: bool = False
+    ) -> dict[TransactionalId, TransactionState]:
+        """All ids with this prefix; `unfinished`: but for those with a complete transaction."""
         call = Call(Api.LIST_TRANSACTIONS, self._connection.name, name=prefix)
 
         def once() -> dict[TransactionalId, TransactionState]:
             return self._connection.ask(call, lambda: self._brokers.list(self._user, prefix))
 
-        return self._retried("list transactions", once)
+        found = self._retried("list transactions", once)
+        return {name: at for name, at in found.items() if not unfinished or at in UNFINISHED}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """The ids of those topics that exist."""
