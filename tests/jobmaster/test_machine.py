@@ -72,13 +72,17 @@ def machine(delay: float | None = 0.5) -> JobMachine:
     return JobMachine(slots=2, subtasks=SUBTASKS, next_delay=lambda: delay)
 
 
-UP_TO_RUNNING: list[Event] = [
-    Begin(),
-    Claimed(attempt=ONE),
-    Recovered(attempt=ONE),
-    *(SlotRegistered(attempt=ONE, ordinal=o, slot=slot(o)) for o in range(2)),
-    *(SlotReady(attempt=ONE, ordinal=o) for o in range(2)),
-]
+def started(attempt: Attempt) -> list[Event]:
+    """What an attempt goes through until it runs."""
+    return [
+        Claimed(attempt=attempt),
+        Recovered(attempt=attempt),
+        *(SlotRegistered(attempt=attempt, ordinal=o, slot=slot(o)) for o in range(2)),
+        *(SlotReady(attempt=attempt, ordinal=o) for o in range(2)),
+    ]
+
+
+UP_TO_RUNNING: list[Event] = [Begin(), *started(ONE)]
 
 
 def running() -> JobMachine:
@@ -250,6 +254,22 @@ def test_a_bounded_job_ends_after_its_last_subtask_and_a_final_checkpoint() -> N
     assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == [Close(outcome=JobState.FINISHED)]
     job.handle(Closed())
     assert job.state is JobState.FINISHED
+
+
+def test_what_had_ended_in_the_attempt_before_has_not_ended_in_the_next() -> None:
+    """The next attempt begins at a checkpoint from before the end. A final checkpoint after its
+    first ended subtask would leave out what the others have not read.
+    """
+    job, (first, second) = running(), sorted(SUBTASKS)
+    for subtask in (first, second):
+        job.handle(InputEnded(attempt=ONE, subtask=subtask))
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(BackedOff(restart=1))
+    for event in started(TWO):
+        job.handle(event)
+    assert job.state is JobState.RUNNING
+    assert job.handle(InputEnded(attempt=TWO, subtask=first)) == []
+    assert job.handle(InputEnded(attempt=TWO, subtask=second)) == [TakeFinalCheckpoint(attempt=TWO)]
 
 
 def test_a_cancel_while_the_final_checkpoint_is_committed_stays_a_cancel() -> None:
