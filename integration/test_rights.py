@@ -258,6 +258,8 @@ def test_each_right_that_txn_lacks_is_named(
     listed = txn("list", "--prefix", name, "--json")
     assert listed.json["transactions"] == [], "ids that one may not describe are left out"
     refused("txn-not-describable", "show", name)
+    refused("txn-topic-not-visible", "why-stuck", topic)
+    secured.grant(ResourceType.TOPIC, topic, AclOperation.DESCRIBE, LITERAL)
     refused("txn-topic-not-readable", "why-stuck", topic)
     secured.grant(ResourceType.TOPIC, topic, AclOperation.READ, LITERAL)
     secured.grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE, LITERAL)
