@@ -9,7 +9,7 @@ from tests.controlplane.dispatching import EPOCH, A, Shell, submission
 from tests.controlplane.parts import registration
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.job_record import Phase
-from tidegate.controlplane.dispatcher.machine import START_MS_MAX, STILLBORN_MAX
+from tidegate.controlplane.dispatcher.machine import HELD_UP_MS, START_MS_MAX, STILLBORN_MAX
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import Done, Refused, StopJob, SubmitJob
@@ -87,6 +87,28 @@ def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
     shown = running.shown()
     assert (shown.waiting_for, shown.waiting_since_ms, shown.start_refused) == ("", 0, "")
     assert shown.state == "RECOVERING", "of the rest the last word holds until it reports"
+
+
+def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
+    """A standing JobManager starts nothing before the storage says that it leads."""
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    shell.now_ms += HELD_UP_MS
+    shell.event(j.Tick())
+    assert shell.shown().start_refused == "", "a start may take a moment"
+    shell.now_ms += 1
+    assert shell.event(j.Tick()) == []
+    shown = shell.shown()
+    assert "does not confirm that this JobManager still leads" in shown.start_refused
+    assert shown.waiting_since_ms == 1_000_000 + shell.now_ms
+    shell.now_ms += 1_000
+    shell.event(j.Tick())
+    assert shell.shown().waiting_since_ms == shown.waiting_since_ms
+    shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=101))
+    shell.now_ms += HELD_UP_MS + 1
+    assert shell.event(j.Tick()) == [], "it imports"
+    shell.register(101)
+    assert shell.shown().start_refused == ""
 
 
 def test_a_cancel_is_carried_out_by_a_jobmaster_that_starts_late(running: Shell) -> None:

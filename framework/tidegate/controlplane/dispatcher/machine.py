@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -80,6 +81,9 @@ START_MS_MAX = 120_000
 """A JobMaster that has not registered by then hangs, and so does one that has not reported so long
 after it registered. In between it imports the user's module, which may load anything, and says
 nothing meanwhile; two minutes is beyond what an import takes."""
+HELD_UP_MS = 10_000
+"""A process starts within milliseconds, once the storage has confirmed that this JobManager leads.
+If there is none after this time, reports say what the start waits for."""
 STILLBORN_MAX = 5
 """JobMasters in a row that ended before they reported anything: then the job fails. One may be
 killed by chance; what so many die of is the start or the import itself. The next JobMaster imports
@@ -200,7 +204,7 @@ class Dispatcher:
                 if exited is not None:
                     yield from self._exited(exited, event, now_ms, wall_ms)
             case Tick():
-                yield from self._tick(now_ms)
+                yield from self._tick(now_ms, wall_ms)
 
     def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
         match message:
@@ -372,19 +376,10 @@ class Dispatcher:
         """Try the start again for as long as the host does not allow it. The job has done nothing
         wrong, so this counts neither as a failed start nor as a restart.
         """
-        name = job.submission.job
-        job.put_off_since_ms = job.put_off_since_ms or wall_ms
         job.other_version = ""
-        last = job.report or JobReport(job=name, state=JobState.CREATED.name)
-        job.report = msgspec.structs.replace(
-            last,
-            waiting_for=f"{why}; the start is tried again until it succeeds",
-            waiting_since_ms=job.put_off_since_ms,
-            start_refused=f"{why}.",
-            reported_ms=wall_ms,
-        )
+        _show_refused_start(job, why, wall_ms)
         self._become(job, Phase.WAITING, now_ms)
-        yield AwaitStart(job=name, start=job.start, after_ms=REFUSED_START_PAUSE_MS)
+        yield AwaitStart(job=job.submission.job, start=job.start, after_ms=REFUSED_START_PAUSE_MS)
 
     def _deposed(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as
@@ -420,7 +415,7 @@ class Dispatcher:
         )
         return job.report
 
-    def _tick(self, now_ms: int) -> Iterator[Instruction]:
+    def _tick(self, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         for job in self._jobs.values():
             in_phase_ms = now_ms - job.since_ms
             yield from self._tell_stop(job)
@@ -429,6 +424,8 @@ class Dispatcher:
                     yield _kill(job, f"silent for {(now_ms - job.heard_ms) / 1000:.1f} s")
                 case Phase.STARTING if job.pid and in_phase_ms > START_MS_MAX:
                     yield _kill(job, "it has not registered")
+                case Phase.STARTING if not job.pid and in_phase_ms > HELD_UP_MS:
+                    _show_refused_start(job, _UNCONFIRMED, wall_ms)
                 case Phase.ENDED if job.pid and in_phase_ms > LINGER_MS_MAX:
                     yield _kill(job, "its job has ended")
                 case Phase.ENDING if not job.result_under_way:
@@ -491,6 +488,24 @@ class Dispatcher:
         if job is None or job.pid != pid:
             return Refused(reason=f"process {pid} is not the JobMaster of {name}")
         return job
+
+
+_UNCONFIRMED: Final = (
+    "The checkpoint storage does not confirm that this JobManager still leads its cluster, and no "
+    "JobMaster starts before that. Look at the storage and at the JobManager's log"
+)
+
+
+def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
+    """Reports say why there is no JobMaster; `why` has no full stop at its end."""
+    job.put_off_since_ms = job.put_off_since_ms or wall_ms
+    job.report = msgspec.structs.replace(
+        job.report or JobReport(job=job.submission.job, state=JobState.CREATED.name),
+        waiting_for=f"{why}; the start is tried again until it succeeds",
+        waiting_since_ms=job.put_off_since_ms,
+        start_refused=f"{why}.",
+        reported_ms=wall_ms,
+    )
 
 
 def _started_at_last(job: JobRecord) -> None:
