@@ -228,6 +228,10 @@ def test_an_image_of_a_map_costs_what_the_calls_change_and_not_what_the_map_hold
     assert Counted.copies <= 2 * entries
     image, again = row.image(mutable=True), row.image(mutable=True)
     assert image.entries is again.entries, "nothing was copied"
+    row[0] = Counted(-1)
+    assert dict(row.held_entries())[0] == Counted(-1)
+    row.restore(again)
+    assert dict(row.held_entries())[0] == Counted(0), "to list the entries leaves the image alone"
 
 
 @dataclass

@@ -198,8 +198,9 @@ class StoredMap(MapCell[Any, Any]):
 
     def held_entries(self) -> list[tuple[Any, Any]]:
         """The entries in memory."""
-        self._merge_image()
-        return [(key, value) for key, value in self._entries.items() if value is not _GONE]
+        below = {} if self._image is None else self._image.entries
+        entries = {**below, **self._entries}
+        return [(key, value) for key, value in entries.items() if value is not _GONE]
 
     def save(self, puts: Pairs, deletes: list[bytes], saved: list[Any]) -> None:
         """Add what must be written to a batch, and forget everything: the store has it then. The
