@@ -389,6 +389,33 @@ def test_a_slot_that_uses_an_id_again_whose_transaction_is_open(history: History
     assert history.found == f"slot-1 initialises {txn.transactional_id}, whose transaction is open"
 
 
+def test_an_id_that_two_workers_of_a_backfill_initialise(history: History) -> None:
+    for _ in range(2):
+        history.asks = history.process("worker")
+        history.watch.worker_is(history.asks, history.attempt)
+        history.clients.producer({}, history.name(), TIMEOUT_MS)
+    assert history.found == f"worker initialises {history.name()}, as another worker has done"
+
+
+def test_an_id_that_a_worker_initialises_again_after_its_next_attempt_has_begun(
+    history: History,
+) -> None:
+    """A thread of a task that has ended may still ask."""
+    history.asks = worker = history.process("worker")
+    for attempt in (1, 2):
+        history.watch.worker_is(worker, attempt)
+        history.clients.producer({}, history.name(attempt=1), TIMEOUT_MS)
+    assert history.found == ""
+
+
+def test_a_wave_that_is_published_although_its_tasks_have_read_other_runs(
+    history: History,
+) -> None:
+    history.watch.wave_ran(history.attempt, "a task was given other rows")
+    history.publish()
+    assert history.found == "1-1 is published, although a task was given other rows"
+
+
 def test_a_source_that_starts_before_the_fence(history: History) -> None:
     txn = history.prepare()
     history.passes(1.0)

@@ -29,6 +29,9 @@ def sim(
     step: Annotated[
         bool, typer.Option("--step", help="With --seed: every event, one at a time (Enter).")
     ] = False,
+    backfills: Annotated[
+        bool, typer.Option("--backfills", help="Runs in which some lives of a job are backfills.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each seed.")] = False,
 ) -> None:
@@ -47,9 +50,10 @@ def sim(
         message = "the simulator needs the extra `sim`: pip install 'tidegate[sim]'"
         raise ConfigError(message) from None
     if seed is not None:
-        violated = _replay(seed, step=step, as_json=as_json)
+        violated = _replay(seed, backfills=backfills, step=step, as_json=as_json)
     else:
-        violated = _many(_range(seeds or "1.."), workers, as_json=as_json)
+        many = _range(seeds or "1..")
+        violated = _many(many, workers, backfills=backfills, as_json=as_json)
     raise typer.Exit(VIOLATED if violated else 0)
 
 
@@ -68,7 +72,7 @@ def _range(text: str) -> Iterable[int]:
     return range(int(first), int(last))
 
 
-def _replay(seed: int, *, step: bool, as_json: bool) -> bool:
+def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
     from tidegate.testing.sim.run import run_seed
 
     def show(told: Told) -> None:
@@ -76,7 +80,8 @@ def _replay(seed: int, *, step: bool, as_json: bool) -> bool:
         if sys.stdin.isatty():
             sys.stdin.readline()
 
-    outcome = run_seed(seed, listen=show if step and not as_json else None)
+    listen = show if step and not as_json else None
+    outcome = run_seed(seed, listen=listen, backfills=backfills)
     if as_json:
         body = {
             "seed": seed,
@@ -98,7 +103,7 @@ def _replay(seed: int, *, step: bool, as_json: bool) -> bool:
     return outcome.violation is not None
 
 
-def _many(seeds: Iterable[int], workers: int, *, as_json: bool) -> bool:
+def _many(seeds: Iterable[int], workers: int, *, backfills: bool, as_json: bool) -> bool:
     from tidegate.testing.sim.many import simulate
 
     last: list[Summary] = []
@@ -111,13 +116,14 @@ def _many(seeds: Iterable[int], workers: int, *, as_json: bool) -> bool:
             print(msgspec.json.encode(verdict).decode(), flush=True)
         elif verdict.violation is not None:
             print(f"seed {verdict.seed} ({verdict.pipeline}): {verdict.violation}", flush=True)
-            print(f"replay it: tidegate sim --seed {verdict.seed}", flush=True)
+            option = " --backfills" if backfills else ""
+            print(f"replay it: tidegate sim{option} --seed {verdict.seed}", flush=True)
         elif sys.stdout.isatty():
             print(f"\r{summary}", end="", flush=True)
 
     # An interrupt is how an endless run is ended; what it found is said all the same.
     with contextlib.suppress(KeyboardInterrupt):
-        simulate(seeds, workers=workers, told=told)
+        simulate(seeds, workers=workers, told=told, backfills=backfills)
     if last and not as_json:
         print(f"{chr(10) if sys.stdout.isatty() else ''}{last[0]}")
     return bool(last and last[0].violations)

@@ -46,6 +46,7 @@ from tidegate.testing.sim.processes import Announce, Paces, Role, SimProcesses, 
 from tidegate.testing.sim.rpc import Calling
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.standing import HOST, rejoining
+from tidegate.testing.sim.surroundings import Salts
 from tidegate.testing.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf, SimThreads
 
 STORAGE = "sim://checkpoints"
@@ -91,6 +92,7 @@ class SimCluster:
         )
         """A Kafka cluster that is not the job's."""
         self._astray: Who = nobody
+        self.salts = Salts(scheduler)
         self._chance = scheduler.random_for("cluster")
 
     # --- what processes run (`processes.Programs`) ------------------------------------------------
@@ -211,7 +213,7 @@ class SimCluster:
 
 def kind_of(process: SimProcess) -> str:
     """What a process is, by its name."""
-    for kind in ("jobmanager", "jobmaster", "zygote", "slot"):
+    for kind in ("jobmanager", "jobmaster", "zygote", "slot", "driver", "worker"):
         if kind in process.name:
             return kind
     return "taskmanager"

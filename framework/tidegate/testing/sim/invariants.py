@@ -60,10 +60,18 @@ class Watch:
         """Steps of the commit protocol so far: entries, EndTxn, prepares, uploads."""
         self.ends = 0
         """EndTxn among them."""
+        self.waves = 0
+        """Of backfills, that are done."""
         self._attempts: dict[int, int] = {}
         """Of processes by pid: the attempt that a JobMaster claimed last, or a slot belongs to."""
         self._slots: set[int] = set()
         """The pids of slots among them."""
+        self._workers: dict[int, set[int]] = {}
+        """Of a backfill's workers by pid: the attempts whose tasks each has run."""
+        self._worker_of_id: dict[TransactionalId, int] = {}
+        """Of ids that workers have initialised."""
+        self._flaws: dict[int, str] = {}
+        """By attempt of a backfill: why its wave may not be published."""
         self._owed: set[PreparedTransaction] = set()
         """Losses that are still to be stated."""
         self.may_lose = False
@@ -83,6 +91,15 @@ class Watch:
         """A slot process of an attempt has begun."""
         self._attempts[process.pid] = attempt
         self._slots.add(process.pid)
+
+    def worker_is(self, process: SimProcess, attempt: int) -> None:
+        """A worker of a backfill begins to run a task of an attempt."""
+        self.slot_is(process, attempt)
+        self._workers.setdefault(process.pid, set()).add(attempt)
+
+    def wave_ran(self, attempt: int, flaw: str) -> None:
+        """The tasks of a wave have ended; `flaw` says why its reports may not be published."""
+        self._flaws[attempt] = flaw
 
     def attempt_of(self, process: SimProcess) -> int | None:
         """The attempt that a slot belongs to, or a JobMaster has claimed last."""
@@ -152,6 +169,9 @@ class Watch:
         self._of_newest("published", entry.attempt)
         if self.must_refuse:
             self.violated(f"{entry.checkpoint} is published, although {self.must_refuse}")
+        flaw = self._flaws.get(entry.attempt, "")
+        if flaw:
+            self.violated(f"{entry.checkpoint} is published, although {flaw}")
         if journal.lost is not None:
             self.violated(f"{entry.checkpoint} is published after a loss that is not accepted")
         if entry.checkpoint in journal.checkpoints:
@@ -323,10 +343,14 @@ class Watch:
         if parts.attempt > own:
             self.violated(f"{process.name} of attempt {own} fences {name} of a newer attempt")
         if process.pid in self._slots:
-            if parts.attempt != own:
+            # An I/O thread of a worker may send again what a task of its past has begun.
+            if parts.attempt not in self._workers.get(process.pid, {own}):
                 self.violated(f"a slot of attempt {own} initialises {name}")
             if self._kafka.coordinator.list().get(name) is TransactionState.ONGOING:
                 self.violated(f"{process.name} initialises {name}, whose transaction is open")
+        is_worker = process.pid in self._workers
+        if is_worker and self._worker_of_id.setdefault(name, process.pid) != process.pid:
+            self.violated(f"{process.name} initialises {name}, as another worker has done")
         if name in self.journal.unsettled:
             self.violated(
                 f"{process.name} initialises {name}, which an unsettled publication names"

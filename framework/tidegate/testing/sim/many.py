@@ -19,6 +19,8 @@ from typing import Final
 import msgspec
 
 WORKER: Final = (sys.executable, "-m", "tidegate.testing.sim.many")
+BACKFILLS: Final = "--backfills"
+"""The argument of workers whose runs have backfills."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     freezes: int
     attempts: int
     publications: int
+    waves: int
     retractions: int
     losses: int
     visible: int
@@ -50,6 +53,7 @@ class Summary:
     freezes: int = 0
     attempts: int = 0
     publications: int = 0
+    waves: int = 0
     retractions: int = 0
     losses: int = 0
     expired: int = 0
@@ -65,6 +69,7 @@ class Summary:
         self.freezes += verdict.freezes
         self.attempts += verdict.attempts
         self.publications += verdict.publications
+        self.waves += verdict.waves
         self.retractions += verdict.retractions
         self.losses += verdict.losses
         self.expired += verdict.expired
@@ -77,8 +82,9 @@ class Summary:
             f"{self.seeds} seeds in {self.seconds:.0f} s ({rate:.1f} a second), "
             f"{len(self.violations)} with a violation; {self.virtual_s / 3600:.1f} h of virtual "
             f"time, {self.turns} turns, {self.kills} kills, {self.freezes} freezes, "
-            f"{self.attempts} attempts, {self.publications} publications, {self.retractions} taken "
-            f"back, {self.losses} losses by right, {self.expired} offsets of inputs expired"
+            f"{self.attempts} attempts, {self.publications} publications, {self.waves} waves of "
+            f"backfills, {self.retractions} taken back, {self.losses} losses by "
+            f"right, {self.expired} offsets of inputs expired"
         )
 
 
@@ -87,17 +93,23 @@ class WorkerDiedError(Exception):
 
 
 def simulate(
-    seeds: Iterable[int], *, workers: int, told: Callable[[Verdict, Summary], None]
+    seeds: Iterable[int],
+    *,
+    workers: int,
+    told: Callable[[Verdict, Summary], None],
+    backfills: bool = False,
 ) -> Summary:
-    """Run seeds in so many processes; `told` hears of each verdict, one at a time.
+    """Run seeds in so many processes; `told` hears of each verdict, one at a time. With
+    `backfills`, each run has some.
 
     An exception of `told` (a KeyboardInterrupt of the main thread, too) ends all workers.
     WorkerDiedError where one ends by itself.
     """
     summary, lock, began_s = Summary(), threading.Lock(), time.monotonic()
     rest, failures = iter(seeds), list[BaseException]()
+    command = (*WORKER, BACKFILLS) if backfills else WORKER
     processes = [
-        subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for _ in range(workers)
     ]
 
@@ -148,14 +160,14 @@ def _verdicts(
         yield msgspec.json.decode(line, type=Verdict)
 
 
-def serve() -> None:
+def serve(*, backfills: bool) -> None:
     """The worker: one verdict for each seed that comes in."""
     from tidegate.testing.sim.run import run_seed
 
     gc.collect()
     gc.freeze()  # what was imported is not looked through again after each run
     for line in sys.stdin.buffer:
-        outcome = run_seed(int(line))
+        outcome = run_seed(int(line), backfills=backfills)
         verdict = Verdict(
             seed=outcome.seed,
             pipeline=outcome.plan.shape.pipeline.__name__,
@@ -166,6 +178,7 @@ def serve() -> None:
             freezes=outcome.freezes,
             attempts=outcome.attempts,
             publications=outcome.publications,
+            waves=outcome.waves,
             retractions=outcome.retractions,
             losses=outcome.losses,
             visible=outcome.visible,
@@ -178,4 +191,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(backfills=BACKFILLS in sys.argv[1:])

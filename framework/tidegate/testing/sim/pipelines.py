@@ -63,6 +63,11 @@ def connect() -> None:
     """What user code does when it opens: nothing, but where a run has it fail."""
 
 
+def salt() -> str:
+    """What no other run of the same code has: nothing, but where a run has backfills."""
+    return ""
+
+
 class Total(KeyedProcess[str, Event, Result]):
     """Counts and adds up, for each key."""
 
@@ -234,6 +239,41 @@ class Branched(Pipeline, name="branched"):
         self.events.to(self.plain)
 
 
+def scattered(event: Event) -> Result:
+    """A result whose group is another one each time that the record is read."""
+    return Result(event.name, event.key, event.amount, event.key + salt())
+
+
+def rescattered(result: Result) -> Result:
+    """The same once more."""
+    return Result(result.name, result.key, result.amount, result.key + salt())
+
+
+class Forward(KeyedProcess[str, Result, Result]):
+    """Passes on what comes, without state."""
+
+    def open(self) -> None:
+        connect()
+
+    def process(self, result: Result, ctx: Context[str]) -> Iterable[Result]:
+        del ctx
+        work()
+        yield result
+
+
+class Scattered(Pipeline, name="scattered"):
+    """Each run of a task sends its records to other subtasks than the run before."""
+
+    events = KafkaSource(IN_A, value=Json(Event))
+    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+
+    def define(self) -> None:
+        keyed = self.events.map(scattered).key_by(lambda result: result.group)
+        again = keyed.process(Forward(), uid="forward").map(rescattered)
+        by_region = again.key_by(lambda result: result.group)
+        by_region.process(Forward(), uid="forward-again").to(self.results)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A pipeline and what it must write."""
@@ -280,6 +320,9 @@ BRANCHED: Final = Shape(
     frozenset(),
 )
 """Takes the place of `TwoSinks` in some runs; its topics are the same."""
+
+SCATTERED: Final = Shape(Scattered, (IN_A,), {OUT_A: _one}, frozenset())
+"""Takes the place of others in some runs with backfills."""
 
 SHAPES: Final[tuple[Shape, ...]] = (
     Shape(Stateless, (IN_A,), {OUT_A: _if(lambda event: event.amount % 5 != 0)}, frozenset()),

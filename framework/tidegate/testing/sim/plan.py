@@ -23,6 +23,7 @@ from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.mishaps import Mishap
 from tidegate.testing.sim.pipelines import BRANCHED, KEYS, SHAPES, Event, Shape, Sided, TwoSinks
 from tidegate.testing.sim.swaps import Swap
+from tidegate.testing.sim.wave_faults import WaveFaults
 from tidegate.testing.sim.weather import Weather
 
 TOLERATED_OUTAGE_MS: Final = 400_000
@@ -62,6 +63,8 @@ class Life:
     """Of all results, the share that is visible when it is ended; or of the time, for a crash."""
     back: int | None = None
     """Begun by hand from the checkpoint so many before the last; None: it goes on."""
+    wave_offsets: int | None = None
+    """Of a backfill: how many offsets a wave reads. None: a live job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class Plan:
     """By life: what is another one when it begins."""
     crashing: tuple[float, float] | None
     """From when to when user code raises at many records."""
+    waves: WaveFaults | None = None
+    """What befalls the tasks of waves, in runs with backfills."""
 
     @property
     def blackout_s(self) -> float:

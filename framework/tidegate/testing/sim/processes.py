@@ -240,7 +240,7 @@ class SimZygote:
         self._children[slot.pid] = start.index, slot
         slot.on_exit.append(partial(self._ended, slot.pid))
         main = _stillborn if birth is Birth.DIES else partial(self._slot, slot, start)
-        slot.run_main(_guarded(slot, main, CRASHED))
+        slot.run_main(guarded(slot, main, CRASHED))
         self._news.now(SlotForked(index=start.index, pid=slot.pid))
 
     def _ended(self, pid: int, status: ExitStatus) -> None:
@@ -291,12 +291,12 @@ def _start_later(
 ) -> None:
     def start() -> None:
         if process.alive:
-            process.run_main(_guarded(process, main, failed))
+            process.run_main(guarded(process, main, failed))
 
     process.scheduler.call_later(seconds, start)
 
 
-def _guarded(
+def guarded(
     process: SimProcess, main: Callable[[], ExitStatus], failed: ExitStatus
 ) -> Callable[[], ExitStatus]:
     """The main of a process as `bootstrap` runs it: whatever it raises becomes a status.

@@ -31,6 +31,8 @@ from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.protocol.versions import TIDEGATE
+from tidegate.testing.sim.backfill_plan import with_backfills
+from tidegate.testing.sim.backfill_user import BackfillUser
 from tidegate.testing.sim.blows import Striker
 from tidegate.testing.sim.cluster import STORAGE, SimCluster
 from tidegate.testing.sim.counting import Violation
@@ -49,6 +51,7 @@ from tidegate.testing.sim.surroundings import (
     declared,
     loaded,
     opening,
+    scattering,
     surroundings,
 )
 from tidegate.testing.sim.swaps import Swaps
@@ -80,6 +83,8 @@ class Outcome:
     freezes: int
     attempts: int
     publications: int
+    waves: int
+    """Of backfills."""
     retractions: int
     losses: int
     """By right, and accepted afterwards."""
@@ -90,20 +95,27 @@ class Outcome:
 
 
 def run_seed(
-    seed: int, *, listen: Callable[[Told], None] | None = None, digest: bool = False
+    seed: int,
+    *,
+    listen: Callable[[Told], None] | None = None,
+    digest: bool = False,
+    backfills: bool = False,
 ) -> Outcome:
-    """Simulate one seed to its end; raises nothing of what is simulated."""
+    """Simulate one seed to its end; raises nothing of what is simulated. With `backfills`, some
+    lives of its job are backfills.
+    """
     story = Story(listen=listen)
     if digest:
         story.with_digest()
     scheduler = Scheduler(seed, story=story)
     with surroundings(scheduler) as folder:
-        run = Run(seed, scheduler, folder)
-        plan = run.plan
+        plan = plan_of(seed, backfills=backfills)
+        run = Run(seed, plan, scheduler, folder)
         with (
             loaded(scheduler, plan.load, plan.crashing),
             opening(scheduler, plan.failing_open),
             declared(plan.shape),
+            scattering(run.world.salts),
         ):
             try:
                 run.to_the_end()
@@ -112,12 +124,20 @@ def run_seed(
     return run.outcome()
 
 
+def plan_of(seed: int, *, backfills: bool = False) -> Plan:
+    """What a seed draws."""
+    plan = Plan.drawn(random.Random(f"{seed}/plan"))  # noqa: S311 - replays
+    if not backfills:
+        return plan
+    return with_backfills(plan, random.Random(f"{seed}/backfills"))  # noqa: S311 - as above
+
+
 class Run:
     """A plan, carried out."""
 
-    def __init__(self, seed: int, scheduler: Scheduler, folder: Path) -> None:
+    def __init__(self, seed: int, plan: Plan, scheduler: Scheduler, folder: Path) -> None:
         self._seed, self._scheduler, self._folder = seed, scheduler, folder
-        plan = self.plan = Plan.drawn(random.Random(f"{seed}/plan"))  # noqa: S311 - replays
+        self.plan = plan
         self._oracle = Oracle(plan.shape)
         self._trouble = Trouble(scheduler, plan.weights)
         self.world = SimCluster(scheduler, self._trouble, self._oracle)
@@ -193,6 +213,7 @@ class Run:
             freezes=self._striker.freezes,
             attempts=kinds[Claim],
             publications=kinds[Publication],
+            waves=self._watch.waves,
             retractions=kinds[Retracted],
             losses=kinds[Lost],
             visible=self._oracle.visible,
@@ -239,6 +260,7 @@ class Run:
         plan = self.plan
         lives = ", ".join(
             f"{each.ends} at p={each.parallelism}"
+            + f" in waves of {each.wave_offsets}" * (each.wave_offsets is not None)
             + f" from {each.back} back" * (each.back is not None)
             for each in plan.lives
         )
@@ -251,6 +273,7 @@ class Run:
             f"{'user code cannot open; ' if plan.failing_open else ''}"
             f"{'user code crashes; ' if plan.crashing else ''}"
             f"{''.join(f'{each.kind}; ' for each in (*plan.mishaps, *plan.swaps) if each)}"
+            f"{f'{plan.waves}; ' if plan.waves else ''}"
             f"{plan.settings}"
         )
 
@@ -290,22 +313,34 @@ class Run:
             self._swaps.before(self._life_number)
         self._watch.accepting = self._losses_told >= LOSS_TOLD
         process = self._scheduler.process(f"run-{self._tries}")
-        user = _User(self, life, process, f"c{self._tries}")
+        user = self._user(life, process)
         process.on_exit.append(lambda _status: self._life_ended(life, user))
         process.run_main(user.main)
         if life.ends == "crash":
             when_s = life.after * max(self.plan.weights.wild_s - self._scheduler.now, 1.0)
             self._scheduler.call_later(when_s, user.crash)
 
-    def _life_ended(self, life: Life, user: _User) -> None:
+    def _user(self, life: Life, process: SimProcess) -> _User | BackfillUser:
+        if life.wave_offsets is None or self.plan.waves is None:
+            return _User(self, life, process, f"c{self._tries}")
+        config = self.config(life)
+        return BackfillUser(
+            self.world,
+            process,
+            self.submission(life, config, f"c{self._tries}"),
+            config,
+            life,
+            self.plan,
+        )
+
+    def _life_ended(self, life: Life, user: _User | BackfillUser) -> None:
         report = user.report
         self._scheduler.story.tell(
             self._scheduler.now, "world", "life %s: %s", life.ends, report and report.state
         )
         if report is not None:
             self._ended(report)
-        over = user.crashed or (report is not None and report.state in {"FINISHED", "CANCELED"})
-        if over:
+        if user.over:
             del self._lives[0]
             self._life_tries = 0
             self._life_number += 1
@@ -376,7 +411,7 @@ class Run:
             code_digest=CODE_DIGEST,
             python_version=platform.python_version(),
             tidegate_version=TIDEGATE,
-            bounded=life.ends == "bounded",
+            bounded=life.ends == "bounded" or life.wave_offsets is not None,
             restore=restore,
             accept_loss=self._watch.accepting,
             take_over=False,
@@ -422,6 +457,12 @@ class _User:
         self._told: int | None = None
         """The epoch of the JobManager that was told to stop."""
         self._submitted = self._refused = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the life is, and is not run again."""
+        ended = self.report is not None and self.report.state in {"FINISHED", "CANCELED"}
+        return self.crashed or ended
 
     def crash(self) -> None:
         """Everything of this run dies."""

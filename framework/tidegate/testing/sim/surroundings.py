@@ -22,7 +22,7 @@ from tidegate.dataplane.state.backend import KeyedState
 from tidegate.drivers.logs import extra_of
 from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.pipelines import Shape
-from tidegate.testing.sim.scheduler import Scheduler
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 IDLE_WAIT_S: Final = 0.08
 CODE_DIGEST: Final = "simulated"
@@ -64,6 +64,34 @@ def declared(shape: Shape) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for sink in shape.plain_sinks():
             stack.enter_context(patch.object(sink, "guarantee", "at_least_once"))
+        yield
+
+
+class Salts:
+    """What no other process has, and no other run of a task: its records go elsewhere each time."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._chance = scheduler.random_for("salts")
+        self._salts: dict[int, str] = {}
+        """By pid."""
+
+    def renew(self, process: SimProcess) -> None:
+        """Another run of a task begins in a process."""
+        self._salts.pop(process.pid, None)
+
+    def present(self) -> str:
+        """That of the process that runs."""
+        pid = self._scheduler.running().process.pid
+        if pid not in self._salts:
+            self._salts[pid] = self._chance.randbytes(2).hex()
+        return self._salts[pid]
+
+
+@contextlib.contextmanager
+def scattering(salts: Salts) -> Iterator[None]:
+    """Pipelines that ask for a salt get one."""
+    with patch("tidegate.testing.sim.pipelines.salt", salts.present):
         yield
 
 

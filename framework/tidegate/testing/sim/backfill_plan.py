@@ -1,0 +1,82 @@
+"""Makes a run with backfills of the plan of a seed: some lives of its job become backfills.
+
+The plan of the seed itself stays what it is without backfills (`plan.py`); what is drawn here has a
+stream of chance of its own. A life that is stopped or crashes does the same as a backfill; one that
+is cancelled becomes a backfill to the ends. The last life, which reads all, becomes a backfill only
+where all input is there when it begins.
+
+Left out are runs whose rules are another matter: sinks that are written at least once (a wave that
+is run again writes them again), storages and clusters that are swapped, inputs that are deleted,
+blackouts that outlast transactions.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Final
+
+from tidegate.testing.sim.pipelines import SCATTERED
+from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Life, Plan
+from tidegate.testing.sim.wave_faults import WaveFaults
+
+WAVE_OFFSETS: Final = (8, 15, 30, 60, 200)
+BACKFILLED: Final = 0.7
+"""Share of the lives that become backfills."""
+LIVE_FIRST: Final = 0.2
+"""Share of the runs that would begin with a backfill in which a live job runs before it."""
+SCATTER: Final = 0.4
+"""Share of the runs whose tasks send records elsewhere each time that they run."""
+AT_ONCE: Final = 0.6
+"""Share of the input that is there when the first life begins."""
+ENDS: Final = {"stop": "stop", "crash": "crash"}
+"""How a backfill ends in the place of a live job; else at its ends."""
+
+
+def with_backfills(plan: Plan, chance: random.Random) -> Plan:
+    """The plan, with a backfill at least."""
+    scatters = chance.random() < SCATTER and plan.shape.sources == SCATTERED.sources
+    shape = SCATTERED if scatters else replace(plan.shape, plain=frozenset())
+    checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
+    at_once = int(len(plan.inputs) * AT_ONCE)
+    lives = _lives(plan.lives, chance)
+    return replace(
+        plan,
+        shape=shape,
+        weights=replace(plan.weights, blackout=0.0),
+        lives=lives,
+        inputs=tuple(
+            replace(each, at_s=0.0) if number < at_once else each
+            for number, each in enumerate(plan.inputs)
+        ),
+        settings={**plan.settings, "checkpoint": checkpoint},
+        retention=False,
+        mishaps=(),
+        swaps=(None,) * len(lives),
+        waves=WaveFaults.drawn(chance),
+    )
+
+
+def _lives(lives: tuple[Life, ...], chance: random.Random) -> tuple[Life, ...]:
+    made = [_backfilled(life, chance) if chance.random() < BACKFILLED else life for life in lives]
+    if all(life.wave_offsets is None for life in made):
+        made.insert(0, _backfilled(_first(chance, "bounded"), chance))
+    if made[0].wave_offsets is not None and chance.random() < LIVE_FIRST:
+        made.insert(0, _first(chance, "stop"))
+    return tuple(made)
+
+
+def _first(chance: random.Random, ends: str) -> Life:
+    parallelism = chance.randint(1, 3)
+    return Life(parallelism, 1, parallelism, ends, chance.random())
+
+
+def _backfilled(life: Life, chance: random.Random) -> Life:
+    if life.ends == "finished":
+        return life  # input is still to come
+    return replace(
+        life,
+        ends=ENDS.get(life.ends, "bounded"),
+        back=None,
+        wave_offsets=chance.choice(WAVE_OFFSETS),
+    )

@@ -1,0 +1,173 @@
+"""A life of a simulated job that is a backfill: its user, who starts the driver again and again.
+
+The driver is the true one, in a process of its own, which may be killed and frozen at any moment.
+Where it has ended without having come to its ends, the user starts it again with the same
+submission, as the same command does. In some lives somebody else starts a second driver, on another
+host: one of the two then finds that a newer claim stands in the journal.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster.events import JobState
+from tidegate.errors import (
+    DataLossError,
+    DeposedError,
+    ExternalError,
+    JobClosedError,
+    TidegateError,
+    UserCodeError,
+)
+from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.messages import JobReport, Submission
+from tidegate.testing.sim.cluster import SimCluster
+from tidegate.testing.sim.plan import Life, Plan
+from tidegate.testing.sim.processes import FAILED, guarded
+from tidegate.testing.sim.scheduler import SimProcess
+from tidegate.testing.sim.threads import SimQueue
+from tidegate.testing.sim.wave_executor import SimExecutor
+from tidegate.testing.sim.wave_faults import WaveFaults
+
+AGAIN_S: Final = 0.5
+"""Until the user starts the driver again."""
+START_S: Final = 0.5
+SECOND_AFTER_S: Final = 3.0
+"""Until a second driver is started, at most."""
+WAVES_MAX: Final = 5
+"""After so many, at most, a backfill that is stopped is stopped."""
+
+
+class BackfillUser:
+    """Runs one backfill; `over` says whether the life is."""
+
+    def __init__(
+        self,
+        world: SimCluster,
+        process: SimProcess,
+        submission: Submission,
+        config: Config,
+        life: Life,
+        plan: Plan,
+    ) -> None:
+        self._world, self._process, self._plan, self._life = world, process, plan, life
+        self._submission, self._config = submission, config
+        self._scheduler = world.scheduler
+        self._chance = world.scheduler.random_for(f"backfill/{process.name}")
+        self._exits = SimQueue(self._scheduler)
+        self._site = self._scheduler.process(f"{process.name} engine")
+        self._second: SimProcess | None = None
+        self._drivers = 0
+        self._waves = 0
+        self.report: JobReport | None = None
+        """None: a backfill has none."""
+        self.crashed = self._ended = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the life has ended as it was to end."""
+        return self.crashed or self._ended
+
+    def crash(self) -> None:
+        """Everything of this user's dies; a second driver and the engine live elsewhere."""
+        if self._process.alive:
+            self.crashed = True
+            self._process.kill()
+            self._dismiss_second()
+
+    def main(self) -> int:
+        """Start the driver until one of them has done what was to be done."""
+        if self._chance.random() < self._faults.second_driver:
+            after_s = SECOND_AFTER_S * self._chance.random()
+            self._scheduler.call_later(after_s, self._start_second)
+        while not self._ended:
+            driver = self._start(self._process)
+            while driver.alive and not self._ended:
+                self._exits.get()
+            if not self._ended:
+                self._scheduler.wait(AGAIN_S)
+        self._dismiss_second()
+        return 0
+
+    @property
+    def _faults(self) -> WaveFaults:
+        faults = self._plan.waves
+        if faults is None:
+            message = "a run with backfills has faults of waves"
+            raise AssertionError(message)
+        return faults
+
+    def _start_second(self) -> None:
+        """On another host, so that it lives on when this user's process ends."""
+        if self._process.alive and not self._world.trouble.over:
+            host = self._scheduler.process(f"{self._process.name} elsewhere")
+            self._second = self._start(host)
+
+    def _dismiss_second(self) -> None:
+        """One that has not claimed would take the job from whoever runs it next, by right."""
+        second = self._second
+        if second is not None and self._world.watch.attempt_of(second) is None:
+            second.kill()
+
+    def _start(self, parent: SimProcess) -> SimProcess:
+        self._drivers += 1
+        driver = self._scheduler.process(f"{self._process.name} driver {self._drivers}", parent)
+        driver.on_exit.append(
+            lambda status: self._scheduler.call_later(0.0, partial(self._exits.put, status))
+        )
+        main = guarded(driver, partial(self._drive, driver), FAILED)
+        self._scheduler.call_later(
+            START_S * self._chance.uniform(0.2, 1.0),
+            lambda: driver.run_main(main) if driver.alive else None,
+        )
+        return driver
+
+    def _drive(self, driver: SimProcess) -> ExitStatus:
+        """The main of a driver."""
+        chance = self._scheduler.random_for(f"executor/{driver.pid}")
+        executor = SimExecutor(self._world, driver, self._site, self._faults, chance)
+        backfill = Backfill(
+            self._submission,
+            self._config,
+            self._world.drivers(driver),
+            executor,
+            wave_offsets=self._life.wave_offsets or 1,
+            on_wave=partial(self._wave_done, driver),
+        )
+        stop_after = 1 + int(WAVES_MAX * self._life.after)
+        stops = self._life.ends == "stop"
+        try:
+            backfill.run(stop=lambda: stops and self._waves >= stop_after)
+        except JobClosedError as error:
+            if error.outcome != JobState.FINISHED.value:
+                raise
+            # By a driver that has died, or a second one, before it could say so.
+        except TidegateError as error:
+            self._scheduler.tell("the driver fails: %s", error)
+            self._judge(error)
+            return FAILED
+        finally:
+            executor.close()
+        self._ended = True
+        return 0
+
+    def _wave_done(self, driver: SimProcess, wave: WaveDone) -> None:
+        self._waves += 1
+        self._world.watch.waves += 1
+        self._scheduler.story.tell(
+            self._scheduler.now, driver.name, "wave of attempt %d is done: %s", wave.attempt, wave
+        )
+
+    def _judge(self, error: TidegateError) -> None:
+        """Whether a driver may fail like this; it is run again all the same."""
+        excused = self._plan.crashing is not None or self._plan.failing_open is not None
+        if isinstance(error, UserCodeError) and excused:
+            return
+        if isinstance(error, DeposedError) and self._second is not None:
+            return
+        wrong = isinstance(error, DeposedError | DataLossError)
+        if wrong or not isinstance(error, ExternalError):
+            self._world.watch.violated(f"a driver fails: {type(error).__name__}: {error}")

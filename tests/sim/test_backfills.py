@@ -1,0 +1,182 @@
+"""Simulated runs with backfills: they are exact, and what they are there for happens in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tidegate.errors import DeposedError
+from tidegate.testing.sim.backfill_plan import with_backfills
+from tidegate.testing.sim.many import Summary, Verdict, simulate
+from tidegate.testing.sim.pipelines import SCATTERED
+from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Plan
+from tidegate.testing.sim.run import plan_of, run_seed
+from tidegate.testing.sim.story import Told
+
+SAMPLE = range(12)
+SEEDS = range(1_000)
+PLANS = [plan_of(seed, backfills=True) for seed in range(200)]
+
+
+def judged(seeds: range, workers: int = 2) -> Summary:
+    shown = []
+
+    def told(verdict: Verdict, _: Summary) -> None:
+        if verdict.violation is not None:
+            shown.append(f"tidegate sim --backfills --seed {verdict.seed}: {verdict.violation}")
+
+    summary = simulate(seeds, workers=workers, told=told, backfills=True)
+    assert summary.seeds == len(seeds)
+    assert not shown, "\n".join(shown)
+    return summary
+
+
+def test_a_sample_of_seeds_is_exact() -> None:
+    summary = judged(SAMPLE)
+    assert summary.waves > 2 * len(SAMPLE)
+    assert summary.kills
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(900)
+def test_a_thousand_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = judged(SEEDS)
+    with capsys.disabled():
+        print(f"\n{summary}")
+
+
+HAPPENS = {
+    "a worker dies": "ends with status -9",
+    "a copy runs beside a task": "a copy of level",
+    "an output is lost": "is lost",
+    "the runs do not fit together": "not of one execution",
+    "a marker is missing": "have no marker",
+    "the rows of two runs are mixed": "wrote rows in two runs",
+    "frames are missing": "its marker counts",
+    "a newer driver has claimed": "was claimed by another process",
+    "a driver is killed": "is killed",
+    "a driver is told that the job has ended": "has ended (finished)",
+}
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(600)
+def test_in_some_seeds_everything_happens() -> None:
+    happened: Counter[str] = Counter()
+
+    def listen(told: Told) -> None:
+        words = str(told)
+        for what, said in HAPPENS.items():
+            if what == "a driver is killed" and "driver" not in told.where:
+                continue
+            happened[what] += said in words
+
+    for seed in range(300):
+        assert run_seed(seed, listen=listen, backfills=True).violation is None
+        if len(+happened) == len(HAPPENS):
+            return
+    pytest.fail(f"never: {HAPPENS.keys() - (+happened).keys()}")
+
+
+def test_a_seed_without_backfills_is_what_it_was() -> None:
+    for seed in range(20):
+        assert plan_of(seed) == Plan.drawn(Random(f"{seed}/plan"))
+        assert all(life.wave_offsets is None for life in plan_of(seed).lives)
+
+
+def test_each_plan_has_a_backfill_and_none_has_what_waves_do_not_promise() -> None:
+    for plan in PLANS:
+        assert any(life.wave_offsets for life in plan.lives)
+        assert not plan.shape.plain
+        assert not plan.weights.blackout
+        assert not plan.retention
+        assert plan.settings["checkpoint"]["tolerated_outage"] == TOLERATED_OUTAGE_MS
+        assert len(plan.swaps) == len(plan.lives)
+
+
+def test_the_last_life_reads_all() -> None:
+    for plan in PLANS:
+        last = plan.lives[-1]
+        if last.wave_offsets is not None:
+            assert last.ends == "bounded"
+            assert all(each.at_s == 0.0 for each in plan.inputs)
+    assert sum(plan.lives[-1].wave_offsets is not None for plan in PLANS) > 10
+
+
+def test_the_job_is_handed_over_both_ways_at_another_parallelism() -> None:
+    ways = Counter(
+        (before.wave_offsets is None, after.wave_offsets is None)
+        for plan in PLANS
+        for before, after in zip(plan.lives, plan.lives[1:], strict=False)
+        if before.parallelism != after.parallelism
+    )
+    assert ways[False, True] > 10
+    assert ways[True, False] > 5
+    assert ways[False, False] > 5
+
+
+def test_records_are_sent_elsewhere_in_some_runs() -> None:
+    assert 20 < sum(plan.shape is SCATTERED for plan in PLANS) < 150
+
+
+def test_inputs_stay_in_their_order_of_time() -> None:
+    drawn = plan_of(4)
+    made = with_backfills(replace(drawn, weights=drawn.weights), Random(1))
+    times = [each.at_s for each in made.inputs]
+    assert times == sorted(times)
+    assert [each.event for each in made.inputs] == [each.event for each in drawn.inputs]
+
+
+REPLAY = """
+import sys
+from tidegate.testing.sim.run import run_seed
+for seed in sys.argv[1:]:
+    outcome = run_seed(int(seed), digest=True, backfills=True)
+    print(outcome.waves, outcome.story.events, outcome.story.digest())
+"""
+
+
+def replayed(hash_seed: str, *seeds: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", REPLAY, *seeds],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    ).stdout
+
+
+def test_a_seed_is_replayed_exactly_in_any_process() -> None:
+    """Also where sets of texts are in another order."""
+    told = [replayed(hash_seed, "0", "5") for hash_seed in ("1", "2")]
+    assert told[0] == told[1]
+    assert all(int(line.split()[0]) > 0 for line in told[0].splitlines())
+
+
+def test_the_command_replays_a_seed_with_backfills() -> None:
+    command = [sys.executable, "-m", "tidegate.cli.main", "sim", "--backfills", "--seed", "0"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert text.splitlines()[-1] == "exact"
+    assert "in waves of" in text or "wave of attempt" in text
+
+
+def test_a_driver_that_finds_a_newer_claim_is_a_violation_without_a_second_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise DeposedError("a newer claim stands in the journal")
+
+    monkeypatch.setattr("tidegate.backfill.driver.check_runs", refuse)
+    alone = next(
+        seed
+        for seed, plan in enumerate(PLANS)
+        if plan.waves is not None and not plan.waves.second_driver
+    )
+    violation = run_seed(alone, backfills=True).violation or ""
+    assert "a driver fails: DeposedError" in violation
