@@ -50,9 +50,13 @@ class InProcessExecutor:
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         """Run all tasks; all their reports."""
         rows: list[Row] = []
+        reports: list[TaskReport] = []
         for level in range(wave.levels):
-            rows = list(self.run_level(wave, level, rows))
-        return [read_report(row.frame) for row in rows if row.edge == REPORT]
+            sent = list(self.run_level(wave, level, rows))
+            # A task that stops at once, because its sender failed, would not pass them on.
+            reports += [read_report(row.frame) for row in sent if row.edge == REPORT]
+            rows = [row for row in sent if row.edge != REPORT]
+        return reports
 
     def run_level(self, wave: WaveTasks, level: int, rows: list[Row]) -> Iterator[Row]:
         """What the tasks of a level make of the rows of the level before."""
