@@ -135,9 +135,9 @@ CASES: Final = (
         "unions",
         Unions,
         {
-            "left": Dataset(events("left")),
-            "right": Dataset(events("right"), size=900),
-            "later": Dataset(events("later"), size=600),
+            "left": Dataset(events("left"), size=600),
+            "right": Dataset(events("right"), size=500),
+            "later": Dataset(events("later"), size=300),
         },
         groups={"counted-key-dead-letters": place},
     ),

@@ -16,6 +16,7 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from itertools import count, islice
 from typing import Any, Final, Literal, NamedTuple
 
@@ -66,7 +67,7 @@ class Dataset(NamedTuple):
     """What one source reads."""
 
     records: Records
-    size: int = 1_500
+    size: int = 1_000
 
     def all(self) -> list[Record]:
         """As a list."""
@@ -134,7 +135,7 @@ def payments() -> Iterator[Record]:
         payment = {
             "payment_id": f"payment-{number}",
             "account_id": account,
-            "amount": f"{chance.randrange(1, 9_999) / 100:.2f}",
+            "amount": Decimal(chance.randrange(1, 9_999)) / 100,
             "paid_at_ms": number,
         }
         yield Record(account, account.encode(), write(payment))
@@ -152,7 +153,7 @@ def accounts(versions: int) -> Records:
                     "account_id": name,
                     "owner": f"owner {number}, version {version}",
                     "country": None if number % 3 else "NL",
-                    "tier": "gold" if version % 2 else "standard",
+                    "tier": "GOLD" if version % 2 else "STANDARD",
                 }
                 yield Record(name, name.encode(), write(account))
 

@@ -32,7 +32,7 @@ from tidegate.graph.logical import Graph
 
 KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
 """A slot while it writes, a JobMaster behind the commit point, a slot at a barrier."""
-PACE: Final = 400
+PACE: Final = 250
 """Records that a source subtask reads in a second, live: there are several checkpoints to kill."""
 LIVE_S_MAX: Final = 90.0
 
