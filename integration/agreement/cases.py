@@ -109,12 +109,12 @@ CASES: Final = (
         # With one version of each account it is the same whether a payment waited for it.
         "payments-enriched",
         PaymentsEnriched,
-        {"payments": Dataset(payments, size=3_000), "accounts": Dataset(accounts(1), size=30)},
+        {"payments": Dataset(payments, size=2_700), "accounts": Dataset(accounts(1), size=30)},
     ),
     Case(
         "payments-enriched-versions",
         PaymentsEnriched,
-        {"payments": Dataset(payments, size=900), "accounts": Dataset(accounts(8), size=240)},
+        {"payments": Dataset(payments, size=700), "accounts": Dataset(accounts(8), size=240)},
         interleaves={
             "enriched": Interleaves(
                 "accounts and payments are two topics: which version of its account a payment"
