@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.backfill.code import with_stored_code
-from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.driver import Backfill, WaveDone, WaveLoop, run_in_turn
 from tidegate.backfill.executor import Executor, InProcessExecutor
 from tidegate.config import Config
 from tidegate.config_load import load
@@ -62,12 +62,13 @@ class BackfillJob:
         wave_offsets: int = 10_000,
         executor: Executor | None = None,
         drivers: RealDrivers | None = None,
+        loop: WaveLoop = run_in_turn,
     ) -> list[WaveDone]:
         """Run one to its end in this process; its waves."""
         driver, waves = self.driver(
             parallelism=parallelism, wave_offsets=wave_offsets, executor=executor, drivers=drivers
         )
-        driver.run()
+        driver.run(loop)
         return waves
 
     def driver(

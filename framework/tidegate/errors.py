@@ -257,6 +257,14 @@ class SparkError(ExternalError):
     """
 
 
+class SparkLostError(SparkError):
+    """The JVM of the Spark session has ended. This session runs no more waves; a new run of the
+    backfill starts another one and continues.
+    """
+
+    retry = Retry.NO
+
+
 class StartFailedError(ExternalError):
     """The job's JobMaster ended several times in a row before it reported anything."""
 

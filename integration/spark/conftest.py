@@ -1,4 +1,4 @@
-"""Spark sessions for the tests of this folder: few of them, because each starts a JVM."""
+"""Spark sessions and a broker for the tests of this folder: few, because each starts a JVM."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from integration.backfills import BackfillJob
+from integration.spark.jobs import ROOT, new_job
 from tidegate.backfill.spark.session import BackfillSession, start_session
-
-ROOT = Path(__file__).parent.parent.parent
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,3 +23,15 @@ def session(_spark_is_installed: None) -> Iterator[BackfillSession]:
     """Two cores; a task that fails is tried four times in all."""
     with start_session("local[2,4]", python_path=[ROOT]) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    cluster = EmbeddedKafka.start("4.3.0", directory=tmp_path_factory.mktemp("kafka"), owned=True)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def job(broker: EmbeddedKafka, tmp_path: Path) -> BackfillJob:
+    return new_job(broker, tmp_path)

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from integration.spark.conftest import ROOT
+from integration.spark.jobs import ROOT
 from tidegate.backfill.spark.levels import run_levels
 from tidegate.backfill.spark.session import BackfillSession, start_session
 

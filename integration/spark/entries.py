@@ -5,6 +5,7 @@ Each is what a data plane would be: it reads the rows of its subtask, sends fram
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -13,8 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from integration.killing.mains import SlotDrivers
+from integration.killing.traps import Plan, Traps
+from tidegate.backfill.spark.executor import run_task
 from tidegate.backfill.spark.levels import TaskAttempt
 from tidegate.backfill.spark.rows import MARKER_ORD, FrameRow, Report
+from tidegate.dataplane.engine import IO_THREADS
+from tidegate.dataplane.waves.level_task import TaskHost
+from tidegate.drivers.bundle import RealDrivers
 
 FRAMES_PER_CHANNEL = 40
 LARGE_FRAME_BYTES = 3 << 20  # more than a batch holds
@@ -105,3 +112,17 @@ def sleeps(
     (Path(payload.decode()) / f"{os.getpid()}.running").touch()
     time.sleep(600)
     yield attempt.report(b"")
+
+
+def trapped_wave_task(
+    attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
+) -> Iterator[FrameRow | Report]:
+    """A task of a backfill, with the traps of the environment in its drivers."""
+    yield from run_task(attempt, payload, rows, _trapped_host())
+
+
+@functools.cache
+def _trapped_host() -> TaskHost:
+    real = RealDrivers()
+    traps = Traps(Plan.from_environment())
+    return TaskHost(drivers=SlotDrivers(traps, real), io=real.threads.pool(IO_THREADS, name="io"))

@@ -7,64 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from integration.backfills import BackfillJob
-from integration.brokers import create_topic, unique
-from integration.checker import check
-from integration.orders import write
+from integration.spark.jobs import ORDERS, exact
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.bootstrap import WAVE_TASK
-from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(300)
-
-ORDERS = 20_000
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    cluster = EmbeddedKafka.start("4.3.0", directory=tmp_path_factory.mktemp("kafka"), owned=True)
-    yield cluster
-    cluster.stop()
-
-
-@pytest.fixture
-def job(broker: EmbeddedKafka, tmp_path: Path) -> BackfillJob:
-    source, sink = unique("orders"), unique("totals")
-    for topic in (source, sink):
-        create_topic(broker.bootstrap, topic, partitions=4)
-    write(broker.bootstrap, source, seed=1, rate=1_000_000, count=ORDERS)
-    module = unique("backfilled").replace("-", "_")
-    tmp_path.joinpath(f"{module}.py").write_text(
-        "from pipelines.order_totals import OrderTotals\n\n\n"
-        f'class Job(OrderTotals, name="{unique("backfilled")}"):\n'
-        '    """A job with a name of its own."""\n'
-    )
-    return BackfillJob(
-        f"{module}:Job",
-        tmp_path,
-        {
-            "kafka.bootstrap": broker.bootstrap,
-            "sources.orders.topic": source,
-            "sinks.totals.topic": sink,
-        },
-    )
-
-
-def exact(job: BackfillJob) -> bool:
-    verdict = check(
-        job.settings["kafka.bootstrap"],
-        job.settings["sources.orders.topic"],
-        job.settings["sinks.totals.topic"],
-    )
-    assert verdict.records_out == verdict.records_expected, verdict
-    return verdict.exact
 
 
 def test_a_backfill_on_spark_is_exact(job: BackfillJob, session: BackfillSession) -> None:

@@ -11,15 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from integration.spark.conftest import ROOT
+from integration.spark.jobs import ROOT
+from integration.spark.processes import PATIENCE_S, processes_of, wait_until
+from integration.spark.standalone import standalone_cluster
 from tidegate.backfill.spark.levels import run_levels
 from tidegate.backfill.spark.session import (
     SQL_SETTINGS,
@@ -32,26 +33,6 @@ from tidegate.errors import SparkError, UserError
 pytestmark = pytest.mark.timeout(600)
 
 VARIABLES = ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP")
-PATIENCE_S = 240.0  # a session starts in 4 s on a quiet machine
-
-
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
-        time.sleep(0.05)
-
-
-def processes_of(session_id: int) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and os.getsid(process.pid) == session_id:
-                found.append(process)
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    return found
 
 
 @contextmanager
@@ -214,45 +195,9 @@ def java_children() -> list[psutil.Process]:
 
 
 def test_a_standalone_cluster_runs_levels(tmp_path: Path) -> None:
-    with a_standalone_cluster(tmp_path) as master:
-        properties = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
-        with start_session(master, python_path=[ROOT], properties=properties) as session:
-            assert session.master == master
+    with standalone_cluster(tmp_path) as cluster:
+        properties = {"spark.executor.memory": "512m"}
+        with start_session(cluster.master, python_path=[ROOT], properties=properties) as session:
+            assert session.master == cluster.master
             reports = run_levels(session, 2, 2, "integration.spark.entries:empty", b"there")
             assert [each.body for each in reports] == [b"there"] * 4
-
-
-@contextmanager
-def a_standalone_cluster(folder: Path) -> Iterator[str]:
-    """Spark's own master and one worker, from the package."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    master = f"spark://127.0.0.1:{port}"
-    place = ["--host", "127.0.0.1", "--webui-port", "0"]
-    worker = [*place, "--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"), master]
-    commands = [
-        ["org.apache.spark.deploy.master.Master", *place, "--port", str(port)],
-        ["org.apache.spark.deploy.worker.Worker", *worker],
-    ]
-    processes = []
-    log = folder / "log"
-    try:
-        for command in commands:
-            with log.open("ab") as output:
-                processes.append(
-                    subprocess.Popen(
-                        [str(home / "bin" / "spark-class"), *command],
-                        stdout=output,
-                        stderr=output,
-                        env=os.environ | {"SPARK_HOME": str(home)},
-                    )
-                )
-        wait_until(lambda: "Registering worker" in log.read_text(), "the worker registers")
-        yield master
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait()

@@ -27,9 +27,12 @@ def run_apart(
     *,
     name: str,
     timeout_s: float | None = None,
+    meanwhile: Callable[[], object] | None = None,
     on_interrupt: Callable[[], object] | None = None,
 ) -> T:
     """The result of `function`, which runs in a new thread with a connection of its own.
+
+    `meanwhile` is what the calling thread does before it waits; an exception of it ends the wait.
 
     If the wait ends early, by an exception of a signal handler or the timeout, `on_interrupt` is
     called, in a new thread too, until `function` has ended or half a minute is over. Its own errors
@@ -41,6 +44,8 @@ def run_apart(
     call = _Call(function, name)
     try:
         call.start()
+        if meanwhile is not None:
+            meanwhile()
         ended = call.done.wait(timeout_s)
     except BaseException:
         _interrupt(call, on_interrupt)

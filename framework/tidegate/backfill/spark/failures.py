@@ -7,28 +7,38 @@ Python worker if there is one, else the Java exception's own message.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
-from tidegate.errors import SparkError, TidegateError
+from tidegate.errors import SparkError, SparkLostError, TidegateError
 
 _PYTHON_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?\w+(?:Error|Exception|Exit|Interrupt)\b.*$")
 _SUBJECT: Final = re.compile(r"^(?:: |[\w.$]+(?:Exception|Error): )+")
 LINE_MAX: Final = 400  # characters
 
 
-def spark_error(what: str, error: Exception) -> TidegateError:
+def spark_error(what: str, error: Exception, spark: Any = None) -> TidegateError:
     """`error` as an error of tidegate; one that is of tidegate already is returned as it is.
 
     A Java exception keeps its text in the JVM. Call this in the thread of the failed call, before
-    the JVM is ended.
+    the JVM is ended. `spark` is the session, where there is one: if its JVM does not answer, the
+    error is a SparkLostError. py4j's own errors do not tell that from a failed call.
     """
     if isinstance(error, TidegateError):
         return error
     try:
         text = str(error)
     except Exception as lost:  # noqa: BLE001  (py4j's own, or an OSError of its connection)
-        text = f"Spark's JVM has ended ({type(lost).__name__})"
+        return _lost(what, lost)
+    if spark is not None:
+        try:
+            _ = spark.sparkContext.startTime  # the smallest call into the JVM
+        except Exception as lost:  # noqa: BLE001  (as above)
+            return _lost(what, lost)
     return SparkError(f"{what}: {cause(text) or type(error).__name__}.")
+
+
+def _lost(what: str, error: Exception) -> SparkLostError:
+    return SparkLostError(f"{what}: Spark's JVM has ended ({type(error).__name__}).")
 
 
 def cause(text: str) -> str:

@@ -212,7 +212,8 @@ def run_levels(
         payload: goes to every task as it is.
 
     Raises:
-        SparkError: a task failed more often than Spark retries it, or the session is lost.
+        SparkError: a task failed more often than Spark retries it.
+        SparkLostError: the JVM of the session has ended.
     """
     check(parallelism >= 1 and levels >= 1, f"a job of {levels} levels with {parallelism} tasks")
     spark = session.spark
@@ -227,7 +228,7 @@ def run_levels(
             plan = build_plan(spark, parallelism, tasks)
             rows: list[Any] = plan.select("report").collect()
         except Exception as error:
-            raise spark_error("The Spark job failed", error) from error
+            raise spark_error("The Spark job failed", error, spark) from error
         return rows
 
     def cancel() -> None:

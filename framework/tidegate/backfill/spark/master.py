@@ -6,6 +6,7 @@ without their addresses. So a connection is tried first.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from typing import Final
@@ -20,6 +21,25 @@ TASK_FAILURES: Final = 4  # as everywhere else in Spark (spark.task.maxFailures)
 def is_local(master: str) -> bool:
     """Whether driver, executors and workers run on this machine only."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+def is_on_this_machine(master: str) -> bool:
+    """Whether all that belongs to a master runs on this machine, as far as its address says it.
+
+    A standalone master with a loopback address is reached by workers of this machine only. One with
+    the machine's own name is not: others can reach it too.
+    """
+    if not master.startswith(STANDALONE):
+        return is_local(master)
+    hosts = [each.rpartition(":")[0] for each in master.removeprefix(STANDALONE).split(",")]
+    return all(_is_loopback(host.strip("[]")) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_reachable(master: str) -> None:

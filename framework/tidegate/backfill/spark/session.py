@@ -29,7 +29,7 @@ from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import check_installed, check_version
 from tidegate.backfill.spark.java import find_java
-from tidegate.backfill.spark.master import check_reachable, is_local
+from tidegate.backfill.spark.master import check_reachable, is_on_this_machine
 from tidegate.backfill.spark.rows import ROWS_PER_BATCH
 from tidegate.errors import SparkError, UserError, check
 
@@ -69,6 +69,18 @@ class BackfillSession:
         """The process of the driver's JVM; None if this process did not start it."""
         process: subprocess.Popen[bytes] | None = self._gateway and self._gateway.proc
         return process.pid if process is not None else None
+
+    @contextlib.contextmanager
+    def temporary_folder(self) -> Iterator[Path]:
+        """A folder on this host for the time of a `with` statement.
+
+        If this process is killed in it, the next session deletes it.
+        """
+        folder = SessionFolder(self._folder.path / "tmp" if self._folder is not None else None)
+        try:
+            yield folder.path
+        finally:
+            folder.delete()
 
     def close(self) -> None:
         """Stop Spark, wait for the end of its JVM and delete its folder; again does nothing.
@@ -208,7 +220,7 @@ def _settings(
     }
     if python_path:
         settings["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(map(str, python_path))
-    if is_local(master):
+    if is_on_this_machine(master):
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -224,7 +236,7 @@ def _variables(master: str, java_home: Path) -> dict[str, str]:
         # Workers must have the driver's Python; whoever sets this knows where theirs is.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
     }
-    if is_local(master):
+    if is_on_this_machine(master):
         variables["SPARK_LOCAL_IP"] = "127.0.0.1"
     return variables
 

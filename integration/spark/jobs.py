@@ -1,0 +1,48 @@
+"""The job of the tests on Spark, and whether its output is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from integration.backfills import BackfillJob
+from integration.brokers import create_topic, unique
+from integration.checker import check
+from integration.orders import write
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+ROOT = Path(__file__).parent.parent.parent
+ORDERS = 20_000
+
+
+def new_job(broker: EmbeddedKafka, folder: Path, *, orders: int = ORDERS) -> BackfillJob:
+    """A running total over so many orders, with topics and a name of its own."""
+    source, sink = unique("orders"), unique("totals")
+    for topic in (source, sink):
+        create_topic(broker.bootstrap, topic, partitions=4)
+    write(broker.bootstrap, source, seed=1, rate=1_000_000, count=orders)
+    module = unique("backfilled").replace("-", "_")
+    folder.joinpath(f"{module}.py").write_text(
+        "from pipelines.order_totals import OrderTotals\n\n\n"
+        f'class Job(OrderTotals, name="{unique("backfilled")}"):\n'
+        '    """A job with a name of its own."""\n'
+    )
+    return BackfillJob(
+        f"{module}:Job",
+        folder,
+        {
+            "kafka.bootstrap": broker.bootstrap,
+            "sources.orders.topic": source,
+            "sinks.totals.topic": sink,
+        },
+    )
+
+
+def exact(job: BackfillJob) -> bool:
+    """Whether its output is what its input leads to."""
+    verdict = check(
+        job.settings["kafka.bootstrap"],
+        job.settings["sources.orders.topic"],
+        job.settings["sinks.totals.topic"],
+    )
+    assert verdict.records_out == verdict.records_expected, verdict
+    return verdict.exact

@@ -1,0 +1,42 @@
+"""Which processes a driver has, and waiting for what becomes true of them.
+
+A driver of a test leads a session of processes. All that have its session id are its own: the JVM,
+pyspark's daemon and the Python workers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+PATIENCE_S = 240.0  # a session starts in 4 s on a quiet machine
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
+        time.sleep(0.05)
+
+
+def processes_of(session_id: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and os.getsid(process.pid) == session_id:
+                found.append(process)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return found
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that has ended and was not waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,134 @@
+"""The turns of streamed waves, with a query that is a thread: who waits for whom, and who gives up.
+
+`integration/spark/test_stream.py` runs the same on a real Spark. Here stand the moments that a real
+one does not come to on demand.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.stream import _Stream
+from tidegate.errors import SparkError, SparkLostError
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Query:
+    """Calls a function for each batch until the stream is over, as a query with availableNow."""
+
+    def __init__(self, stream: _Stream, repeats: int = 1) -> None:
+        self.stream, self.repeats = stream, repeats
+        self.batches = 0
+        self.stopped = threading.Event()
+        self.error: Exception | None = None
+        self.hangs = False
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        while not self.stream.is_over() and not self.stopped.is_set():
+            for _ in range(self.repeats):
+                self.stream._take_turn(None, self.batches)
+            self.batches += 1
+            if self.error is not None:
+                raise self.error
+        if self.hangs:
+            self.stopped.wait()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Session:
+    """A Spark whose JVM has ended, if `lost`."""
+
+    def __init__(self, *, lost: bool = False) -> None:
+        self.lost = lost
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802
+        if self.lost:
+            raise ConnectionRefusedError
+        return self
+
+    startTime = 0  # noqa: N815
+
+
+def stream_and_query(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, lost: bool = False, repeats: int = 1
+) -> tuple[_Stream, Query]:
+    stream = _Stream(Session(lost=lost), folder)
+    query = Query(stream, repeats)
+    monkeypatch.setattr(stream, "_start", lambda: query)
+    return stream, query
+
+
+def run(stream: _Stream, run_wave: Callable[[], bool]) -> None:
+    run_apart(
+        stream.run,
+        name="spark-stream",
+        meanwhile=lambda: stream.serve(run_wave),
+        on_interrupt=stream.give_up,
+    )
+    assert not [each for each in threading.enumerate() if each.name == "spark-stream"]
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_waves_run_until_the_last_however_often_a_batch_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeats: int
+) -> None:
+    stream, query = stream_and_query(tmp_path, monkeypatch, repeats=repeats)
+    waves = iter([False, False, False, True])
+    run(stream, lambda: next(waves))
+    assert list(waves) == []
+    assert query.batches == -(-4 // repeats)
+
+
+@pytest.mark.parametrize("error", [ValueError("a wave"), KeyboardInterrupt()])
+def test_an_error_of_a_wave_lets_the_query_end_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    stream, query = stream_and_query(tmp_path, monkeypatch)
+
+    def fail() -> bool:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run(stream, fail)
+    assert caught.value is error
+    assert stream.is_over()
+    assert query.batches == 1
+    assert not query.stopped.is_set()
+
+
+def test_an_interrupt_between_two_waves_stops_a_query_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is at work on a batch, which is released, and then hangs in Spark."""
+    stream, query = stream_and_query(tmp_path, monkeypatch)
+    query.hangs = True
+
+    def interrupted(_: Callable[[], bool]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream, "serve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(stream, bool)
+    assert query.stopped.is_set()
+
+
+@pytest.mark.parametrize(("lost", "kind"), [(False, SparkError), (True, SparkLostError)])
+def test_a_query_that_fails_is_an_error_of_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, kind: type[SparkError]
+) -> None:
+    stream, query = stream_and_query(tmp_path, monkeypatch, lost=lost)
+    query.error = RuntimeError("no such luck")
+    with pytest.raises(SparkError, match=r"^The stream of waves failed: ") as caught:
+        run(stream, lambda: False)
+    assert type(caught.value) is kind
+    stream._take_turn(None, 1)  # a batch that comes late waits for nobody
