@@ -20,7 +20,15 @@ from tidegate.backfill.spark.failures import cause, spark_error
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
 from tidegate.backfill.spark.master import check_reachable, is_local
-from tidegate.errors import ConfigError, InternalError, SparkError, UserError
+from tidegate.backfill.spark.workers import check_storage
+from tidegate.errors import (
+    ConfigError,
+    InternalError,
+    SparkError,
+    SparkLostError,
+    UserError,
+    is_recoverable,
+)
 
 # --- the extra -----------------------------------------------------------------------------------
 
@@ -192,6 +200,22 @@ def test_a_call_that_takes_too_long_is_interrupted() -> None:
     assert stop.is_set()
 
 
+def test_the_calling_thread_works_meanwhile_and_its_error_ends_the_wait() -> None:
+    stop, error, threads = threading.Event(), KeyError("meanwhile"), []
+
+    def meanwhile() -> None:
+        threads.append(threading.current_thread())
+        raise error
+
+    with pytest.raises(KeyError) as caught:
+        run_apart(stop.wait, name="apart", meanwhile=meanwhile, on_interrupt=stop.set)
+    assert caught.value is error
+    assert threads == [threading.current_thread()]
+    assert stop.is_set()
+    assert run_apart(lambda: "result", name="apart", meanwhile=threads.clear) == "result"
+    assert threads == []
+
+
 def test_a_call_that_is_revoked_before_its_thread_runs_does_nothing() -> None:
     done: list[str] = []
     call = _Call(lambda: done.append("ran"), "apart")
@@ -251,3 +275,54 @@ def test_an_error_whose_text_was_in_a_dead_jvm_says_so() -> None:
 
     text = str(spark_error("The Spark job failed", LostError()))
     assert text == "The Spark job failed: Spark's JVM has ended (ConnectionRefusedError)."
+
+
+class Session:
+    """A session whose JVM answers, or has ended with the error `lost`."""
+
+    def __init__(self, lost: Exception | None) -> None:
+        self._lost = lost
+
+    @property
+    def sparkContext(self) -> Session:  # noqa: N802
+        return self
+
+    @property
+    def startTime(self) -> int:  # noqa: N802
+        if self._lost is not None:
+            raise self._lost
+        return 0
+
+
+def test_an_error_of_a_call_whose_jvm_has_ended_is_not_tried_again() -> None:
+    """py4j says of a JVM that was killed only that the call has failed."""
+    error = RuntimeError("An error occurred while calling o57.collectToPython")
+    lost = spark_error("The Spark job failed", error, Session(ConnectionRefusedError()))
+    assert type(lost) is SparkLostError
+    assert str(lost) == "The Spark job failed: Spark's JVM has ended (ConnectionRefusedError)."
+    assert not is_recoverable(lost)
+    failed = spark_error("The Spark job failed", error, Session(None))
+    assert type(failed) is SparkError
+    assert is_recoverable(failed)
+
+
+# --- the storage ---------------------------------------------------------------------------------
+
+ON_THIS_MACHINE = ("local", "local[2,4]", "spark://127.0.0.1:7077", "spark://[::1]:1,localhost:2")
+ELSEWHERE = (
+    "spark://10.0.0.7:7077",
+    "spark://localhost:1,spark.example:2",
+    "yarn",
+    "k8s://https://127.0.0.1",
+)
+
+
+@pytest.mark.parametrize("storage", ["checkpoints", "/srv/checkpoints", "file:///srv/checkpoints"])
+def test_a_folder_is_storage_only_where_the_master_is_on_this_machine(storage: str) -> None:
+    for master in ON_THIS_MACHINE:
+        check_storage(master, storage)
+    for master in ELSEWHERE:
+        with pytest.raises(ConfigError) as caught:
+            check_storage(master, storage)
+        assert f"the workers of {master} may run on others" in str(caught.value)
+        check_storage(master, "s3://bucket/checkpoints")

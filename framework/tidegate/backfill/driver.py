@@ -119,9 +119,11 @@ class Backfill:
         `loop` calls the waves. `stop` is asked after each wave whether the rest is for another run;
         the journal stays open then. An error that a new run of a wave cannot help, or did not help
         several times, is raised, and so is KeyboardInterrupt: what is published stays, what is open
-        is aborted, and the next run continues.
+        is aborted, and the next run continues. What the executor refuses is raised before anything
+        is claimed.
         """
         self._finished = False
+        self._executor.check(self._config)
         try:
             loop(lambda: self._run_wave_or_retry() or stop())
             if self._finished:

@@ -13,6 +13,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Final, Protocol
 
+from tidegate.config import Config
 from tidegate.dataplane.waves.level_task import LevelTask, TaskHost
 from tidegate.protocol.messages import Deploy
 from tidegate.protocol.waves import REPORT, Row, TaskReport, read_report
@@ -32,6 +33,10 @@ class WaveTasks:
 class Executor(Protocol):
     """Runs the tasks of a wave."""
 
+    def check(self, config: Config) -> None:
+        """Refuse, before the first wave, what cannot work."""
+        ...
+
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         """Run all tasks; the reports that came, in any order."""
         ...
@@ -46,6 +51,9 @@ class InProcessExecutor:
     def __init__(self, host: TaskHost) -> None:
         self._host = host
         self._numbers = count()
+
+    def check(self, config: Config) -> None:
+        """Nothing: the tasks run in this very process."""
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         """Run all tasks; all their reports."""

@@ -16,6 +16,8 @@ from tidegate.backfill.executor import WaveTasks
 from tidegate.backfill.spark.levels import TaskAttempt, run_levels
 from tidegate.backfill.spark.rows import FrameRow, Report
 from tidegate.backfill.spark.session import BackfillSession
+from tidegate.backfill.spark.workers import check_storage, check_versions
+from tidegate.config import Config
 from tidegate.dataplane.waves.level_task import LevelTask, TaskHost
 from tidegate.errors import InternalError
 from tidegate.protocol import codec
@@ -33,6 +35,14 @@ class SparkExecutor:
 
     def __init__(self, session: BackfillSession, entry: str) -> None:
         self._session, self._entry = session, entry
+
+    def check(self, config: Config) -> None:
+        """Ask the workers for their versions, and refuse a storage that they do not reach.
+
+        UserError where a wave could not run; SparkError where Spark fails.
+        """
+        check_storage(self._session.master, config.checkpoint.storage)
+        check_versions(self._session)
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         """One Spark job; SparkError where it failed."""
