@@ -24,6 +24,7 @@ from integration.mistakes import TOTALS, Folder
 from integration.test_bad_records import header
 from integration.test_recreated_topics import create_again
 from tidegate.backfill.executor import Executor, InProcessExecutor, WaveTasks
+from tidegate.config import Config
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionLog
@@ -113,6 +114,9 @@ class Meddling:
     ) -> None:
         self._real: Executor = InProcessExecutor(in_process_host(RealDrivers()))
         self._left, self._before, self._after = wave, before, after
+
+    def check(self, config: Config) -> None:
+        self._real.check(config)
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         self._left -= 1

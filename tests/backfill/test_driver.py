@@ -107,6 +107,9 @@ class Answers:
     def disconnect(self) -> None:
         """Nothing is connected."""
 
+    def check(self, config: Config) -> None:
+        """It runs with any."""
+
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         self.ran += 1
         self.takes()

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.driver import Backfill, WaveDone, WaveLoop, run_in_turn
 from tidegate.backfill.ends import parse_to
 from tidegate.backfill.executor import Executor, InProcessExecutor
 from tidegate.backfill.plan import Planner
@@ -37,7 +37,6 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.drivers.bundle import RealDrivers
-from tidegate.protocol.messages import Submission
 
 IN_PROCESS: Final = "in-process"
 SPARK_LOG: Final = "spark.log"
@@ -95,34 +94,33 @@ def execute(
         output.plan(planner.plan(submission))
         if asked.dry_run:
             return DONE
-        with _executor(config, folder, verbose=asked.verbose) as executor:
+        with _engine(config, folder, verbose=asked.verbose) as (executor, loop):
+            total = _Total(output)
             if recorded is None:
                 say_left_out(submission.job, archive)
                 submission = records.begin(submission, archive, submission.ends, asked.to)
-            return _run(submission, config, drivers, executor, records, output)
+            backfill = Backfill(
+                submission,
+                config,
+                drivers,
+                executor,
+                wave_offsets=config.backfill.wave_records,
+                wave_span_ms=config.backfill.wave_span,
+                on_wave=total.add,
+            )
+            return _run(backfill, loop, records, total, output)
 
 
 def _run(
-    submission: Submission,
-    config: Config,
-    drivers: RealDrivers,
-    executor: Executor,
+    backfill: Backfill,
+    loop: WaveLoop,
     records: BackfillRecords,
+    total: _Total,
     output: BackfillText,
 ) -> int:
-    total = _Total(output)
-    backfill = Backfill(
-        submission,
-        config,
-        drivers,
-        executor,
-        wave_offsets=config.backfill.wave_records,
-        wave_span_ms=config.backfill.wave_span,
-        on_wave=total.add,
-    )
     with _Signals(output) as signals:
         try:
-            finished = backfill.run(stop=signals.asked)
+            finished = backfill.run(loop, stop=signals.asked)
         except KeyboardInterrupt:
             output.abandoned()
             return INTERRUPTED
@@ -135,20 +133,23 @@ def _run(
 
 
 @contextmanager
-def _executor(config: Config, folder: Path, *, verbose: bool) -> Iterator[Executor]:
-    """Where tasks run. Without Spark nothing of it is imported."""
+def _engine(config: Config, folder: Path, *, verbose: bool) -> Iterator[tuple[Executor, WaveLoop]]:
+    """What runs tasks, and what calls the waves. Without Spark nothing of it is imported."""
     settings = config.backfill
     if settings.master == IN_PROCESS:
-        yield InProcessExecutor(task_host())
+        yield InProcessExecutor(task_host()), run_in_turn
         return
     from tidegate.backfill.spark.executor import SparkExecutor
     from tidegate.backfill.spark.master import with_retries
     from tidegate.backfill.spark.session import start_session
+    from tidegate.backfill.spark.stream import streamed
+    from tidegate.backfill.spark.workers import check_storage
 
     log = folder / config.logs.directory / SPARK_LOG
     master = with_retries(settings.master)
+    check_storage(master, config.checkpoint.storage)
     with start_session(master, log=log, verbose=verbose) as session:
-        yield SparkExecutor(session, WAVE_TASK)
+        yield SparkExecutor(session, WAVE_TASK), streamed(session)
 
 
 class _Total:

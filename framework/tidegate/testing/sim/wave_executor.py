@@ -21,6 +21,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tidegate.backfill.executor import ORDER, Executor, WaveTasks
+from tidegate.config import Config
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import LevelTask, TaskHost
 from tidegate.errors import SparkError
@@ -102,6 +103,9 @@ class SimExecutor:
         self._free: deque[Worker] = deque()
         self._workers: list[Worker] = []
         driver.on_exit.append(self._orphan)
+
+    def check(self, config: Config) -> None:
+        """All processes of a simulation have one version."""
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         """See Executor; SparkError where a task has failed too often."""
