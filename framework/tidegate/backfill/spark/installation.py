@@ -7,6 +7,7 @@ of pyspark takes most of a second. `session` calls it first.
 from __future__ import annotations
 
 import re
+import warnings
 from importlib import metadata, util
 from typing import Final
 
@@ -33,6 +34,10 @@ def check_installed() -> None:
         )
         raise UserError(message)
     check_version("pyspark", metadata.version("pyspark"))
+    # Of pandas only the version is asked for: what pyspark says of a new one does not concern us.
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
 
 
 def check_version(what: str, version: str) -> None:

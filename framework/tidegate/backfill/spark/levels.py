@@ -19,7 +19,6 @@ from __future__ import annotations
 import importlib
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -244,10 +243,6 @@ def build_plan(spark: Any, parallelism: int, tasks: Iterable[LevelTask]) -> Any:
     check(
         spark.conf.get("spark.sql.adaptive.enabled") == "false",
         "adaptive query execution is on, which may merge the partitions of a level",
-    )
-    # Of pandas only the version is asked for; what pyspark says of a new one does not concern us.
-    warnings.filterwarnings(
-        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
     )
     frames = spark.range(0, parallelism, 1, parallelism)
     for task in tasks:
