@@ -111,7 +111,13 @@ class Plain(Pipeline, name=None):
         "parts", value=Json(Result), key_by=lambda part: part.key, guarantee="at_least_once"
     )
     even = KafkaSink("even", value=Json(Event), key_by=lambda event: event.key)
-    odd = KafkaSink("odd", value=Utf8(), key_by=lambda name: name, guarantee="none")
+    odd = KafkaSink(
+        "odd",
+        value=Utf8(),
+        key_by=lambda name: name,
+        guarantee="none",
+        linger="1 min",  # records that nobody flushes are lost
+    )
 
     def define(self) -> None:
         self.events.map(copied).to(self.copies)
