@@ -110,6 +110,7 @@ CASES: Final = (
         "payments-enriched",
         PaymentsEnriched,
         {"payments": Dataset(payments, size=2_700), "accounts": Dataset(accounts(1), size=30)},
+        groups={"unmatched": payment_id},  # has no keys, so its records are in any partition
     ),
     Case(
         "payments-enriched-versions",

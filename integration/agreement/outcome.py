@@ -11,7 +11,9 @@ import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -78,9 +80,12 @@ def take_outcome(
 ) -> Outcome:
     """What the job of `graph` has left. `topics` are by sink."""
     manifest = manifests(storage / graph.name)[-1]
+    with ThreadPoolExecutor() as pool:
+        read = pool.map(partial(read_all, bootstrap), topics.values())
+        messages = dict(zip(topics, read, strict=True))
     return Outcome(
         how=how,
-        messages={sink: read_all(bootstrap, topic) for sink, topic in topics.items()},
+        messages=messages,
         state={
             node.id: state_of(manifest, storage, Uid(node.id))
             for node in graph

@@ -10,8 +10,10 @@ import shutil
 import signal
 import types
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -170,11 +172,10 @@ class Prepared:
         folder = self.folder / name
         folder.mkdir()
         shutil.copytree(ROOT / "schemas", folder / "schemas")
-        sinks = {}
-        for node in self.graph():
-            if node.kind == "sink":
-                sinks[node.id] = unique(node.id)
-                create_topic(self.bootstrap, sinks[node.id], partitions=PARTITIONS)
+        sinks = {node.id: unique(node.id) for node in self.graph() if node.kind == "sink"}
+        create = partial(create_topic, self.bootstrap, partitions=PARTITIONS)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(create, sinks.values()))
         return name, folder, sinks
 
     def _write_module(self, path: Path, name: str) -> None:
