@@ -141,11 +141,15 @@ def _engine(config: Config, folder: Path, *, verbose: bool) -> Iterator[tuple[Ex
         return
     from tidegate.backfill.spark.executor import SparkExecutor
     from tidegate.backfill.spark.master import with_retries
-    from tidegate.backfill.spark.session import start_session
+    from tidegate.backfill.spark.session import adopt_session, is_submitted, start_session
     from tidegate.backfill.spark.stream import streamed
     from tidegate.backfill.spark.workers import check_storage
 
     log = folder / config.logs.directory / SPARK_LOG
+    if is_submitted():
+        with adopt_session() as session:
+            yield SparkExecutor(session, WAVE_TASK), streamed(session)
+        return
     master = with_retries(settings.master)
     check_storage(master, config.checkpoint.storage)
     with start_session(master, log=log, verbose=verbose) as session:

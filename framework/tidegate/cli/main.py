@@ -58,10 +58,12 @@ def tidegate() -> None:
     """
 
 
-def main() -> None:
-    """Entry point of the console script: run the command and turn its outcome into an exit code."""
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script: run the command and turn its outcome into an exit code.
+    `arguments` are those of this process where none are given.
+    """
     try:
-        app(standalone_mode=True)
+        app(arguments, standalone_mode=True)
     except TidegateError as error:
         if error.domain is Domain.INTERNAL:
             _print_traceback(error)

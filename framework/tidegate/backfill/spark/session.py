@@ -176,8 +176,14 @@ def start_session(
     return BackfillSession(spark, owned=True, _gateway=start.gateway, _folder=place)
 
 
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process, and holds a JVM for it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def adopt_session() -> BackfillSession:
-    """A session beside the active one of this process, with the settings of a backfill.
+    """A session beside the active one of this process, or that of spark-submit, with the settings
+    of a backfill.
 
     The two share the SparkContext. The SQL settings of the active one stay and do not count here.
 
@@ -188,10 +194,13 @@ def adopt_session() -> BackfillSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is None:
+    if is_submitted():
+        active = SparkSession.builder.getOrCreate()
+    elif SparkContext._active_spark_context is None:
         message = "No Spark session is active in this process. Start one, or name a master."
         raise UserError(message)
-    active = SparkSession.active()
+    else:
+        active = SparkSession.active()
     check_version("the active Spark session", active.version)
     spark = active.newSession()
     for key, value in SQL_SETTINGS.items():

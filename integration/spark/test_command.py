@@ -1,0 +1,63 @@
+"""`tidegate backfill` on Spark: by its own session, and by that of spark-submit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from integration.backfill_command import DONE, ORDERS, Job
+from integration.brokers import create_topic, unique
+from tidegate.backfill import __main__ as entry
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.timeout(300)
+
+SUBMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    cluster = EmbeddedKafka.start("4.3.0", directory=tmp_path_factory.mktemp("kafka"), owned=True)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def job(broker: EmbeddedKafka, tmp_path: Path) -> Job:
+    names = unique("orders"), unique("totals")
+    for name in names:
+        create_topic(broker.bootstrap, name, partitions=4)
+    made = Job(broker.bootstrap, tmp_path, *names)
+    made.write()
+    return made
+
+
+def test_the_command_on_a_session_of_its_own_is_exact_and_quiet(job: Job) -> None:
+    job.master = "local[2]"
+    code, events = job.run("-p", "2")
+    assert code == DONE, job.log()
+    assert [each["event"] for each in events] == ["plan", *["wave"] * (len(events) - 2), "end"]
+    assert events[-1]["records_in"] == ORDERS
+    assert job.log() == "", "Spark says nothing without -v"
+    job.assert_exact()
+
+
+def test_under_spark_submit_it_adopts_the_session_that_it_finds(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    submit = str(Path(sys.executable).with_name("spark-submit"))
+    job.backfill = [submit, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false"]
+    job.backfill += [str(entry.__file__)]
+    with job.start("--json", "-p", "2") as process:
+        out, _ = process.communicate(timeout=SUBMIT_S)
+    assert process.returncode == DONE, job.log()
+    assert '"event": "end"' in out.decode()
+    job.assert_exact()
+    assert subprocess.run(["pgrep", "-f", job.module], check=False).returncode == 1
