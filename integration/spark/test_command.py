@@ -41,7 +41,9 @@ def test_the_command_on_a_session_of_its_own_is_exact_and_quiet(job: Job) -> Non
     job.master = "local[2]"
     code, events = job.run("-p", "2")
     assert code == DONE, job.log()
-    assert [each["event"] for each in events] == ["plan", *["wave"] * (len(events) - 2), "end"]
+    kinds = [each["event"] for each in events]
+    assert (kinds[0], kinds[-1]) == ("plan", "end")
+    assert set(kinds[1:-1]) <= {"wave", "progress"}
     assert events[-1]["records_in"] == ORDERS
     assert job.log() == "", "Spark says nothing without -v"
     job.assert_exact()

@@ -48,6 +48,10 @@ class BackfillText:
             f" {self._left:,} offsets left{left}"
         )
 
+    def progress(self, finished: int, tasks: int) -> None:
+        """How far the present wave is."""
+        say(f"{self._job}: wave {self._waves + 1}: {finished} of {tasks} tasks finished")
+
     def stopping(self) -> None:
         """The first Ctrl-C."""
         say(f"{self._job}: ends after this wave (Ctrl-C again abandons the wave)")
@@ -84,6 +88,9 @@ class BackfillJson(BackfillText):
 
     def wave(self, wave: WaveDone) -> None:
         _print({"event": "wave", **asdict(wave)})
+
+    def progress(self, finished: int, tasks: int) -> None:
+        _print({"event": "progress", "finished": finished, "tasks": tasks})
 
     def stopping(self) -> None:
         """Scripts see the end."""

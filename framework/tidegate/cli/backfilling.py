@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,10 @@ from tidegate.drivers.bundle import RealDrivers
 
 IN_PROCESS: Final = "in-process"
 SPARK_LOG: Final = "spark.log"
+PROGRESS_S: Final = 5.0
+
+Progress = Callable[[], tuple[int, int] | None]
+"""Finished and all tasks that Spark knows of just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ def execute(
         output.plan(planner.plan(submission))
         if asked.dry_run:
             return DONE
-        with _engine(config, folder, verbose=asked.verbose) as (executor, loop):
+        with _engine(config, folder, verbose=asked.verbose) as (executor, loop, progress):
             total = _Total(output)
             if recorded is None:
                 say_left_out(submission.job, archive)
@@ -108,7 +113,8 @@ def execute(
                 wave_span_ms=config.backfill.wave_span,
                 on_wave=total.add,
             )
-            return _run(backfill, loop, records, total, output)
+            with _Ticker(output, progress):
+                return _run(backfill, loop, records, total, output)
 
 
 def _run(
@@ -133,11 +139,15 @@ def _run(
 
 
 @contextmanager
-def _engine(config: Config, folder: Path, *, verbose: bool) -> Iterator[tuple[Executor, WaveLoop]]:
-    """What runs tasks, and what calls the waves. Without Spark nothing of it is imported."""
+def _engine(
+    config: Config, folder: Path, *, verbose: bool
+) -> Iterator[tuple[Executor, WaveLoop, Progress]]:
+    """What runs tasks, what calls the waves, and how far the present wave is. Without Spark nothing
+    of it is imported.
+    """
     settings = config.backfill
     if settings.master == IN_PROCESS:
-        yield InProcessExecutor(task_host()), run_in_turn
+        yield InProcessExecutor(task_host()), run_in_turn, lambda: None
         return
     from tidegate.backfill.spark.executor import SparkExecutor
     from tidegate.backfill.spark.master import with_retries
@@ -148,12 +158,14 @@ def _engine(config: Config, folder: Path, *, verbose: bool) -> Iterator[tuple[Ex
     log = folder / config.logs.directory / SPARK_LOG
     if is_submitted():
         with adopt_session() as session:
-            yield SparkExecutor(session, WAVE_TASK), streamed(session)
+            executor = SparkExecutor(session, WAVE_TASK)
+            yield executor, streamed(session), executor.progress
         return
     master = with_retries(settings.master)
     check_storage(master, config.checkpoint.storage)
     with start_session(master, log=log, verbose=verbose) as session:
-        yield SparkExecutor(session, WAVE_TASK), streamed(session)
+        executor = SparkExecutor(session, WAVE_TASK)
+        yield executor, streamed(session), executor.progress
 
 
 class _Total:
@@ -167,6 +179,29 @@ class _Total:
         self.records_in += wave.records_in
         self.records_out += wave.records_out
         self._output.wave(wave)
+
+
+class _Ticker:
+    """Says every few seconds how far the present wave is, as long as the block lasts."""
+
+    def __init__(self, output: BackfillText, progress: Progress) -> None:
+        self._output, self._progress = output, progress
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._over.wait(PROGRESS_S):
+            found = self._progress()
+            if found is not None:
+                self._output.progress(*found)
 
 
 class _Signals:

@@ -50,6 +50,21 @@ class SparkExecutor:
         reports = run_levels(self._session, len(wave.deploys), wave.levels, self._entry, payload)
         return [read_report(report.body) for report in reports]
 
+    def progress(self) -> tuple[int, int] | None:
+        """Finished and all tasks of the stages that run or wait just now; None where Spark does not
+        say. Any thread may ask.
+        """
+        tracker = self._session.spark.sparkContext.statusTracker()
+        done = tasks = 0
+        try:
+            for job in map(tracker.getJobInfo, tracker.getActiveJobsIds()):
+                for stage in map(tracker.getStageInfo, () if job is None else job.stageIds):
+                    if stage is not None:
+                        done, tasks = done + stage.numCompletedTasks, tasks + stage.numTasks
+        except Exception:  # noqa: BLE001  (py4j's: the JVM has ended, which the wave itself tells)
+            return None
+        return (done, tasks) if tasks else None
+
 
 def run_task(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow], host: TaskHost
