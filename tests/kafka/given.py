@@ -25,6 +25,9 @@ class Client:
 
     consume = produce = poll
 
+    def list_topics(self, _topic: str, _timeout_s: float) -> None:
+        pass
+
     def init_transactions(self, _timeout_s: float) -> None:
         pass
 

@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as Code
 
-from tests.kafka.given import BROKERS, settings_given
+from tests.kafka.given import BROKERS, Client, settings_given
 from tidegate.api.declared import OURS
 from tidegate.drivers.kafka.failures import Failures
 from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
@@ -183,3 +183,27 @@ def _fail_as_a_whole(producer: KafkaProducer) -> None:
     handle = ctypes.c_void_p.from_address(id(producer._client) + object.__basicsize__)
     text = b"as if it were fenced"
     assert librdkafka.rd_kafka_test_fatal_error(handle, Code._FENCED, text) == 0
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_an_id_is_initialised_when_a_broker_is_connected_or_does_not_connect_in_time(
+    monkeypatch: pytest.MonkeyPatch, connects: bool
+) -> None:
+    """librdkafka asks for the coordinator at once where it has a connection, else 0.5 s later."""
+    calls: list[str] = []
+
+    class Connecting(Client):
+        def list_topics(self, topic: str, _timeout_s: float) -> None:
+            calls.append(f"asked for {topic}")
+            if not connects:
+                raise confluent_kafka.KafkaException(Code(Code._TRANSPORT))
+
+        def init_transactions(self, _timeout_s: float) -> None:
+            calls.append("initialised")
+
+    monkeypatch.setattr("tidegate.drivers.kafka.producer.Client", Connecting)
+    KafkaProducer(BROKERS, TransactionalId("id"), 60_000)
+    assert calls == ["asked for ?", "initialised"], "no topic can have that name"
+    calls.clear()
+    KafkaProducer(BROKERS, None, 60_000)
+    assert calls == []

@@ -18,6 +18,7 @@ first: whether trying again is of any use hangs on it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from itertools import repeat
@@ -41,6 +42,11 @@ from tidegate.ids import TransactionalId
 INITIALISE_TIMEOUT_S: Final = 60.0
 """For the transactional id's first coordinator answer: 0.06 or 0.5 s; 10 to 14 s over a failover.
 """
+CONNECT_TIMEOUT_S: Final = 0.5
+"""For the first connection to a broker. A producer that is initialised without one waits as long
+before it asks for its coordinator."""
+NO_TOPIC: Final = "?"
+"""A name that no topic can have: to ask for it creates none."""
 INITIALISE_SLICE_S: Final = 2.0
 """After so long without an answer it is asked for again, and looked at why there was none."""
 PLAIN_MESSAGE_TIMEOUT_MS: Final = 300_000
@@ -80,6 +86,8 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 """What a user may override, unlike SETTINGS."""
 
+_log = logging.getLogger(__name__)
+
 _DENIED: Final = frozenset(
     {
         Code.TOPIC_AUTHORIZATION_FAILED,
@@ -93,8 +101,8 @@ _DENIED: Final = frozenset(
 class KafkaProducer:
     """A producer with its transactional id initialised, or an idempotent one without.
 
-    The constructor blocks (0.06 or 0.5 s with a transactional id) and raises KafkaUnavailableError,
-    KafkaNotAuthorisedError or KafkaError.
+    The constructor blocks (0.06 s with a transactional id, longer if the brokers are slow to
+    connect) and raises KafkaUnavailableError, KafkaNotAuthorisedError or KafkaError.
     """
 
     __slots__ = (
@@ -142,6 +150,7 @@ class KafkaProducer:
             ) from None
         self._produce, self._poll = self._client.produce, self._client.poll
         if transactional_id is not None:
+            self._connect()
             self._initialise()
 
     def begin(self) -> None:
@@ -222,6 +231,14 @@ class KafkaProducer:
                 "enough replicas are in sync."
             )
             self._check()
+
+    def _connect(self) -> None:
+        """Return when a broker is connected, or when it is too late to be of use."""
+        try:
+            self._client.list_topics(NO_TOPIC, CONNECT_TIMEOUT_S)
+        except KafkaException as error:
+            # Whatever keeps the brokers away, `_initialise` meets it too, and says what it is.
+            _log.debug("no broker is connected yet", extra={"error": str(error)})
 
     def _initialise(self) -> None:
         end = time.monotonic() + INITIALISE_TIMEOUT_S
