@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
-import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -28,16 +27,6 @@ def test_a_backfill_on_spark_is_exact(job: BackfillJob, session: BackfillSession
     assert exact(job)
 
 
-def daemons_of(session: BackfillSession) -> list[psutil.Process]:
-    """Spark's Python daemons and their workers, but for those that are ending."""
-    found = []
-    for process in psutil.Process(session.jvm_pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
-            if "pyspark.daemon" in process.cmdline():
-                found.append(process)
-    return found
-
-
 def test_workers_that_are_killed_lose_and_double_nothing(
     job: BackfillJob, session: BackfillSession
 ) -> None:
@@ -46,14 +35,21 @@ def test_workers_that_are_killed_lose_and_double_nothing(
     over = threading.Event()
 
     def kill_workers() -> None:
-        while not over.wait(0.7) and len(killed) < 6:
-            daemons = daemons_of(session)
-            parents = {process.pid for process in daemons}
-            workers = [process for process in daemons if process.ppid() in parents]
-            if workers:
-                os.kill(workers[-1].pid, signal.SIGKILL)
-                killed.append(workers[-1].pid)
-            time.sleep(0.3)
+        while not over.wait(1.0) and len(killed) < 6:
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it ends by itself just now
+                kill_a_worker()
+
+    def kill_a_worker() -> None:
+        daemons = [
+            process
+            for process in psutil.Process(session.jvm_pid).children(recursive=True)
+            if "pyspark.daemon" in process.cmdline()
+        ]
+        parents = {process.pid for process in daemons}
+        workers = [process for process in daemons if process.ppid() in parents]
+        if workers:
+            os.kill(workers[-1].pid, signal.SIGKILL)
+            killed.append(workers[-1].pid)
 
     killer = threading.Thread(target=kill_workers)
     killer.start()
