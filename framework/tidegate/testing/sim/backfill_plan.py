@@ -20,14 +20,15 @@ from tidegate.testing.sim.pipelines import SCATTERED
 from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Life, Plan
 from tidegate.testing.sim.wave_faults import WaveFaults
 
-WAVE_OFFSETS: Final = (8, 15, 30, 60, 200)
+WAVE_OFFSETS: Final = (8, 15, 30, 60)
+PARALLELISMS: Final = (1, 2, 2, 3, 3)
 BACKFILLED: Final = 0.7
 """Share of the lives that become backfills."""
 LIVE_FIRST: Final = 0.2
 """Share of the runs that would begin with a backfill in which a live job runs before it."""
-SCATTER: Final = 0.4
+SCATTER: Final = 0.6
 """Share of the runs whose tasks send records elsewhere each time that they run."""
-AT_ONCE: Final = 0.6
+AT_ONCE: Final = 0.8
 """Share of the input that is there when the first life begins."""
 ENDS: Final = {"stop": "stop", "crash": "crash"}
 """How a backfill ends in the place of a live job; else at its ends."""
@@ -76,6 +77,7 @@ def _backfilled(life: Life, chance: random.Random) -> Life:
         return life  # input is still to come
     return replace(
         life,
+        parallelism=chance.choice(PARALLELISMS),
         ends=ENDS.get(life.ends, "bounded"),
         back=None,
         wave_offsets=chance.choice(WAVE_OFFSETS),

@@ -168,6 +168,7 @@ class SimExecutor:
         while True:
             wave, run = worker.tasks.get()
             task = LevelTask(wave.deploys[run.task.index], run.task.level, host, run.number)
+            run.job.runs[task.run_id] = run
             self.world.salts.renew(worker.process)
             self.world.watch.worker_is(worker.process, wave.deploys[0].attempt)
             self.scheduler.tell("%s begins, run %s", run.task, task.run_id)
@@ -204,6 +205,8 @@ class _Job:
         """The runs whose output counts."""
         self._lost: dict[TaskId, _Run] = {}
         """Those whose output counted before it was lost."""
+        self.runs: dict[str, _Run] = {}
+        """All that have begun, by their ids."""
         self._running = 0
         self._failures: Counter[TaskId] = Counter()
 
@@ -213,10 +216,11 @@ class _Job:
         for level in range(self._wave.levels):
             last = [TaskId(level, index) for index in range(len(self._wave.deploys))]
             self._await(last)
-        flaw = next((flaw for task in self._outputs if (flaw := self._flaw(task))), "")
-        self._executor.world.watch.wave_ran(self._wave.deploys[0].attempt, flaw)
         rows = [row for task in last for row in self._outputs[task].sent]
-        return [read_report(row.frame) for row in rows if row.edge == REPORT]
+        reports = [read_report(row.frame) for row in rows if row.edge == REPORT]
+        attempt = self._wave.deploys[0].attempt
+        self._executor.world.watch.wave_ran(attempt, self._flaw(reports))
+        return reports
 
     def _await(self, wanted: Sequence[TaskId]) -> None:
         """Run these tasks until each has an output."""
@@ -300,17 +304,20 @@ class _Job:
                 if (row in rows and row in others) or self._chance.random() < 1 / 2
             ]
             return sorted(torn, key=ORDER)
-        if not rows:
-            return rows
-        missing = self._chance.randrange(len(rows))
-        return [row for number, row in enumerate(rows) if number != missing]
+        channel = [row for row in rows if row.edge != REPORT]
+        missing = self._chance.choice(channel) if channel else None  # a task that failed sent none
+        return [row for row in rows if row is not missing]
 
-    def _flaw(self, task: TaskId) -> str:
-        """What is wrong with the rows that the run of a task was given; empty if nothing is."""
-        given = Counter(self._outputs[task].rows)
-        if given == Counter(self._rows_for(task, self._outputs)):
-            return ""
-        return f"{task} was given other rows than those that its senders' reports stand for"
+    def _flaw(self, reports: Sequence[TaskReport]) -> str:
+        """What is wrong with the rows that the reported runs were given; empty if nothing is."""
+        reported = {report.task: self.runs[report.run] for report in reports}
+        tasks = len(self._wave.deploys) * self._wave.levels
+        if not len(reported) == len(reports) == tasks:
+            return "not every task has one report"
+        for task, run in reported.items():
+            if Counter(run.rows) != Counter(self._rows_for(task, reported)):
+                return f"{task} was given other rows than those that its senders' reports stand for"
+        return ""
 
 
 def _whole(row: Row) -> tuple[object, ...]:

@@ -44,8 +44,8 @@ class WaveFaults:
             cores=chance.randint(1, CORES_MAX),
             dies=share(0.3),
             speculates=share(0.5),
-            loses=share(0.5),
-            tears=share(0.3),
+            loses=share(0.6),
+            tears=share(0.5),
             lingers=chance.random(),
             second_driver=share(0.6),
         )
