@@ -170,3 +170,17 @@ def test_a_storage_where_no_lock_can_be_is_refused(tmp_path: Path) -> None:
         RefusedError, match=r"file/x cannot be written: Not a directory\. Set check"
     ):
         lock.__enter__()
+
+
+def test_a_job_has_another_name_than_its_class_where_the_settings_say_so(tmp_path: Path) -> None:
+    """Its transactional ids are looked at under that name, too."""
+    settings = config(**{"job.name": "order-totals-v2"})
+    made, graph, _ = make_submission(
+        REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={})
+    )
+    assert (made.job, graph.name) == ("order-totals-v2", "order-totals")
+
+
+def test_a_name_that_no_job_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"job\.name"):
+        config(**{"job.name": "Order Totals"})
