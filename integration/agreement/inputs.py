@@ -239,14 +239,15 @@ def _write_compacted(bootstrap: str, topic: str, records: Sequence[Record]) -> N
         _write(bootstrap, topic, filler[start : start + size])
         time.sleep(0.15)
     end_s = time.monotonic() + COMPACTION_S_MAX
-    while True:
-        left = len(read_all(bootstrap, topic))
-        if left < len(records) * 0.8:
-            break
+    while (left := len(read_all(bootstrap, topic))) > len(records) * 0.9:
         assert time.monotonic() < end_s, f"{topic} is not compacted: {left} records"
         time.sleep(0.2)
     _configure(bootstrap, topic, NEVER_CHANGES)
-    time.sleep(1.0)  # a round of the cleaner that has begun comes to its end
+    while True:  # a round of the cleaner that has begun comes to its end
+        left = len(read_all(bootstrap, topic))
+        time.sleep(1.0)
+        if len(read_all(bootstrap, topic)) == left:
+            return
 
 
 def _configure(bootstrap: str, topic: str, config: dict[str, str]) -> None:
