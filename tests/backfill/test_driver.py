@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.backfill.driver import TRIES, Backfill
+from tidegate.backfill.driver import TRIES, Backfill, refuse_failures
 from tidegate.backfill.executor import WaveTasks
 from tidegate.checkpoint.restore import Restoration
 from tidegate.config import Config
@@ -24,22 +24,27 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
+from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import (
     BadRecordError,
+    DeposedError,
+    Domain,
     IncompleteWaveError,
     JobClosedError,
     KafkaError,
     RefusedError,
+    Retry,
     TidegateError,
     UserCodeError,
 )
 from tidegate.ids import Attempt, Uid
+from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import Submission
-from tidegate.protocol.waves import TaskReport
+from tidegate.protocol.waves import TaskId, TaskReport
 
 JOB = """
 import msgspec
@@ -267,3 +272,39 @@ def test_a_journal_that_a_dead_driver_has_closed_is_the_end(tmp_path: Path) -> N
     made.answers.recovery_fails = JobClosedError("closed", JobState.FINISHED.value, "")
     assert made.backfill.run()
     assert made.answers.closed == [JobState.FINISHED.value]
+
+
+def test_a_submission_that_came_meanwhile_has_the_job(tmp_path: Path) -> None:
+    """The runner of the procedures stops at the question whether the process is still wanted."""
+    made = make(tmp_path)
+    made.answers.recovery_fails = ProcedureStopped("not wanted")
+    with pytest.raises(DeposedError, match="submitted anew"):
+        made.backfill.run()
+    assert (made.answers.recovered, made.answers.aborted) == (1, []), "nothing more is claimed"
+
+
+def test_a_stop_before_the_first_wave_runs_none(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    assert not made.backfill.run(stop=lambda: True)
+    assert (made.answers.ran, made.answers.recovered, made.answers.closed) == (0, 0, [])
+
+
+def test_a_stop_between_two_tries_aborts_what_is_open_and_tries_no_more(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.answers.wave_fails = KafkaError("down")
+    assert not made.backfill.run(stop=lambda: made.answers.ran > 0)
+    assert (made.answers.ran, made.answers.aborted) == (1, [made.answers.wave_fails])
+
+
+def test_the_error_of_a_task_has_the_frames_of_the_user() -> None:
+    error = ErrorReport(
+        kind="UserCodeError",
+        domain=Domain.USER,
+        retry=Retry.NO,
+        message="map 'double' raised",
+        traceback="File orders.py, line 7",
+    )
+    report = TaskReport(attempt=Attempt(1), task=TaskId(0, 0), run="aa", error=error)
+    with pytest.raises(UserCodeError, match="double") as raised:
+        refuse_failures([report])
+    assert raised.value.__notes__ == ["File orders.py, line 7"]

@@ -150,7 +150,7 @@ def test_two_that_begin_at_once_are_one(
 
     def beaten(store: JobStore, job: Any) -> bool:
         monkeypatch.setattr(JobStore, "accept", before)
-        other = JobStore(storage, f"backfill-{JOB}")
+        other = JobStore(storage, f"_backfill-{JOB}")
         other.claim_epoch("other")
         other.jobs()
         return store.accept(job)
@@ -161,8 +161,21 @@ def test_two_that_begin_at_once_are_one(
     assert find(storage) is None
 
 
+def test_a_newer_submission_takes_the_job_from_a_backfill(storage: BlobStore) -> None:
+    begin(storage)
+    assert records(storage).holds("new")
+    live(storage, standing=True)
+    assert not records(storage).holds("new")
+
+
+def test_properties_of_a_source_are_not_its_topic() -> None:
+    settings: dict[str, object] = {"sources": {"orders": {"topic": None, "properties": {"a": "b"}}}}
+    recorded = asked(to="now")
+    continued(recorded, msgspec.structs.replace(asked(), settings=settings), "now")
+
+
 def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() -> None:
-    recorded = asked(parallelism=2, ends=ENDS, to="now", cluster="backfill-a")
+    recorded = asked(parallelism=2, ends=ENDS, to="now", cluster="_backfill-a")
     again = asked(parallelism=5)
     ours = continued(recorded, msgspec.structs.replace(again, id="other"), "now")
     assert (ours.id, ours.ends, ours.parallelism) == ("new", ENDS, 5)
@@ -174,6 +187,8 @@ def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() 
         ({"fingerprint": "other"}, "now", "the pipeline has changed"),
         ({"params": {"minimum": "secret"}}, "now", "--set differs in minimum"),
         ({}, "2026-01-01", "--to was now, and is 2026-01-01"),
+        ({"restore": "none"}, "now", "--restore differs"),
+        ({"accept_loss": True}, "now", "--accept-loss is new"),
         ({"settings": {"sources": {"orders": {"topic": "x"}}}}, "now", "a topic has changed"),
     ],
 )

@@ -28,12 +28,14 @@ from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.config import Config
+from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import strategy_of
 from tidegate.errors import (
+    DeposedError,
     Domain,
     IncompleteWaveError,
     InternalError,
@@ -99,15 +101,18 @@ class Backfill:
         wave_offsets: int,
         wave_span_ms: int | None = None,
         on_wave: Callable[[WaveDone], None] = lambda _: None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """`submission` is bounded. `wave_offsets`: how many offsets a wave reads, in all
         partitions. `wave_span_ms`: it reads no further than to the next multiple of this time.
+        `wanted`: whether the job is still this submission's; asked before each claim.
         """
         check(submission.bounded, "a backfill has an end")
         self._submission, self._config, self._drivers = submission, config, drivers
         self._executor, self._on_wave = executor, on_wave
         self._wave_offsets, self._wave_span_ms = wave_offsets, wave_span_ms
-        self._journal = JobJournal(submission, config, drivers, wanted=lambda: True)
+        self._journal = JobJournal(submission, config, drivers, wanted=wanted)
+        self._stop: Callable[[], bool] = lambda: False
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
         self._restarts = strategy_of(config.restart, drivers.entropy.random)
@@ -116,16 +121,16 @@ class Backfill:
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
         """Run wave after wave; whether the sources are at their ends, and the journal is closed.
 
-        `loop` calls the waves. `stop` is asked after each wave whether the rest is for another run;
-        the journal stays open then. An error that a new run of a wave cannot help, or did not help
-        several times, is raised, and so is KeyboardInterrupt: what is published stays, what is open
-        is aborted, and the next run continues. What the executor refuses is raised before anything
-        is claimed.
+        `loop` calls the waves. `stop` is asked between waves, and between the tries of one, whether
+        the rest is for another run; the journal stays open then. An error that a new run of a wave
+        cannot help, or did not help several times, is raised, and so is KeyboardInterrupt: what is
+        published stays, what is open is aborted, and the next run continues. What the executor
+        refuses is raised before anything is claimed.
         """
-        self._finished = False
+        self._finished, self._stop = False, stop
         self._executor.check(self._config)
         try:
-            loop(lambda: self._run_wave_or_retry() or stop())
+            loop(lambda: stop() or self._run_wave_or_retry() or stop())
             if self._finished:
                 self._journal.close(JobState.FINISHED.value, "")
         except KeyboardInterrupt:
@@ -146,6 +151,8 @@ class Backfill:
             began_s = clock.monotonic()
             try:
                 self._finished = self._run_wave(self._plan())
+            except ProcedureStopped:
+                raise DeposedError(self._deposed()) from None
             except JobClosedError as error:
                 # A driver before this one closed the journal and died.
                 self._finished = error.outcome == JobState.FINISHED.value
@@ -156,12 +163,22 @@ class Backfill:
                 if failures == TRIES or pause_s is None:
                     self._abort_open(error)
                     raise
-                _log.warning("the wave is run again", extra={"error": str(error)})
+                if self._stop():
+                    self._abort_open(error)
+                    return True
+                _log.warning("the wave is run again: %s", error)
                 self._halve_after(clock.monotonic() - began_s)
                 clock.sleep(max(pause_s, PAUSE_S * 2 ** (failures - 1)))
                 continue
             return self._finished
         raise InternalError("a wave is run at least once")
+
+    def _deposed(self) -> str:
+        return (
+            f"Job {self._submission.job!r} has been submitted anew since this backfill was found:"
+            " the job belongs to that submission now. Nothing was claimed for the backfill since"
+            " then. Look who runs the job, then run the command again."
+        )
 
     def _pause_after(self, error: TidegateError) -> float | None:
         """Seconds before the wave may run again; None where that cannot help, or where the job's
@@ -198,8 +215,7 @@ class Backfill:
             self._journal.recover(failure, lambda _: None)
         except TidegateError as error:
             if error is not failure:
-                told = {"error": str(error)}
-                _log.warning("open transactions stay until their timeout", extra=told)
+                _log.warning("open transactions stay until their timeout: %s", error)
 
     def _plan(self) -> JobPlan:
         code = self._journal.fetch_code()
@@ -327,7 +343,10 @@ def refuse_failures(reports: Sequence[TaskReport]) -> None:
             one[0],
         ),
     )
-    raise error.exception()
+    raised = error.exception()
+    if error.traceback:
+        raised.add_note(error.traceback)  # the user's frames in another process
+    raise raised
 
 
 def with_ends(

@@ -7,6 +7,7 @@ come from a few records at the start and the end of each partition.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -27,6 +28,7 @@ from tidegate.controlplane.jobmaster.split_enumeration import (
     with_chosen_ends,
 )
 from tidegate.elements import Origin
+from tidegate.errors import KafkaError
 from tidegate.graph.logical import Graph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.blobs import BlobStore
@@ -41,6 +43,8 @@ SAMPLE_RECORDS: Final = 2_000
 SAMPLE_TAIL: Final = 50
 """Offsets before an end that are read for its last timestamp: markers stand among them."""
 SAMPLE_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
 
 Places = Mapping[tuple[Uid, str, int], int]
 
@@ -210,6 +214,10 @@ class Planner:
             try:
                 reader.assign(starts)
                 sample.take(reader, ends, self._drivers.clock, whole=starts is tails)
+            except KafkaError as error:
+                # A position that retention has overtaken, say: the restore will name it.
+                _log.warning("bytes and times cannot be estimated: %s", error)
+                return Sample()
             finally:
                 reader.close()
         return sample
@@ -221,12 +229,21 @@ def _ranges(chosen: Sequence[PartitionFacts], reached: Places) -> tuple[Partitio
             source=facts.source,
             topic=facts.topic,
             partition=facts.partition,
-            begin=reached.get((facts.source, facts.topic, facts.partition), facts.start),
+            begin=_begin(facts, reached),
             end=facts.end or 0,
             hidden=facts.hidden,
         )
         for facts in chosen
     )
+
+
+def _begin(facts: PartitionFacts, reached: Places) -> int:
+    """As a restore reads it: a partition that was added to a source is read from its earliest
+    offset.
+    """
+    added = any(source == facts.source for source, _, _ in reached)
+    first = facts.earliest if added else facts.start
+    return reached.get((facts.source, facts.topic, facts.partition), first)
 
 
 def _places(splits: Sequence[SourceSplit]) -> Places:

@@ -3,9 +3,10 @@
 The same command must find a backfill again after a crash, with the ends that it began with. A
 cluster must see that the job is a backfill's, and a backfill must see that the job is live. The
 store of submissions (`controlplane/dispatcher/store.py`) decides this already: the newest
-submission that counts has the job. So a backfill is a submission of a cluster `backfill-JOB`, which
-no JobManager has. Its id is that of its attempts in the journal. It holds the ends, the parameters
-and the code. It is created before the first claim, and has a result when its journal is closed.
+submission that counts has the job. So a backfill is a submission of a cluster `_backfill-JOB`,
+which no JobManager can have. Its id is that of its attempts in the journal. It holds the ends, the
+parameters and the code. It is created before the first claim, and has a result when its journal is
+closed.
 
 Cuts are not recorded. The last publication says where the next wave begins, and the ends say where
 it may end: a second place for the same could only differ.
@@ -13,9 +14,9 @@ it may end: a second place for the same could only differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,8 +28,8 @@ from tidegate.ids import JobName
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.messages import JobReport, PartitionEnd, Submission
 
-PREFIX = "backfill-"
-"""How the name of a backfill's cluster begins."""
+PREFIX: Final = "_backfill-"
+"""How the name of a backfill's cluster begins; no cluster can be called so (`cluster.name`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,11 @@ class BackfillRecords:
             raise StorageError(message)
         return msgspec.structs.replace(ours, code=code)
 
+    def holds(self, submission: str) -> bool:
+        """Whether this submission still has the job: none that counts has come since."""
+        newest = self._store.newest(self._job)
+        return newest is not None and newest[0].id == submission
+
     def changed_modules(self, recorded: Submission, archive: CodeArchive) -> list[str]:
         """The modules that differ between the record's code and `archive`. Data files may differ:
         a log in the working folder is one. Those of the record are used.
@@ -130,6 +136,7 @@ def continued(
             (_changed("--set", recorded.params, asked.params), recorded.params, asked.params),
             (f"--to was {recorded.to}, and is {to}", recorded.to, to),
             ("a topic has changed", _connectors(recorded), _connectors(asked)),
+            *_consents(recorded, asked),
         )
         if before != now
     ]
@@ -168,6 +175,14 @@ def _live(submission: Submission) -> str:
     )
 
 
+def _consents(recorded: Submission, asked: Submission) -> Iterator[tuple[str, object, object]]:
+    """What counts for the first claim of a submission only."""
+    yield "--restore differs", recorded.restore, asked.restore
+    for option in ("accept_loss", "take_over", "restore_to_other_cluster"):
+        before, now = getattr(recorded, option), getattr(asked, option)
+        yield f"--{option.replace('_', '-')} is new", now and before, now
+
+
 def _modules(archive: bytes, path: str, size: int) -> dict[str, bytes]:
     return {name: data for name, data in contents(archive, path, size) if name.endswith(".py")}
 
@@ -182,8 +197,9 @@ def _connectors(submission: Submission) -> object:
     """Which topics the sources and sinks are given, beside those of the pipeline itself."""
     return {
         section: {
-            name: settings.get("topic")
+            name: settings["topic"]
             for name, settings in _table(submission.settings.get(section)).items()
+            if settings.get("topic") is not None
         }
         for section in ("sources", "sinks")
     }

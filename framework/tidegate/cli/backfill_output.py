@@ -58,11 +58,18 @@ class BackfillText:
 
     def stopped(self) -> None:
         """It ended after a wave."""
-        say(f"{self._job}: ended after a wave; the same command continues")
+        say(f"{self._job}: ended after a wave; the same command, without --new, continues")
+
+    def abandoning(self) -> None:
+        """The second Ctrl-C."""
+        say(
+            f"{self._job}: aborts what the wave has open (Ctrl-C again leaves it to its timeout, or"
+            " to the next command)"
+        )
 
     def abandoned(self) -> None:
-        """The second Ctrl-C."""
-        say(f"{self._job}: the wave is abandoned; the same command continues")
+        """What the wave had open is aborted."""
+        say(f"{self._job}: the wave is abandoned; the same command, without --new, continues")
 
     def end(self, records_in: int, records_out: int) -> None:
         """Every source is at its end."""
@@ -97,6 +104,9 @@ class BackfillJson(BackfillText):
 
     def stopped(self) -> None:
         _print({"event": "stopped"})
+
+    def abandoning(self) -> None:
+        """Scripts see the end."""
 
     def abandoned(self) -> None:
         _print({"event": "abandoned"})

@@ -25,8 +25,8 @@ from tidegate.backfill.plan import Planner
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.bootstrap import WAVE_TASK, task_host
 from tidegate.cli.backfill_output import BackfillJson, BackfillText
-from tidegate.cli.display import say_left_out
-from tidegate.cli.running import DONE, INTERRUPTED, STOPPED
+from tidegate.cli.display import say, say_left_out
+from tidegate.cli.running import DONE, FAILED, INTERRUPTED, STOPPED
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import JobLock
@@ -38,6 +38,8 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.drivers.bundle import RealDrivers
+from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateError
+from tidegate.masking import masked_text
 
 IN_PROCESS: Final = "in-process"
 SPARK_LOG: Final = "spark.log"
@@ -84,10 +86,10 @@ def execute(
     with JobLock(folder, url, submission.job):
         check_world(graph, config, folder, drivers)
         records = BackfillRecords(storage, submission.job, config.to_dict())
-        recorded = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
+        found = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
+        recorded = None if asked.new else found
         planner = Planner(graph, config, drivers, storage)
-        if recorded is None or asked.new:
-            recorded = None
+        if recorded is None:
             ends = planner.ends(submission.job, to)
             submission = msgspec.structs.replace(submission, ends=ends)
         else:
@@ -100,7 +102,12 @@ def execute(
         if asked.dry_run:
             return DONE
         with _engine(config, folder, verbose=asked.verbose) as (executor, loop, progress):
+            executor.check(config)
             total = _Total(output)
+            # Since the first look Spark has started, and others may have submitted the job.
+            seen = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
+            if (seen and seen.submission.id) != (found and found.submission.id):
+                raise RefusedError(_overtaken(submission.job))
             if recorded is None:
                 say_left_out(submission.job, archive)
                 submission = records.begin(submission, archive, submission.ends, asked.to)
@@ -112,6 +119,7 @@ def execute(
                 wave_offsets=config.backfill.wave_records,
                 wave_span_ms=config.backfill.wave_span,
                 on_wave=total.add,
+                wanted=lambda: records.holds(submission.id),
             )
             with _Ticker(output, progress):
                 return _run(backfill, loop, records, total, output)
@@ -130,12 +138,26 @@ def _run(
         except KeyboardInterrupt:
             output.abandoned()
             return INTERRUPTED
+        except TidegateError as error:
+            if isinstance(error, RefusedError | PipelineError | ConfigError) and not total.waves:
+                raise
+            for note in getattr(error, "__notes__", ()):
+                say(masked_text(note.rstrip()))
+            say(f"tidegate: {masked_text(str(error))}")
+            return FAILED
     if not finished:
         output.stopped()
         return STOPPED
     records.finish(total.records_in, total.records_out)
     output.end(total.records_in, total.records_out)
     return DONE
+
+
+def _overtaken(job: str) -> str:
+    return (
+        f"Job {job!r} was submitted anew while this command started. Look who runs the job, then"
+        " run the command again."
+    )
 
 
 @contextmanager
@@ -172,10 +194,11 @@ class _Total:
     """The records of all waves of this command."""
 
     def __init__(self, output: BackfillText) -> None:
-        self.records_in = self.records_out = 0
+        self.records_in = self.records_out = self.waves = 0
         self._output = output
 
     def add(self, wave: WaveDone) -> None:
+        self.waves += 1
         self.records_in += wave.records_in
         self.records_out += wave.records_out
         self._output.wave(wave)
@@ -227,6 +250,7 @@ class _Signals:
 
     def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:
         if self._asked:
+            self._output.abandoning()
             raise KeyboardInterrupt
         self._asked = True
         self._output.stopping()

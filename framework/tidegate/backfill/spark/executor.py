@@ -35,14 +35,17 @@ class SparkExecutor:
 
     def __init__(self, session: BackfillSession, entry: str) -> None:
         self._session, self._entry = session, entry
+        self._is_checked = False
 
     def check(self, config: Config) -> None:
         """Ask the workers for their versions, and refuse a storage that they do not reach.
 
         UserError where a wave could not run; SparkError where Spark fails.
         """
-        check_storage(self._session.master, config.checkpoint.storage)
-        check_versions(self._session)
+        if not self._is_checked:
+            check_storage(self._session.master, config.checkpoint.storage)
+            check_versions(self._session)
+        self._is_checked = True
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         """One Spark job; SparkError where it failed."""
