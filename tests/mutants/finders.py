@@ -18,6 +18,7 @@ from tests.sinks.test_writer import Bench
 from tests.state.job import Step, declare
 from tidegate.api.state import ValueState
 from tidegate.testing.sim.plan import Plan
+from tidegate.testing.sim.run import plan_of as plan
 from tidegate.testing.sim.run import run_seed
 
 MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
@@ -25,7 +26,15 @@ MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
 
 def simulator(seed: int) -> None:
     """the simulator"""
-    violation = run_seed(seed).violation
+    _judge(run_seed(seed).violation)
+
+
+def backfills(seed: int) -> None:
+    """the simulator, runs with backfills"""
+    _judge(run_seed(seed, backfills=True).violation)
+
+
+def _judge(violation: str | None) -> None:
     if violation is None:
         return
     if any(mistake in violation for mistake in MISTAKES):
@@ -33,7 +42,7 @@ def simulator(seed: int) -> None:
     raise AssertionError(violation)
 
 
-COSTLY.add(simulator)
+COSTLY.update((simulator, backfills))
 
 
 @functools.cache
@@ -78,6 +87,21 @@ def simulator_in_haste(count: int) -> Detector:
         return first(count, lambda plan: plan.load.hasty_ms is not None)
 
     return simulator_in("whose checkpoints are soon given up", seeds)
+
+
+def backfills_in(which: str, wanted: Callable[[Plan], object]) -> Detector:
+    """The simulator, in the first runs with backfills whose plans are wanted."""
+    seeds: list[int] = []
+    rest = itertools.count()
+
+    def run(number: int) -> None:
+        while len(seeds) <= number:
+            seeds.append(next(seed for seed in rest if wanted(plan(seed, backfills=True))))
+        backfills(seeds[number])
+
+    run.__doc__ = f"the simulator, runs with backfills {which}"
+    COSTLY.add(run)
+    return run
 
 
 def world(seed: int) -> None:

@@ -128,7 +128,7 @@ def test_what_was_sent_for_a_checkpoint_that_failed_is_not_sent_again(tmp_path: 
     step.stop()
 
 
-def uploader(blobs: MemoryBlobs) -> SnapshotUploader:
+def uploader(blobs: MemoryBlobs, run: str = "") -> SnapshotUploader:
     return SnapshotUploader(
         blobs=blobs,
         job=JOB,
@@ -138,6 +138,7 @@ def uploader(blobs: MemoryBlobs) -> SnapshotUploader:
         backend="rocksdb",
         key_groups=range(8),
         shared={},
+        run=run,
     )
 
 
@@ -148,6 +149,16 @@ def upload(one: SnapshotUploader, folder: Path, counter: int, **files: str) -> K
         (directory / name).write_text(content)
     listed = sorted(directory.iterdir())
     return one.upload(SimpleNamespace(files=lambda: listed), {}, {})
+
+
+def test_two_runs_of_a_subtask_store_no_file_under_the_same_path(tmp_path: Path) -> None:
+    """A copy of a task may upload after the other one is published."""
+    blobs = MemoryBlobs()
+    first = upload(uploader(blobs, run="a"), tmp_path, 1, **{"1.sst": "published"})
+    second = upload(uploader(blobs, run="b"), tmp_path, 2, **{"1.sst": "of a zombie"})
+    assert not paths([first]) & paths([second])
+    (file,) = first.files
+    assert blobs.get(f"{JOB}/{file.path}") == b"published"
 
 
 def test_a_name_with_other_content_is_refused_and_overwrites_nothing(tmp_path: Path) -> None:

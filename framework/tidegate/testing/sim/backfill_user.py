@@ -145,6 +145,7 @@ class BackfillUser:
             if error.outcome != JobState.FINISHED.value:
                 raise
             # By a driver that has died, or a second one, before it could say so.
+            self._scheduler.tell("another driver has ended it: %s", error)
         except TidegateError as error:
             self._scheduler.tell("the driver fails: %s", error)
             self._judge(error)
