@@ -61,7 +61,6 @@ HAPPENS = {
     "frames are missing": "its marker counts",
     "a newer driver has claimed": "was claimed by another process",
     "a driver is killed": "is killed",
-    "a driver is told that the job has ended": "has ended (finished)",
 }
 
 
