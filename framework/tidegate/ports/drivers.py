@@ -100,7 +100,7 @@ class Drivers(Protocol):
         transactional_id: TransactionalId | None,
         transaction_timeout_ms: int,
     ) -> Producer:
-        """A producer, its transactional id initialised: takes 0.06 or 0.5 s, so never in the
+        """A producer, its transactional id initialised: takes 0.06 s or longer, so never in the
         loop.
         """
         ...

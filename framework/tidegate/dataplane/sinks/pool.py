@@ -1,4 +1,4 @@
-"""Producers that are initialised before they are needed: initialisation takes 0.06 or 0.5 s.
+"""Producers that are initialised before they are needed: initialisation takes 0.06 s or longer.
 
 `KafkaSinkWriter` takes one producer per transaction from here, in the mailbox thread; producers are
 made in I/O threads, which post them. Each has its transactional id to itself and is never handed
