@@ -12,6 +12,7 @@ import pytest
 
 from integration.backfills import BackfillJob
 from integration.spark.jobs import ORDERS, exact
+from integration.spark.processes import is_alive
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.bootstrap import WAVE_TASK
@@ -43,7 +44,7 @@ def test_workers_that_are_killed_lose_and_double_nothing(
         daemons = [
             process
             for process in psutil.Process(session.jvm_pid).children(recursive=True)
-            if "pyspark.daemon" in process.cmdline()
+            if is_alive(process) and "pyspark.daemon" in process.cmdline()  # a zombie has no words
         ]
         parents = {process.pid for process in daemons}
         workers = [process for process in daemons if process.ppid() in parents]

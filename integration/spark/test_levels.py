@@ -17,6 +17,7 @@ from tidegate.backfill.spark.levels import LevelTask, TaskAttempt, build_plan, r
 from tidegate.backfill.spark.rows import (
     MARKER_ORD,
     SCHEMA,
+    SORT_COLUMNS,
     FrameRow,
     Report,
     read_rows,
@@ -109,7 +110,8 @@ def test_a_task_that_fails_each_time_fails_the_job_in_one_line(session: Backfill
 def test_tasks_notice_partitions_that_spark_has_merged(session: BackfillSession) -> None:
     tasks = [LevelTask(level, 2, P, entry("exchange"), b"") for level in range(2)]
     sent = build_plan(session.spark, P, tasks[:1])
-    merged = sent.repartitionById(P, "receiver").coalesce(2).mapInArrow(tasks[1], SCHEMA)
+    merged = sent.repartitionById(P, "receiver").coalesce(2).sortWithinPartitions(*SORT_COLUMNS)
+    merged = merged.mapInArrow(tasks[1], SCHEMA)
     with pytest.raises(Exception, match="in level 1 got a row for the subtask"):
         merged.collect()
 
