@@ -191,7 +191,7 @@ def test_the_command_line_masks_errors_and_tracebacks(
         OSError("hush-hush"),
     ):
 
-        def fail(error: Exception = error, **_: object) -> None:
+        def fail(_: list[str] | None, *, error: Exception = error, **_options: object) -> None:
             raise error
 
         monkeypatch.setattr(command_line, "app", fail)

@@ -8,10 +8,15 @@ it missed: their offset is "invalid", and that is no error.
 So a question that has no answer after a second is asked again with a new client, which learns the
 leaders anew. The earlier ones go on, because a broker may only be slow. Questions change nothing on
 the cluster, so who answers first counts. This module decides nothing about what an answer means.
+
+Invariant: a client is held until all of its questions are answered or have timed out. Its own
+thread runs Python then, and may collect garbage. If the client were garbage, librdkafka would be
+asked to end a thread by that very thread, and would abort the process.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -29,6 +34,19 @@ milliseconds."""
 PAUSE_S: Final = 0.05
 """Between two questions where the first was refused for a moment: a new topic has no leader for
 milliseconds."""
+
+
+_held: list[tuple[AdminClient, list[Future[Any]]]] = []
+_holding = threading.Lock()
+
+
+def _hold(client: AdminClient, futures: Iterable[Future[Any]]) -> None:
+    """Keep a client until these are done, and let go of those that are; in a thread of ours."""
+    with _holding:
+        let_go = [one for one in _held if all(future.done() for future in one[1])]
+        _held[:] = [one for one in _held if one not in let_go]
+        _held.append((client, list(futures)))
+    del let_go  # without the lock: the end of a client takes its time
 
 
 class AdminClients:
@@ -75,6 +93,7 @@ class Question(Generic[K]):
                 return False
             client = self._clients.current
             futures = self._ask(client, missing, end_s - now_s)
+            _hold(client, futures.values())
             self._pending += [(client, each, future) for each, future in futures.items()]
             self._hear(asked, min(renew_s, end_s))
             now_s = time.monotonic()
