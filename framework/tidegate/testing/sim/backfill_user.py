@@ -167,7 +167,7 @@ class BackfillUser:
         excused = self._plan.crashing is not None or self._plan.failing_open is not None
         if isinstance(error, UserCodeError) and excused:
             return
-        if isinstance(error, DeposedError) and self._second is not None:
+        if isinstance(error, DeposedError) and (self._second is not None or self.over):
             return
         wrong = isinstance(error, DeposedError | DataLossError)
         if wrong or not isinstance(error, ExternalError):
