@@ -19,6 +19,15 @@ PACKAGES: Final = ("pyspark", "py4j", "pandas", "pyarrow")
 """What mapInArrow imports; pyspark brings py4j, the extra brings the others."""
 
 
+def ignore_pandas_version() -> None:
+    """Of pandas only the version is asked for: what pyspark says of a new one does not concern us.
+    It says so at its import and at every plan, where somebody may have put the filters back.
+    """
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
+
+
 def check_installed() -> None:
     """Return if a backfill can import and use pyspark.
 
@@ -34,10 +43,7 @@ def check_installed() -> None:
         )
         raise UserError(message)
     check_version("pyspark", metadata.version("pyspark"))
-    # Of pandas only the version is asked for: what pyspark says of a new one does not concern us.
-    warnings.filterwarnings(
-        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
-    )
+    ignore_pandas_version()
 
 
 def check_version(what: str, version: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from tidegate.backfill.spark.apart import run_apart
 from tidegate.backfill.spark.failures import spark_error
+from tidegate.backfill.spark.installation import ignore_pandas_version
 from tidegate.backfill.spark.rows import (
     REPORT_ORD,
     SCHEMA,
@@ -244,6 +245,7 @@ def build_plan(spark: Any, parallelism: int, tasks: Iterable[LevelTask]) -> Any:
         spark.conf.get("spark.sql.adaptive.enabled") == "false",
         "adaptive query execution is on, which may merge the partitions of a level",
     )
+    ignore_pandas_version()
     frames = spark.range(0, parallelism, 1, parallelism)
     for task in tasks:
         if task.level > 0:
