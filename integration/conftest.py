@@ -24,21 +24,10 @@ from integration.brokers import Kafka, TopicFactory, create_topic, unique
 from tidegate.drivers.kafka.embedded import NO_PROPERTIES, EmbeddedKafka
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """kafka-python leaves sockets of failed connections to the garbage collector. Tests that run
-    jobs in this process make many of its clients, and whichever test collected them would fail.
-    """
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(
-                pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
-            )
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _collected() -> Iterator[None]:
-    """Those of the last tests would fail the run after all of its tests, where no test's filter
-    holds.
+    """kafka-python leaves sockets of failed connections to the garbage collector: those of the last
+    tests would fail the run after all of its tests, where no test's filter holds.
     """
     yield
     with warnings.catch_warnings():
@@ -53,8 +42,6 @@ def _interruptible() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-HERE = Path(__file__).parent
 
 NEVER_FENCED = {"broker.session.timeout.ms": "60000"}
 """For brokers that nobody kills: a stall of the machine must not take the only one from its

@@ -23,8 +23,6 @@ from integration.conftest import BACKEND, NEVER_FENCED, start_brokers
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(300),
-    # kafka-python leaves sockets of connections that it does not need to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 WHOLE: Final = 1 << 40

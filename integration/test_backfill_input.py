@@ -35,8 +35,6 @@ from tidegate.protocol.waves import TaskReport
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(180),
-    # kafka-python leaves sockets of connections that it does not need to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 POLICIES = {

@@ -217,6 +217,19 @@ def test_an_answer_that_nobody_expects_is_an_error_with_its_text() -> None:
         log_of(Script(described(state="Napping"))).describe(NAME)
 
 
+def test_a_closed_connection_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of a task that has ended may ask late, and nobody would close what it connects."""
+    made: list[object] = []
+    monkeypatch.setattr(control, "KafkaAdminClient", lambda **settings: made.append(settings))
+    connection = control.ControlConnection(
+        {"bootstrap.servers": "localhost:1"}, deadline_s=1.0, rights=""
+    )
+    connection.close()
+    with pytest.raises(KafkaUnavailableError, match="is closed"):
+        connection.client()
+    assert made == []
+
+
 def test_the_cache_of_coordinators_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "COORDINATORS_MAX", 2)
     script = Script(theirs.KafkaConnectionError(), described())

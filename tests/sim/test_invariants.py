@@ -462,6 +462,14 @@ def test_a_transaction_that_outlives_the_job(history: History) -> None:
     assert history.found == f"{txn.transactional_id} is open after the end of the job"
 
 
+def test_a_transaction_that_outlives_a_job_with_backfills(history: History) -> None:
+    """What a worker of a dead backfill opens behind the close is excused, and nothing else."""
+    history.watch.waves = 3
+    txn = history.prepare()
+    history.watch.nothing_open()
+    assert history.found == f"{txn.transactional_id} is open after the end of the job"
+
+
 def test_the_first_violation_is_kept(history: History) -> None:
     history.watch.violated("first")
     history.watch.violated("second")

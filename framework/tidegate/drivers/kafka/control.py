@@ -97,18 +97,26 @@ class ControlConnection:
         self._free = threading.BoundedSemaphore(IN_FLIGHT)
         self._connecting = threading.Lock()
         self._admin: KafkaAdminClient | None = None
+        self._closed = False
         _quiet()
 
     def close(self) -> None:
-        """Close the connections; calls that are under way fail."""
+        """Close the connections for good; calls that are under way, or come later, fail."""
         with self._connecting:
+            self._closed = True
             if self._admin is not None:
                 self._admin.close()
                 self._admin = None
 
     def client(self) -> Any:
-        """The connected client; the first caller connects, others wait for it."""
+        """The connected client; the first caller connects, others wait for it.
+
+        KafkaUnavailableError after `close`: a thread that comes late would leave a client that
+        nobody closes.
+        """
         with self._connecting:
+            if self._closed:
+                raise KafkaUnavailableError(f"The connection to {self.servers} is closed.")
             if self._admin is None:
                 self._admin = self._connected()
             return self._admin

@@ -434,8 +434,11 @@ class Watch:
         process of the job is left to end it: it is never committed, and readers wait for the next
         claim or the transaction's timeout.
         """
-        late = self._kafka.coordinator.describe(name).start_ms > self._closed_ms
-        return bool(self.waves) and late
+        parts = parse_transactional_id(name)
+        if parts is None or name not in self._worker_of_id:
+            return False
+        is_late = self._kafka.coordinator.describe(name).start_ms > self._closed_ms
+        return is_late and parts.attempt < self.journal.attempt
 
 
 def _by_origin(offsets: Mapping[tuple[str, str, int], int]) -> dict[Origin, int]:
