@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidegate.backfill.code import with_stored_code
 from tidegate.backfill.driver import Backfill, WaveDone, WaveLoop, run_in_turn
 from tidegate.backfill.executor import Executor, InProcessExecutor
+from tidegate.backfill.record import BackfillRecords
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import (
@@ -53,7 +53,8 @@ class BackfillJob:
         pipeline = load_for_submit(self.reference, self.folder)
         options = RunOptions(params={}, bounded=True)
         made, _, archive = make_submission(self.reference, self.folder, pipeline, config, options)
-        return with_stored_code(made, archive, RealDrivers().blob_store(config.checkpoint.storage))
+        storage = RealDrivers().blob_store(config.checkpoint.storage)
+        return BackfillRecords(storage, made.job, config.to_dict()).begin(made, archive, (), "now")
 
     def backfill(
         self,

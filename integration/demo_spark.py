@@ -3,8 +3,8 @@
 A topic has a million orders. `tidegate backfill` adds them up per customer, wave by wave, on a
 Spark of its own (`local[2]`). A Python worker is ended by SIGKILL in the middle of a wave, and
 Spark runs its task again. Then the driver is ended after a wave, and later Spark's JVM: the same
-command continues each time. More orders are written, and `tidegate run --bounded` goes on where the
-backfill ended. The independent checker compares every total with the orders; the exit code is 0
+command continues each time. More orders are written, and `tidegate run --bounded` continues where
+the backfill ended. The independent checker compares every total with the orders; the exit code is 0
 only if all are exact.
 """
 

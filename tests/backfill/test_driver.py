@@ -278,7 +278,7 @@ def test_a_submission_that_came_meanwhile_has_the_job(tmp_path: Path) -> None:
     """The runner of the procedures stops at the question whether the process is still wanted."""
     made = make(tmp_path)
     made.answers.recovery_fails = ProcedureStopped("not wanted")
-    with pytest.raises(DeposedError, match="submitted anew"):
+    with pytest.raises(DeposedError, match="submitted again"):
         made.backfill.run()
     assert (made.answers.recovered, made.answers.aborted) == (1, []), "nothing more is claimed"
 

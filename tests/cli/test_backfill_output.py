@@ -61,7 +61,7 @@ WAVE = WaveDone(
 
 def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
     assert plan_lines(PLAN) == [
-        "shop: the backfill begins anew; 2,000 offsets to read, about 1,000.0 KiB",
+        "shop: the backfill starts without state; 2,000 offsets to read, about 1,000.0 KiB",
         "  source orders, topic o:",
         "    partition 0: offsets 0 to 1,500 (1,500)",
         "    partition 1: offsets 10 to 510 (500)",
@@ -76,7 +76,7 @@ def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"continues": "4-1"}, "the backfill goes on from checkpoint 4-1"),
+        ({"continues": "4-1"}, "the backfill continues from checkpoint 4-1"),
         ({"partitions": (part(0, 5, 3, hidden=7),)}, "offsets 5 to 3 (0)"),
         ({"partitions": (part(0, 5, 3, hidden=7),)}, "7 offsets lie behind open transactions"),
         ({"at_least_once": ("audit", "log")}, "where a wave is run again: audit, log"),

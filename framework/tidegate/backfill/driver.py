@@ -175,7 +175,7 @@ class Backfill:
 
     def _deposed(self) -> str:
         return (
-            f"Job {self._submission.job!r} has been submitted anew since this backfill was found:"
+            f"Job {self._submission.job!r} has been submitted again since this backfill was found:"
             " the job belongs to that submission now. Nothing was claimed for the backfill since"
             " then. Look who runs the job, then run the command again."
         )

@@ -75,7 +75,7 @@ class BackfillPlan:
     job: JobName
     submission: str
     continues: str
-    """The checkpoint from which it goes on; empty where it begins without one."""
+    """The checkpoint from which it continues; empty where it begins without one."""
     partitions: tuple[PartitionRange, ...]
     waves: int
     """By `wave_records` alone: a span of time may make more."""

@@ -143,9 +143,8 @@ def continued(
     if differences:
         message = (
             f"Job {asked.job!r} has a backfill that was begun otherwise: {'; '.join(differences)}."
-            " Run the command as it was begun, or begin a new backfill with --new: it goes on from"
-            " the last wave that is published (or, with --restore none, from the start of the"
-            " topics)."
+            " Run the command as it was begun, or begin a new backfill with --new: it continues"
+            " from the last wave that is published (or, with --restore none, starts without state)."
         )
         raise RefusedError(message)
     return msgspec.structs.replace(

@@ -76,10 +76,10 @@ def backfill(
 ) -> None:
     """Run a pipeline over the history of its topics, in waves on Spark, exactly once.
 
-    It goes on from the job's last checkpoint where there is one, and `tidegate run` or `submit` go
-    on where it ends. After a crash the same command continues from the last published wave. Ctrl-C
-    ends it after the present wave; a second Ctrl-C abandons the wave. Exit code: 0 done, 1 failed,
-    2 refused, 3 ended by Ctrl-C after a wave, 130 a wave was abandoned.
+    It continues from the job's last checkpoint where there is one, and `tidegate run` or `submit`
+    continue where it ends. After a crash the same command continues from the last published wave.
+    Ctrl-C ends it after the present wave; a second Ctrl-C abandons the wave. Exit code: 0 done, 1
+    failed, 2 refused, 3 ended by Ctrl-C after a wave, 130 a wave was abandoned.
 
     Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now
     """

@@ -75,7 +75,7 @@ class BackfillText:
         """Every source is at its end."""
         say(
             f"{self._job}: the backfill is done: {records_in:,} records in, {records_out:,} out in"
-            f" {self._waves} waves. `tidegate run` and `tidegate submit` go on from here."
+            f" {self._waves} waves. `tidegate run` and `tidegate submit` continue from here."
         )
 
     def done_before(self) -> None:
@@ -125,7 +125,9 @@ def _bad(wave: WaveDone) -> str:
 
 def plan_lines(plan: BackfillPlan) -> list[str]:
     """The plan as sentences."""
-    begins = f"goes on from checkpoint {plan.continues}" if plan.continues else "begins anew"
+    begins = (
+        f"continues from checkpoint {plan.continues}" if plan.continues else "starts without state"
+    )
     read = f"{plan.offsets:,} offsets to read"
     if plan.record_bytes is not None:
         read += f", about {data_size(plan.offsets * plan.record_bytes)}"

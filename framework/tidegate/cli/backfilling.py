@@ -155,7 +155,7 @@ def _run(
 
 def _overtaken(job: str) -> str:
     return (
-        f"Job {job!r} was submitted anew while this command started. Look who runs the job, then"
+        f"Job {job!r} was submitted again while this command started. Look who runs the job, then"
         " run the command again."
     )
 
