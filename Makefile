@@ -30,6 +30,8 @@ chaos: .venv/installed  ## every step attacked on real clusters, into docs/kill-
 	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1]
 	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) --seeds $(or $(FROM),1)..
+golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored
+	$(bin)/python -m tests.golden.make
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
 	$(bin)/python -m integration.engine
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
@@ -93,4 +95,4 @@ spark_wheels := --only-binary :all: --no-binary pyspark --require-hashes
 	@$(bin)/uv pip install --quiet --offline --python $(spark_bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(spark_bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo demo-spark check test test-spark bench soak images chaos sim ready lint types unit lock clean
+.PHONY: help demo demo-spark check test test-spark bench soak golden images chaos sim ready lint types unit lock clean

@@ -13,6 +13,7 @@ import time
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     AttemptReport,
     Done,
@@ -132,7 +133,7 @@ class StubJobMaster:
     def report(self) -> JobReport:
         return JobReport(
             job=self.job,
-            state=self.state,
+            state=JobState(self.state),
             attempt=self.attempt,
             restarts=len(self.history),
             jobmaster_pid=os.getpid(),

@@ -37,7 +37,7 @@ NEVER_ABORTED = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 
 HASTY = {
     **CONFIG,
     "checkpoint.interval": "3 s",
-    "checkpoint.tolerable_failures": "0",
+    "checkpoint.tolerable_failed_checkpoints": "0",
     "checkpoint.timeout": "3 s",
     "checkpoint.tolerated_outage": "0 s",
 }

@@ -31,7 +31,7 @@ RECORDS = 9_000
 PACE = 300
 
 HASTY = {
-    "checkpoint.tolerable_failures": "0",
+    "checkpoint.tolerable_failed_checkpoints": "0",
     "checkpoint.timeout": "2 s",
     "checkpoint.tolerated_outage": "6 s",
 }

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from integration.bench.recovery_probes import phases, spans, told, transitions
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.drivers.logs import LogFormat
+from tidegate.protocol.job_state import JobState
 
 BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 
@@ -26,13 +26,13 @@ def line(after_s: float, message: str, **extra: object) -> str:
 
 def test_each_line_begins_a_phase() -> None:
     lines = [
-        line(0.0, "job", state=JobState.RECOVERING.value, attempt=None),
+        line(0.0, "job", state=JobState.RECOVERING.shown, attempt=None),
         line(0.25, "claimed", attempt=7),
         line(0.5, "recovered", attempt=7, ended=1, fenced=2),
-        line(0.75, "job", state=JobState.WAITING_FOR_SLOTS.value, attempt=7),
-        line(1.0, "job", state=JobState.DEPLOYING.value, attempt=7),
+        line(0.75, "job", state=JobState.WAITING_FOR_SLOTS.shown, attempt=7),
+        line(1.0, "job", state=JobState.DEPLOYING.shown, attempt=7),
         line(1.25, "a word about state=running", attempt=7),
-        line(1.5, "job", state=JobState.RUNNING.value, attempt=7),
+        line(1.5, "job", state=JobState.RUNNING.shown, attempt=7),
     ]
     found = [(at - BEGAN, phase) for at, phase in transitions(lines)]
     assert found == [

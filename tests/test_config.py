@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidegate.config_load as loading
-from tidegate.config import ClusterSettings, Config
+from tidegate.config import RENAMED, ClusterSettings, Config
 from tidegate.config_load import flattened, known_keys, load
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, masked
@@ -319,3 +319,28 @@ class TestForeignFile:
 
     def test_my_own_file_is_read(self, below: Path) -> None:
         assert load(folder=below).kafka.bootstrap == "evil:9092"
+
+
+def renamed() -> list[tuple[str, str]]:
+    return list(RENAMED.items())
+
+
+@pytest.mark.parametrize(("before", "now"), renamed())
+def test_a_stored_setting_of_an_earlier_name_has_its_value(before: str, now: str) -> None:
+    section, _, key = now.partition(".")
+    settings = Config().to_dict()
+    value = settings[section].pop(key)
+    settings[section][before.partition(".")[2]] = value + 5
+    assert getattr(getattr(Config.from_dict(settings), section), key) == value + 5
+
+
+@pytest.mark.parametrize(("before", "now"), renamed())
+def test_a_user_who_writes_an_earlier_name_is_told_the_present_one(before: str, now: str) -> None:
+    with pytest.raises(ConfigError, match=f"{before} in the command line is called {now} now"):
+        load(environment={}, command_line={before: "3"})
+
+
+@pytest.mark.parametrize(("before", "now"), renamed())
+def test_a_renamed_setting_has_one_name(before: str, now: str) -> None:
+    assert now in known_keys()
+    assert before not in known_keys()

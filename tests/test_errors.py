@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from tidegate import errors
 from tidegate.errors import (
     CodeMismatchError,
     CorruptCheckpointError,
@@ -25,7 +26,7 @@ from tidegate.errors import (
     from_foreign,
     is_recoverable,
 )
-from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.errors import KINDS, ErrorReport
 
 CANNOT_START = RuntimeError("can't start new thread")
 
@@ -124,3 +125,23 @@ def test_any_other_untranslated_exception_is_a_bug_of_ours_and_final(foreign: Ex
 def test_an_error_of_the_tree_is_itself() -> None:
     error = UserCodeError("x")
     assert from_foreign(error) is error
+
+
+def test_every_error_has_a_kind_that_does_not_depend_on_its_name() -> None:
+    """The kind stands in stored results, so a renamed class must keep it."""
+    classes = {
+        each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, TidegateError)
+    }
+    assert set(KINDS.values()) == classes
+    for kind, each in KINDS.items():
+        assert ErrorReport.of(each("x")).kind == kind
+        assert type(ErrorReport.of(each("x")).exception()) is each
+
+
+def test_a_class_without_a_kind_is_reported_as_its_base_class() -> None:
+    class OfAUser(UserCodeError):
+        """A subclass that nobody has pinned."""
+
+    assert ErrorReport.of(OfAUser("x")).kind == "UserCodeError"

@@ -11,6 +11,7 @@ Durations carry their unit in the text ("10 s"); in code they are milliseconds.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -51,6 +52,13 @@ def _to_bytes(value: object) -> int:
         raise ValueError(f"{value!r} is not a size; write a whole number and one of {units}")
     return int(match[1]) * _SIZE_BYTES[match[2]]
 
+
+RENAMED: Final = {
+    "checkpoint.tolerable_failures": "checkpoint.tolerable_failed_checkpoints",
+    "checkpoint.retained": "checkpoint.num_retained",
+}
+"""Keys of earlier versions, each with its present name. A submission that an earlier version stored
+has them, and is read as if it had the present ones. A user who writes one is told the new name."""
 
 SLOTS_MAX: Final = 256
 """Of one TaskManager."""
@@ -126,8 +134,8 @@ class CheckpointSettings(Section):
     """Has no effect where `interval` is as long."""
     timeout: PositiveMs = 120_000
     min_pause: DurationMs = 0
-    tolerable_failures: int = Field(default=2, ge=0)
-    retained: int = Field(default=2, ge=2)
+    tolerable_failed_checkpoints: int = Field(default=2, ge=0)
+    num_retained: int = Field(default=2, ge=2)
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
     storage: str = ".tidegate/checkpoints"
     allow_network_filesystem: bool = False
@@ -275,6 +283,23 @@ class Config(Section):
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`. The process masks the secrets in it from now on."""
+        """The inverse of `to_dict`, also of that of an earlier version.
+
+        The process masks the secrets in it from now on.
+        """
         remember(settings)
-        return cls.model_validate(settings)
+        return cls.model_validate(with_present_names(settings))
+
+
+def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as `Config.to_dict` gives them, with the present name of each renamed key."""
+    named = {
+        section: dict(values) if isinstance(values, Mapping) else values
+        for section, values in settings.items()
+    }
+    for before, now in RENAMED.items():
+        section, _, key = before.partition(".")
+        values = named.get(section)
+        if isinstance(values, dict) and key in values:
+            values[now.partition(".")[2]] = values.pop(key)
+    return named

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tidegate.config import Config, Units, foreign_code
+from tidegate.config import RENAMED, Config, Units, foreign_code
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, is_secret, masked_text, remember
 
@@ -172,6 +172,10 @@ def _refuse_foreign_code(key: str, origin: str) -> None:
 
 
 def _refuse_unknown(key: str, origin: str) -> NoReturn:
+    if key in RENAMED:
+        raise ConfigError(
+            f"Setting {key} in {origin} is called {RENAMED[key]} now. Rename it there."
+        )
     if any(known.startswith(f"{_table(key)}.") for known in known_keys()):
         raise ConfigError(f"Setting {key} in {origin} has settings of its own: write [{key}].")
     shown = [name for name in known_keys() if not name.endswith(".*")]

@@ -179,10 +179,14 @@ def _multisets(one: Any, other: Any) -> tuple[object, object]:
     return sorted((found - due).elements(), key=repr), sorted((due - found).elements(), key=repr)
 
 
+def _key(message: Message) -> object:
+    return message.key()
+
+
 def _grouped(
     case: Case, sink: str, messages: list[Message], with_time: bool
 ) -> dict[object, list[object]]:
-    of = case.groups.get(sink, Message.key)
+    of = case.groups.get(sink, _key)
     groups: dict[object, list[object]] = defaultdict(list)
     for message in messages:
         groups[of(message)].append(content(message, with_time))

@@ -31,7 +31,7 @@ OPTIONS: Final = ("--task-managers", "2", "--slots", "1")
 SHORT: Final = {
     "checkpoint.interval": "2 s",
     "checkpoint.timeout": "4 s",
-    "checkpoint.tolerable_failures": "0",
+    "checkpoint.tolerable_failed_checkpoints": "0",
     "checkpoint.tolerated_outage": "4 s",
 }
 TRANSACTION_TIMEOUT_S: Final = 12.0

@@ -25,7 +25,6 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.drivers.bundle import RealDrivers
@@ -43,6 +42,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, Uid
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.waves import TaskId, TaskReport
 
@@ -269,9 +269,9 @@ def test_a_wave_that_fails_sooner_keeps_its_size(tmp_path: Path) -> None:
 
 def test_a_journal_that_a_dead_driver_has_closed_is_the_end(tmp_path: Path) -> None:
     made = make(tmp_path)
-    made.answers.recovery_fails = JobClosedError("closed", JobState.FINISHED.value, "")
+    made.answers.recovery_fails = JobClosedError("closed", JobState.FINISHED.outcome, "")
     assert made.backfill.run()
-    assert made.answers.closed == [JobState.FINISHED.value]
+    assert made.answers.closed == [JobState.FINISHED.outcome]
 
 
 def test_a_submission_that_came_meanwhile_has_the_job(tmp_path: Path) -> None:

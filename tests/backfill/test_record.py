@@ -19,6 +19,7 @@ from tidegate.drivers.storage import open_store
 from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import Uid
 from tidegate.ports.blobs import BlobStore
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, PartitionEnd, StoredCode, Submission
 
 ENDS = (PartitionEnd(source=Uid("orders"), topic="o", partition=0, offset=100),)
@@ -130,7 +131,7 @@ def test_a_job_of_a_standing_cluster_is_live_until_it_has_a_result(storage: Blob
     with pytest.raises(RefusedError, match=r"standing cluster 'here'.*tidegate stop"):
         find(storage)
     assert find(storage, job_is_stopped=True) is None
-    store.put_result(JobReport(job=JOB, state="FINISHED"))
+    store.put_result(JobReport(job=JOB, state=JobState.FINISHED))
     assert find(storage) is None
 
 

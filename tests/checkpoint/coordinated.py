@@ -21,7 +21,7 @@ from tidegate.protocol.snapshots import (
 ATTEMPT = Attempt(7)
 A = SubtaskId(VertexId("source"), SubtaskIndex(0))
 B = SubtaskId(VertexId("sink"), SubtaskIndex(0))
-SETTINGS = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=2)
+SETTINGS = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failed_checkpoints=2)
 
 
 def cid(counter: int) -> CheckpointId:

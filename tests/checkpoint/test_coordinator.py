@@ -276,7 +276,7 @@ def test_a_final_checkpoint_is_retried_after_growing_pauses_until_too_many_fail(
 
 
 def test_the_pause_before_a_final_checkpoint_has_a_limit() -> None:
-    many = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failures=2_000)
+    many = CoordinatorSettings(interval_s=10, timeout_s=60, tolerable_failed_checkpoints=2_000)
     coordinator = started(many)
     coordinator.handle(StopRequested(now_s=101))
     for counter in range(1, 1_200):  # 2 to the power of 1,100 is no float
@@ -346,7 +346,7 @@ class Slots:
             interval_during_backlog_s=chance.choice([0, 4]),
             timeout_s=3,
             min_pause_s=chance.choice([0, 2]),
-            tolerable_failures=3,
+            tolerable_failed_checkpoints=3,
         )
         self.coordinator = CheckpointCoordinator(ATTEMPT, self.subtasks, settings)
         self.now_s = 0.0

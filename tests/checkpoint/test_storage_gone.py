@@ -46,7 +46,7 @@ class TestCoordinator:
         assert coordinator.handle(StorageSeen(gone="", now_s=112)) == [WakeAt(time_s=120)]
 
     def test_a_publication_that_fails_meanwhile_is_not_counted(self) -> None:
-        coordinator = started(msgspec.structs.replace(OUTAGE, tolerable_failures=0))
+        coordinator = started(msgspec.structs.replace(OUTAGE, tolerable_failed_checkpoints=0))
         coordinator.handle(Tick(now_s=110))
         complete(coordinator, 1)
         coordinator.handle(StorageSeen(gone="gone", now_s=111))

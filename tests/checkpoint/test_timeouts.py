@@ -24,7 +24,7 @@ def test_each_setting_counts_as_the_formula_says() -> None:
         interval_during_backlog=2_500,
         timeout=2_000,
         min_pause=500,
-        tolerable_failures=3,
+        tolerable_failed_checkpoints=3,
         tolerated_outage=7_000,
     )
     assert required_transaction_timeout_ms(settings) == 4 * 2_500 + 2_000 + 7_000
@@ -35,12 +35,13 @@ def test_each_setting_counts_as_the_formula_says() -> None:
 
 
 def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
-    settings = CheckpointSettings(tolerable_failures=5)
+    settings = CheckpointSettings(tolerable_failed_checkpoints=5)
     with pytest.raises(RefusedError) as caught:
         check_against_broker(settings, STOCK_BROKER_MAX_MS)
     said = str(caught.value)
     for part in (
-        "1020 s = (5 tolerable_failures + 1) x max(interval 10 s, interval_during_backlog 3 s, ",
+        "1020 s = (5 tolerable_failed_checkpoints + 1) x max(interval 10 s, ",
+        ", interval_during_backlog 3 s, ",
         "s, timeout 120 s + min_pause 0 s)",
         "+ timeout 120 s + tolerated_outage 180 s",
         "900 s (transaction.max.timeout.ms)",

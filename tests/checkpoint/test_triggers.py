@@ -148,6 +148,6 @@ def test_settings_come_from_the_configuration() -> None:
         timeout_s=120,
         first_s=FIRST_S,
         min_pause_s=0,
-        tolerable_failures=2,
+        tolerable_failed_checkpoints=2,
         tolerated_outage_s=180,
     )

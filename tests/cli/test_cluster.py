@@ -15,6 +15,7 @@ from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Done,
     GetJob,
@@ -54,7 +55,7 @@ class JobManager:
     def report(self) -> JobReport:
         return JobReport(
             job=JobName("a"),
-            state=self.state,
+            state=JobState(self.state),
             records_in=1_000,
             error=ErrorReport.of(RpcError("a slot was lost")),
             start_refused=self.start_refused,

@@ -13,7 +13,8 @@ from tidegate.config import Config
 from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import JobReport, ProcessExit, Submission
+from tidegate.protocol.job_state import JobState
+from tidegate.protocol.messages import AttemptReport, JobReport, ProcessExit, Submission
 
 SUBMISSION = Submission(
     job=JobName("totals"),
@@ -40,12 +41,16 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
     shown = display()
     ended = ProcessExit(kind="slot", pid=7, status=-9, ended_ms=5)
     report = JobReport(
-        job=JobName("totals"), state="RUNNING", jobmaster_pid=42, exits=(ended,), reported_ms=6
+        job=JobName("totals"),
+        state=JobState.RUNNING,
+        jobmaster_pid=42,
+        exits=(ended,),
+        reported_ms=6,
     )
     shown.show(report)
     shown.show(report)  # the same again is not news
     shown.jobmanager_restarted(-9)
-    shown.end(msgspec.structs.replace(report, state="FINISHED"))
+    shown.end(msgspec.structs.replace(report, state=JobState.FINISHED))
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in said] == ["report", "jobmanager_exited", "end"]
     assert {line.get("jobmanager_pid", line.get("pid")) for line in said} == {41}
@@ -57,7 +62,7 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
 def failing(kind: type[Exception], text: str) -> JobReport:
     """A job that is about to restart because of that error."""
     error = ErrorReport.of(kind(text))
-    return JobReport(job=JobName("totals"), state="BACKING_OFF", restarts=1, error=error)
+    return JobReport(job=JobName("totals"), state=JobState.BACKING_OFF, restarts=1, error=error)
 
 
 def test_the_text_of_an_exception_is_no_markup() -> None:
@@ -73,10 +78,28 @@ def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
 ) -> None:
     shown = Lines(SUBMISSION, Config())
     report = failing(KafkaError, "no broker")
-    for state in ("BACKING_OFF", "DEPLOYING", "FAILED"):
+    for state in (JobState.BACKING_OFF, JobState.DEPLOYING, JobState.FAILED):
         shown.show(msgspec.structs.replace(report, state=state))
     shown.failed(report)
     assert capsys.readouterr().err.count("no broker") == 2
+
+
+def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = Lines(SUBMISSION, Config())
+    seen, unseen = failing(KafkaError, "no broker"), failing(UserCodeError, "no database")
+    assert seen.error is not None
+    assert unseen.error is not None
+    shown.show(seen)
+    history = tuple(
+        AttemptReport(attempt=number, ended_ms=0, error=error)
+        for number, error in enumerate((seen.error, unseen.error, unseen.error), 3)
+    )
+    shown.end(msgspec.structs.replace(seen, state=JobState.FINISHED, error=None, history=history))
+    said = capsys.readouterr().err
+    assert said.count("no broker") == 1
+    assert said.count("totals: attempt 4 failed: no database\n") == 1
 
 
 def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
@@ -93,13 +116,15 @@ def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
 
 def test_bad_records_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Lines(SUBMISSION, Config())
-    shown.end(JobReport(job=JobName("totals"), state="FINISHED", skipped=3, dead_letters=1_000))
+    shown.end(
+        JobReport(job=JobName("totals"), state=JobState.FINISHED, skipped=3, dead_letters=1_000)
+    )
     assert capsys.readouterr().err.endswith("3 bad records skipped, 1,000 dead letters\n")
 
 
 def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
     config = Config.from_dict({"checkpoint": {"interval": 100, "interval_during_backlog": 2_000}})
-    report = JobReport(job=JobName("totals"), state="RUNNING", lag=70_000)
+    report = JobReport(job=JobName("totals"), state=JobState.RUNNING, lag=70_000)
     told = {}
     for backlog in (False, True):
         console = Console(width=120)
@@ -117,14 +142,16 @@ def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
 def test_a_note_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Lines(SUBMISSION, Config())
     note = "Records after the restored checkpoint are read again: orders-0 offsets 1 to 9."
-    report = JobReport(job=JobName("totals"), state="RUNNING", notes=(note,))
+    report = JobReport(job=JobName("totals"), state=JobState.RUNNING, notes=(note,))
     shown.show(report)
-    shown.show(msgspec.structs.replace(report, state="STOPPING"))
-    shown.end(msgspec.structs.replace(report, state="FINISHED"))
+    shown.show(msgspec.structs.replace(report, state=JobState.STOPPING))
+    shown.end(msgspec.structs.replace(report, state=JobState.FINISHED))
     assert capsys.readouterr().err.count(note) == 1
 
 
 def test_a_note_of_the_live_table_outlives_it(capsys: pytest.CaptureFixture[str]) -> None:
-    report = JobReport(job=JobName("totals"), state="FINISHED", notes=("Offsets are read again.",))
+    report = JobReport(
+        job=JobName("totals"), state=JobState.FINISHED, notes=("Offsets are read again.",)
+    )
     Live(SUBMISSION, Config()).end(report)
     assert "totals: Offsets are read again." in capsys.readouterr().err

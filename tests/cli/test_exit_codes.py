@@ -8,12 +8,15 @@ from tidegate.cli.display import describe, ended
 from tidegate.cli.running import finished_code
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.ids import JobName
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import CheckpointReport, JobReport
 
 
 def report(stopped: str, state: str = "FINISHED") -> JobReport:
     last = CheckpointReport(id="3-17", completed_ms=0, duration_ms=1, size=1, transactions=0)
-    return JobReport(job=JobName("totals"), state=state, stopped=stopped, last_checkpoint=last)
+    return JobReport(
+        job=JobName("totals"), state=JobState(state), stopped=stopped, last_checkpoint=last
+    )
 
 
 @pytest.mark.parametrize(

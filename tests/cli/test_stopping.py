@@ -10,6 +10,7 @@ import pytest
 from tidegate.cli.running import _LeftError, _Stop
 from tidegate.errors import RefusedError, RpcError, TidegateError
 from tidegate.ids import JobName
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Cluster:
 
     def report(self, state: str = "RUNNING") -> int:
         """One more report; how often the stop has been told."""
-        self.stop_of_run.reported(JobReport(job=JOB, state=state, jobmaster_pid=1))
+        self.stop_of_run.reported(JobReport(job=JOB, state=JobState(state), jobmaster_pid=1))
         return self.told
 
 

@@ -16,6 +16,7 @@ from tests.contracts.surroundings import PATIENCE_S, Surroundings
 from tidegate.errors import DeposedError, InternalError, RpcError, SystemCallError, UserCodeError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Done,
     GetJob,
@@ -91,10 +92,10 @@ class RpcContract:
 
         def handler(message: Message) -> Message:
             seen.append(message)
-            return JobReport(job=JobName("a"), state="RUNNING")
+            return JobReport(job=JobName("a"), state=JobState.RUNNING)
 
         reply = ends.pair(handler).call(GetJob(job=JobName("a")))
-        assert reply == JobReport(job=JobName("a"), state="RUNNING")
+        assert reply == JobReport(job=JobName("a"), state=JobState.RUNNING)
         assert seen == [GetJob(job=JobName("a"))]
 
     def test_a_client_reaches_the_server_it_names(self, ends: Ends) -> None:

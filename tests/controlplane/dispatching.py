@@ -11,6 +11,7 @@ from tests.controlplane.parts import registration
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.ids import JobName, LeaderEpoch
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     GetJob,
     JobMasterAccepted,
@@ -77,7 +78,9 @@ class Shell:
     def report(
         self, pid: int, state: str = "RUNNING", attempt: int = 1, **counted: Any
     ) -> Message | None:
-        report = JobReport(job=A, state=state, attempt=attempt, jobmaster_pid=pid, **counted)
+        report = JobReport(
+            job=A, state=JobState(state), attempt=attempt, jobmaster_pid=pid, **counted
+        )
         return self.ask(ReportJob(epoch=EPOCH, report=report))
 
     def exits(self, status: int = -9) -> list[j.Instruction]:

@@ -9,6 +9,7 @@ from tests.controlplane.test_store import Blobs, leader_of, store_of, submit
 from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.backoff import LONGEST_MS
 from tidegate.errors import InternalError
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobMasterAccepted, JobReport, SubmitJob
 
 
@@ -64,7 +65,7 @@ def test_the_next_jobmanager_knows_it_from_the_storage(blobs: Blobs) -> None:
     shell = Shell()
     shell.machine.recover([(second, None)], 0)
     assert shell.machine.submission(A).claimed_attempt == 3
-    store.put_result(JobReport(job=A, state="FINISHED"))
+    store.put_result(JobReport(job=A, state=JobState.FINISHED))
     submit(store)
     ((third, _),) = store_of(blobs).jobs()
     assert third.claimed_attempt == 0, "it is known of one submission"

@@ -9,13 +9,13 @@ import pytest
 
 from tests.controlplane.dispatching import submission
 from tests.controlplane.test_loop import VirtualClock
-from tidegate.controlplane.client.client import ENDED, PATIENCE_S, START_PATIENCE_S, Client
+from tidegate.controlplane.client.client import PATIENCE_S, START_PATIENCE_S, Client
 from tidegate.controlplane.client.local import FAILED_STARTS_MAX, REFUSED_S_MAX, LocalCluster
-from tidegate.controlplane.jobmaster import events
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, RefusedError, ResourceExhaustedError, RpcError
 from tidegate.ids import JobName
 from tidegate.ports.processes import NO_RESOURCES
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Done,
     JobList,
@@ -58,11 +58,7 @@ class Lines:
 
 
 def state(name: str, epoch: int = 0) -> JobReport:
-    return JobReport(job=A, state=name, epoch=epoch)
-
-
-def test_terminal_states_are_those_of_the_jobmaster() -> None:
-    assert {ended.name for ended in events.ENDED} == ENDED
+    return JobReport(job=A, state=JobState(name), epoch=epoch)
 
 
 def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
@@ -171,7 +167,7 @@ def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
 def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
     lines = Lines(
         *(state("RUNNING", 1), Done(), state("RUNNING", 2), Refused(reason="has ended already")),
-        *(state("ENDING", 2), state("CANCELED", 2)),
+        *(state("CLOSING", 2), state("CANCELED", 2)),
     )
     ended = Client(lines, VirtualClock(), "here").end(A, final_checkpoint=False)
     assert ended.state == "CANCELED"
@@ -206,7 +202,7 @@ def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it(
         Client(ended, VirtualClock(), "here").end(A)
 
 
-REFUSED = JobReport(job=A, state="CREATED", start_refused="No process id is left.")
+REFUSED = JobReport(job=A, state=JobState.CREATED, start_refused="No process id is left.")
 
 
 def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> None:

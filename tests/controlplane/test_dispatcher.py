@@ -19,6 +19,7 @@ from tidegate.controlplane.dispatcher.machine import (
 from tidegate.errors import StorageError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Done,
     Failed,
@@ -263,7 +264,10 @@ class TestEnd:
 
     def test_is_shown_of_so_many_jobs(self, shell: Shell) -> None:
         ended = [
-            (submission(JobName(f"j{n}"), "here"), JobReport(job=JobName(f"j{n}"), state="FAILED"))
+            (
+                submission(JobName(f"j{n}"), "here"),
+                JobReport(job=JobName(f"j{n}"), state=JobState.FAILED),
+            )
             for n in range(ENDED_MAX + 20)
         ]
         shell.machine.recover(ended, 0)
@@ -319,7 +323,7 @@ class TestRecovery:
     def test_starts_what_has_not_ended_and_shows_what_has(self) -> None:
         shell = Shell()
         b = JobName("b")
-        ended = JobReport(job=b, state="FINISHED", attempt=9)
+        ended = JobReport(job=b, state=JobState.FINISHED, attempt=9)
         jobs = [(submission(cluster="here"), None), (submission(b, "here"), ended)]
         (start,) = shell.machine.recover(jobs, 0)
         shell.machine.validate()
@@ -426,5 +430,5 @@ def test_no_order_of_events_breaks_an_invariant(seed: int) -> None:
 
 
 def test_reports_survive_the_codec() -> None:
-    report = JobReport(job=A, state="RUNNING")
+    report = JobReport(job=A, state=JobState.RUNNING)
     assert msgspec.json.decode(msgspec.json.encode(report), type=JobReport) == report

@@ -24,6 +24,7 @@ from tests.controlplane.test_leadership import CLUSTER, HERE, ByHand
 from tests.controlplane.test_store import Blobs
 from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.ports.blobs import BlobStore, Created
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Done, JobReport, StoredCode
 
 CODE = b"files"
@@ -32,7 +33,7 @@ EARLIER = msgspec.structs.replace(HERE, id="earlier", code=STORED)
 OLDS = msgspec.structs.replace(HERE, id="the old leader's", code=STORED)
 NEWS = msgspec.structs.replace(HERE, id="the new leader's", code=STORED)
 THEIRS = msgspec.structs.replace(HERE, id="another cluster's", cluster="there")
-ENDED = JobReport(job=A, state="FINISHED")
+ENDED = JobReport(job=A, state=JobState.FINISHED)
 REQUESTS_MAX = 30
 """More than a leader sends at its start."""
 

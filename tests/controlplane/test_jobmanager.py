@@ -25,6 +25,7 @@ from tidegate.controlplane.dispatcher.service import JobManager
 from tidegate.controlplane.loop import Question
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     GetJob,
     JobReport,
@@ -173,7 +174,7 @@ def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told
             python_version=PYTHON,
         )
     )
-    finished = JobReport(job=job, state="FINISHED", attempt=1, jobmaster_pid=100)
+    finished = JobReport(job=job, state=JobState.FINISHED, attempt=1, jobmaster_pid=100)
     shell.ask(ReportJob(epoch=EPOCH, report=finished))
     shell.manager.handle(jobs.ResultStored(job=job))
     shell.ask(submit)

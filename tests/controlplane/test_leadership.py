@@ -33,6 +33,7 @@ from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, StorageError, TidegateError
 from tidegate.ports.blobs import BlobStore
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     JobReport,
     Message,
@@ -43,8 +44,8 @@ from tidegate.protocol.messages import (
 
 CLUSTER = "here"
 HERE = msgspec.structs.replace(submission(), cluster=CLUSTER)
-DEPOSED = JobReport(job=A, state="DEPOSED")
-FAILED = JobReport(job=A, state="FAILED")
+DEPOSED = JobReport(job=A, state=JobState.DEPOSED)
+FAILED = JobReport(job=A, state=JobState.FAILED)
 
 
 class Loop:

@@ -12,10 +12,11 @@ from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.blobs import BlobStore, Created
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, StoredCode, Submission
 
 HERE = msgspec.structs.replace(submission(), cluster="here")
-FINISHED = JobReport(job=A, state="FINISHED")
+FINISHED = JobReport(job=A, state=JobState.FINISHED)
 FIRST = "a/submissions/00000000000000000001"
 
 
@@ -481,3 +482,27 @@ def test_a_password_of_the_cluster_is_not_written_down_and_is_there_after_recove
     other = msgspec.structs.replace(HERE, settings=settings("0ther"))
     submit(leader(own), other)
     assert jobs_of(leader(own)) == [(other, None)]
+
+
+def test_files_have_a_version_and_one_without_reads_as_the_first(blobs: Blobs) -> None:
+    store = leader_of(blobs)
+    submit(store, HERE)
+    store.put_result(FINISHED)
+    for name in ("submission.json", "decision.json", "result.json"):
+        path = f"{FIRST}/{name}"
+        stored = msgspec.json.decode(blobs.objects[path])
+        assert stored.pop("version") == 1
+        blobs.objects[path] = msgspec.json.encode(stored)
+    assert jobs_of(leader_of(blobs)) == [(HERE, FINISHED)]
+
+
+@pytest.mark.parametrize("name", ["submission.json", "decision.json", "result.json"])
+def test_a_file_of_a_newer_version_is_refused_by_name(blobs: Blobs, name: str) -> None:
+    store = leader_of(blobs)
+    submit(store, HERE)
+    store.put_result(FINISHED)
+    path = f"{FIRST}/{name}"
+    newer = {**msgspec.json.decode(blobs.objects[path]), "version": 2}
+    blobs.objects[path] = msgspec.json.encode(newer)
+    with pytest.raises(CorruptCheckpointError, match=rf"{name} .* newer version of tidegate"):
+        jobs_of(leader_of(blobs))

@@ -12,8 +12,8 @@ from tests.controlplane.dispatching import submission
 from tests.controlplane.test_jobmanager import Shell
 from tests.jobmaster.shell import Shell as JobMasterShell
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     JobMasterAccepted,
     Message,

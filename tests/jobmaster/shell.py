@@ -25,6 +25,7 @@ from tidegate.ids import (
     TaskManagerId,
     VertexId,
 )
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     JobReport,
     Message,
@@ -111,7 +112,7 @@ class Shell:
 
     def claims(self, attempt: int) -> None:
         """The journal holds the claim."""
-        if self.master._machine.state is e.JobState.CREATED:
+        if self.master._machine.state is JobState.CREATED:
             self.master.decide(e.Begin())
         self.master._claimed(Attempt(attempt))
 
@@ -164,7 +165,7 @@ class Shell:
 
     # --- what is seen of it
 
-    def state(self) -> e.JobState:
+    def state(self) -> JobState:
         return self.master._machine.state
 
     def slots_missing(self) -> int:

@@ -94,7 +94,7 @@ def attempt(
     )
     subtasks = {SubtaskId(VertexId("v"), SubtaskIndex(0))}
     settings = CoordinatorSettings(
-        interval_s=1, interval_during_backlog_s=5, timeout_s=1, tolerable_failures=1
+        interval_s=1, interval_during_backlog_s=5, timeout_s=1, tolerable_failed_checkpoints=1
     )
     coordinator = CheckpointCoordinator(Attempt(1), subtasks, settings)
     backlog = Backlog(window_s=1)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.controlplane.jobmaster.events import (
-    ENDED,
     AskForSlots,
     AttemptFailed,
     BackedOff,
@@ -26,7 +25,6 @@ from tidegate.controlplane.jobmaster.events import (
     Event,
     FinalCheckpointCommitted,
     InputEnded,
-    JobState,
     Leave,
     Recover,
     Recovered,
@@ -56,6 +54,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, SlotId, SubtaskId, SubtaskIndex, TaskManagerId, VertexId
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import ENDED, JobState
 
 ONE, TWO = Attempt(1), Attempt(2)
 SUBTASKS = frozenset(SubtaskId(VertexId("orders"), SubtaskIndex(i)) for i in range(2))
@@ -353,7 +352,7 @@ def test_a_journal_that_was_closed_before_the_end_was_told_says_how_it_ended(
 ) -> None:
     job = machine(delay=None)
     job.handle(Begin())
-    error = JobClosedError("job 'a' has ended", state.value)
+    error = JobClosedError("job 'a' has ended", state.outcome)
     assert job.handle(RecoveryFailed(error=error)) == [Leave()]
     assert job.state is state
     assert (job.error is error) == (state is JobState.FAILED)

@@ -12,6 +12,7 @@ from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ResourceExhaustedError, RpcError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Done,
     JobMasterAccepted,
@@ -71,7 +72,7 @@ def test_a_jobmaster_whose_report_is_refused_hears_that_it_is_not_wanted(
     )
     line.register("here", 1)
     line.send(ReleaseSlots(job=JOB, epoch=epoch, attempt=Attempt(1)))
-    line.report_now(JobReport(job=JOB, state="RUNNING", jobmaster_pid=1))
+    line.report_now(JobReport(job=JOB, state=JobState.RUNNING, jobmaster_pid=1))
     assert told.is_set() == unwanted
 
 

@@ -16,12 +16,14 @@ def test_checkpoints_that_may_fail_never_take_all_transaction_slots(
     """Each that fails leaves its transaction prepared, until one is published that names it. With
     none left the sink would read nothing up to the barrier of the one that could.
     """
-    settings = CheckpointSettings(interval=interval_ms, tolerable_failures=failures)
+    settings = CheckpointSettings(interval=interval_ms, tolerable_failed_checkpoints=failures)
     prepared = failures + 1
     current, warm, freed = 1, 1, 1
     assert transaction_slots(settings) >= prepared + current + warm + freed
 
 
 def test_short_intervals_do_not_take_ids_without_end() -> None:
-    assert transaction_slots(CheckpointSettings(interval=1, tolerable_failures=2)) == 16
-    assert transaction_slots(CheckpointSettings(interval=10_000, tolerable_failures=2)) == 7
+    assert transaction_slots(CheckpointSettings(interval=1, tolerable_failed_checkpoints=2)) == 16
+    assert (
+        transaction_slots(CheckpointSettings(interval=10_000, tolerable_failed_checkpoints=2)) == 7
+    )

@@ -17,7 +17,7 @@ from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.departure import GOODBYE_S, RELEASE_S
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.events import Close, JobState
+from tidegate.controlplane.jobmaster.events import Close
 from tidegate.errors import (
     DataLossError,
     DeposedError,
@@ -26,6 +26,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
@@ -368,7 +369,7 @@ def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
     live, looks = shell.master._required_live(), list[Callable[[], None]]()
     storage = SimpleNamespace(gone="", trouble="", look_then=looks.append)
     cast("Any", shell.master)._storage = storage
-    tolerable = shell.master._config.checkpoint.tolerable_failures
+    tolerable = shell.master._config.checkpoint.tolerable_failed_checkpoints
     for counter in range(1, tolerable + 2):
         shell.now_s += 10.0
         live.tick()

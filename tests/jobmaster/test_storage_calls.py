@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from tests.jobmaster.shell import JOB, Shell
 from tidegate.checkpoint.effects import ReadObject
-from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import SlotHeartbeat, SlotMetrics
 
 
@@ -92,7 +92,7 @@ class TestDeployment:
         shell.claims(1)
         shell.registers(1, 0, 1)
         shell.recovers(1)
-        assert shell.master._machine.state is e.JobState.DEPLOYING
+        assert shell.master._machine.state is JobState.DEPLOYING
         return shell
 
     def test_a_restore_that_brings_nothing_ends_the_attempt(self) -> None:
@@ -100,7 +100,7 @@ class TestDeployment:
         for now_s in range(0, 130, 5):
             shell.now_s = now_s
             self.beats(shell, "files/1/a.sst", 1000)
-        assert shell.master._machine.state is e.JobState.RECOVERING
+        assert shell.master._machine.state is JobState.RECOVERING
         error = shell.master._machine.error
         assert error is not None
         assert "does not answer 'files/1/a.sst'" in str(error)
@@ -110,11 +110,11 @@ class TestDeployment:
         for now_s in range(0, 1000, 5):
             shell.now_s = now_s
             self.beats(shell, "files/1/a.sst", 1000 * (now_s // 100))
-        assert shell.master._machine.state is e.JobState.DEPLOYING
+        assert shell.master._machine.state is JobState.DEPLOYING
 
     def test_code_that_opens_for_long_is_not_the_storages_fault(self) -> None:
         shell = self.deploying()
         for now_s in range(0, 1000, 5):
             shell.now_s = now_s
             self.beats(shell, "", 1000)
-        assert shell.master._machine.state is e.JobState.DEPLOYING
+        assert shell.master._machine.state is JobState.DEPLOYING

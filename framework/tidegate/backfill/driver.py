@@ -29,7 +29,6 @@ from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
@@ -47,6 +46,8 @@ from tidegate.errors import (
 from tidegate.graph.levels import levels
 from tidegate.ids import CheckpointId, SubtaskId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
+from tidegate.protocol.errors import kind_of
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Deploy, Submission
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
@@ -132,7 +133,7 @@ class Backfill:
         try:
             loop(lambda: stop() or self._run_wave_or_retry() or stop())
             if self._finished:
-                self._journal.close(JobState.FINISHED.value, "")
+                self._journal.close(JobState.FINISHED.outcome, "")
         except KeyboardInterrupt:
             self._journal.disconnect()  # it may have been interrupted in the middle of a request
             self._abort_open(IncompleteWaveError("the wave is abandoned"))
@@ -155,7 +156,7 @@ class Backfill:
                 raise DeposedError(self._deposed()) from None
             except JobClosedError as error:
                 # A driver before this one closed the journal and died.
-                self._finished = error.outcome == JobState.FINISHED.value
+                self._finished = error.outcome == JobState.FINISHED.outcome
                 if not self._finished:
                     raise
             except TidegateError as error:
@@ -338,7 +339,7 @@ def refuse_failures(reports: Sequence[TaskReport]) -> None:
     _, error = min(
         errors,
         key=lambda one: (
-            one[1].kind == IncompleteWaveError.__name__,
+            one[1].kind == kind_of(IncompleteWaveError),
             order[one[1].domain],
             one[0],
         ),

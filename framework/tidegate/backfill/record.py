@@ -22,10 +22,10 @@ import msgspec
 
 from tidegate.api.archive import CodeArchive, contents
 from tidegate.controlplane.dispatcher.store import JobStore
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import JobName
 from tidegate.ports.blobs import BlobStore
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, PartitionEnd, Submission
 
 PREFIX: Final = "_backfill-"
@@ -112,7 +112,7 @@ class BackfillRecords:
         self._store.put_result(
             JobReport(
                 job=self._job,
-                state=JobState.FINISHED.name,
+                state=JobState.FINISHED,
                 records_in=records_in,
                 records_out=records_out,
             )

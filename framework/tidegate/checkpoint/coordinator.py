@@ -246,7 +246,7 @@ class CheckpointCoordinator:
             self._check(complete == (self._phase is Phase.PUBLISHING), "complete, yet waiting")
             self._check(self._pending.id.counter == self._counter, "not the newest counter")
         if self._phase is not Phase.FAILED:
-            tolerable = self._settings.tolerable_failures
+            tolerable = self._settings.tolerable_failed_checkpoints
             self._check(self.counts.failed_in_a_row <= tolerable, "too many failures")
 
     def __repr__(self) -> str:
@@ -459,14 +459,15 @@ class CheckpointCoordinator:
         self.counts.failed_in_a_row += not self._gone
         self.counts.last_failure = f"checkpoint {checkpoint} {reason}"
         abort = Abort(checkpoint=checkpoint, reason=reason)
-        if self.counts.failed_in_a_row <= self._settings.tolerable_failures:
+        if self.counts.failed_in_a_row <= self._settings.tolerable_failed_checkpoints:
             self._retry_s = now_s + final_retry_s(self.counts.failed_in_a_row)
             self._move(Phase.IDLE)
             return [abort, *self._begin_again(now_s)]
         self._move(Phase.FAILED)
         error = CheckpointError(
             f"{self.counts.failed_in_a_row} checkpoints in a row failed, and "
-            f"checkpoint.tolerable_failures is {self._settings.tolerable_failures}; the last one: "
+            "checkpoint.tolerable_failed_checkpoints is "
+            f"{self._settings.tolerable_failed_checkpoints}; the last one: "
             f"{self.counts.last_failure}"
         )
         return [abort, FailAttempt(error=error)]

@@ -35,7 +35,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float = math.inf
     """The first one of an attempt comes so long after its start, if that is sooner."""
     min_pause_s: float = 0.0
-    tolerable_failures: int = 0
+    tolerable_failed_checkpoints: int = 0
     tolerated_outage_s: float = math.inf
     """The attempt fails if the checkpoint storage is gone for longer."""
 
@@ -48,7 +48,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
             timeout_s=settings.timeout / 1000,
             first_s=FIRST_S,
             min_pause_s=settings.min_pause / 1000,
-            tolerable_failures=settings.tolerable_failures,
+            tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
             tolerated_outage_s=settings.tolerated_outage / 1000,
         )
 

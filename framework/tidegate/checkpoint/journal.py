@@ -28,8 +28,8 @@ HINT_INTERVAL: Final = 100
 """Entries between two hints: a claim reads at most about so many entries."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """Base of all entries."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all entries. The tag of each class is what stands in its file, whatever its name."""
 
     number: JournalNumber
     nonce: str
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str
     """Wall clock of the writer; for display only."""
 
 
-class Claim(Entry, frozen=True, kw_only=True):
+class Claim(Entry, frozen=True, kw_only=True, tag="claim"):
     """An attempt begins; the attempt is this entry's number. Publications of older ones end
     here.
     """
@@ -64,7 +64,7 @@ class Claim(Entry, frozen=True, kw_only=True):
     a checkpoint all the same: the journal is a backup. 0: it lacks none."""
 
 
-class Publication(Entry, frozen=True, kw_only=True):
+class Publication(Entry, frozen=True, kw_only=True, tag="publication"):
     """A checkpoint is complete: its transactions are decided, its state is where the job
     restores.
     """
@@ -82,14 +82,14 @@ class Publication(Entry, frozen=True, kw_only=True):
     """A user's stop asked for this final checkpoint, before the end of the input."""
 
 
-class Settled(Entry, frozen=True, kw_only=True):
+class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
     """Every transaction that the last publication names was seen CompleteCommit."""
 
     attempt: Attempt
     publication: JournalNumber
 
 
-class Lost(Entry, frozen=True, kw_only=True):
+class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
     """The broker has aborted transactions that the last publication names; the others are ended."""
 
     attempt: Attempt
@@ -99,7 +99,7 @@ class Lost(Entry, frozen=True, kw_only=True):
     """What the operator is told."""
 
 
-class Retracted(Entry, frozen=True, kw_only=True):
+class Retracted(Entry, frozen=True, kw_only=True, tag="retracted"):
     """The last publication is taken back: the broker has aborted something that it names, and
     nothing that it was the first to name was committed or ever will be.
 
@@ -113,14 +113,14 @@ class Retracted(Entry, frozen=True, kw_only=True):
     """What it was the first to name: its records are written again."""
 
 
-class Accepted(Entry, frozen=True, kw_only=True):
+class Accepted(Entry, frozen=True, kw_only=True, tag="accepted"):
     """The operator accepts a loss."""
 
     lost: JournalNumber
     submission: str
 
 
-class Closed(Entry, frozen=True, kw_only=True):
+class Closed(Entry, frozen=True, kw_only=True, tag="closed"):
     """The job has ended for good; only a new submit may claim after it."""
 
     attempt: Attempt

@@ -40,7 +40,7 @@ _OWN_FILE: Final = re.compile(
 
 
 def retained_publications(state: JournalState, retained: int) -> tuple[PublicationRef, ...]:
-    """The publications to keep, oldest first. `retained` is checkpoint.retained."""
+    """The publications to keep, oldest first. `retained` is checkpoint.num_retained."""
     check(retained >= RETAINED_MIN, f"{retained} publications are too few to retain")
     return state.recent[-retained:]
 

@@ -19,7 +19,7 @@ def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
     longest_cycle = max(
         settings.interval, settings.interval_during_backlog, settings.timeout + settings.min_pause
     )
-    cycles = settings.tolerable_failures + 1
+    cycles = settings.tolerable_failed_checkpoints + 1
     return cycles * longest_cycle + settings.timeout + settings.tolerated_outage
 
 
@@ -30,14 +30,14 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
         return required
     message = (
         f"the job's transactions may have to stay open for {_text(required)} = "
-        f"({settings.tolerable_failures} tolerable_failures + 1) x max(interval "
-        f"{_text(settings.interval)}, interval_during_backlog "
+        f"({settings.tolerable_failed_checkpoints} tolerable_failed_checkpoints + 1) x max("
+        f"interval {_text(settings.interval)}, interval_during_backlog "
         f"{_text(settings.interval_during_backlog)}, timeout {_text(settings.timeout)} + min_pause "
         f"{_text(settings.min_pause)}) + timeout {_text(settings.timeout)} + tolerated_outage "
         f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
         f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "
         f"that setting of the broker to {required} or more, or lower checkpoint.timeout, "
-        "checkpoint.tolerable_failures or checkpoint.tolerated_outage"
+        "checkpoint.tolerable_failed_checkpoints or checkpoint.tolerated_outage"
     )
     raise RefusedError(message)
 

@@ -110,8 +110,10 @@ class Display:
 class Lines(Display):
     """A line at every change of state, and one every five seconds."""
 
-    _told: ErrorReport | None = None
-    """The failure that was told last."""
+    def __init__(self, submission: Submission, config: Config) -> None:
+        super().__init__(submission, config)
+        self._told: list[ErrorReport] = []
+        """The failures that a line has named."""
 
     def show(self, report: JobReport) -> None:
         self._tell_notes(report)
@@ -124,11 +126,20 @@ class Lines(Display):
         ):
             return
         # The paragraph of a failed job comes at its end, and a failure is told once.
-        news = report.error not in {None, self._told} and report.state not in {"CLOSING", "FAILED"}
+        news = report.error not in self._told[-1:] and report.state not in {"CLOSING", "FAILED"}
         why = f", last failure: {report.error.message}" if news and report.error else ""
         say(f"{self.job}: {describe(report, self.rates(report))}{why}")
         self._before = report
-        self._told = report.error
+        if report.error is not None:
+            self._told.append(report.error)
+
+    def end(self, report: JobReport) -> None:
+        """How it ended, behind the failures that came and went between two reports."""
+        for failed in report.history:
+            if failed.error not in self._told:
+                say(f"{self.job}: attempt {failed.attempt} failed: {failed.error.message}")
+                self._told.append(failed.error)
+        super().end(report)
 
 
 class JsonLines(Display):
@@ -207,7 +218,7 @@ def ended(report: JobReport) -> str:
     since = "its last checkpoint" if last is None else f"checkpoint {last.id}"
     match report.stopped:
         case "":
-            return report.state.lower().replace("_", " ")
+            return report.state.shown
         case StopEnd.WITHOUT_CHECKPOINT:
             return f"stopped without a final checkpoint (the next run continues from {since})"
         case _:
@@ -226,7 +237,7 @@ def say_left_out(job: str, archive: CodeArchive) -> None:
 def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
     """One line of a running job; rates where there are two reports to take them from."""
     closing = report.state != "FINISHED"  # which may fail still
-    parts = [report.state.lower().replace("_", " ") if closing else ended(report)]
+    parts = [report.state.shown if closing else ended(report)]
     if report.slots_missing and report.state == "WAITING_FOR_SLOTS":
         parts.append(f"{report.slots_missing} slots missing")
     if rates is None:
@@ -255,7 +266,7 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    state = report.state.lower().replace("_", " ")
+    state = report.state.shown
     table.add_row("job", f"{report.job}  [bold]{state}[/bold]  attempt {report.attempt}")
     table.add_row("records in", f"{report.records_in:,}  ({rates[0]:,.0f}/s)")
     table.add_row("records out", f"{report.records_out:,}  ({rates[1]:,.0f}/s)")

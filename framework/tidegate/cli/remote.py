@@ -21,7 +21,7 @@ from tidegate.cli.options import job_name
 from tidegate.cli.running import finished_code
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.client import ENDED, Client
+from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.preflight import (
     RunOptions,
     check_kafka,
@@ -32,6 +32,7 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.drivers.network import bracketed
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
+from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import JobReport
 
 FAILED = 1

@@ -17,7 +17,6 @@ from tidegate.bootstrap import local_cluster
 from tidegate.cli.display import Display, open_display, say, say_left_out
 from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.client import ENDED
 from tidegate.controlplane.client.lock import JobLock
 from tidegate.controlplane.client.preflight import (
     RunOptions,
@@ -29,6 +28,7 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
+from tidegate.protocol.job_state import ENDED
 
 if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client

@@ -1,4 +1,4 @@
-"""An error on the wire: its class by name, what it says, and where it happened.
+"""An error on the wire: its kind, what it says, and where it happened.
 
 The receiver decides by `domain` and `retry`, and rebuilds an exception of the same class to raise
 it further. Secrets are masked here, before the error leaves its process, and what UTF-8 does not
@@ -8,6 +8,7 @@ have is escaped. Unknown names (a newer sender) become the nearest base class of
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,49 @@ from tidegate.errors import (
     from_foreign,
 )
 from tidegate.masking import masked_text
+
+KINDS: Final[Mapping[str, type[TidegateError]]] = {
+    "TidegateError": errors.TidegateError,
+    "UserError": errors.UserError,
+    "PipelineError": errors.PipelineError,
+    "ConfigError": errors.ConfigError,
+    "RefusedError": errors.RefusedError,
+    "NotAllowedError": errors.NotAllowedError,
+    "TopicAbsentError": errors.TopicAbsentError,
+    "JobClosedError": errors.JobClosedError,
+    "CodeMismatchError": errors.CodeMismatchError,
+    "BadRecordError": errors.BadRecordError,
+    "UserCodeError": errors.UserCodeError,
+    "StateValueError": errors.StateValueError,
+    "RecordTooLargeError": errors.RecordTooLargeError,
+    "ExternalError": errors.ExternalError,
+    "KafkaError": errors.KafkaError,
+    "KafkaUnavailableError": errors.KafkaUnavailableError,
+    "KafkaNotAuthorisedError": errors.KafkaNotAuthorisedError,
+    "StorageError": errors.StorageError,
+    "ResourceExhaustedError": errors.ResourceExhaustedError,
+    "SystemCallError": errors.SystemCallError,
+    "ClusterMismatchError": errors.ClusterMismatchError,
+    "StorageMismatchError": errors.StorageMismatchError,
+    "JournalLostError": errors.JournalLostError,
+    "StorageGoneError": errors.StorageGoneError,
+    "CheckpointError": errors.CheckpointError,
+    "OutcomeUnknownError": errors.OutcomeUnknownError,
+    "CorruptCheckpointError": errors.CorruptCheckpointError,
+    "TransactionError": errors.TransactionError,
+    "SourceChangedError": errors.SourceChangedError,
+    "RpcError": errors.RpcError,
+    "ExchangeError": errors.ExchangeError,
+    "IncompleteWaveError": errors.IncompleteWaveError,
+    "SparkError": errors.SparkError,
+    "SparkLostError": errors.SparkLostError,
+    "StartFailedError": errors.StartFailedError,
+    "DataLossError": errors.DataLossError,
+    "DeposedError": errors.DeposedError,
+    "InternalError": errors.InternalError,
+}
+"""What stands in files and messages for each class, whatever the class is called in Python."""
+_NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 OURS: Final = (str(Path(errors.__file__).parent), "<fused ")
 """How the names of our own files begin, generated loops among them."""
@@ -49,7 +93,7 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
         else:
             trace = "".join(traceback.format_exception(error))
         return cls(
-            kind=type(translated).__name__,
+            kind=kind_of(type(translated)),
             domain=translated.domain,
             retry=translated.retry,
             message=encodable(masked_text(str(translated))),
@@ -58,11 +102,16 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def exception(self) -> TidegateError:
         """An exception of the reported class, to raise on this side."""
-        known = getattr(errors, self.kind, None)
-        if isinstance(known, type) and issubclass(known, TidegateError):
+        known = KINDS.get(self.kind)
+        if known is not None:
             return known(self.message)
         bases = {Domain.USER: UserError, Domain.EXTERNAL: ExternalError}
         return bases.get(self.domain, InternalError)(self.message)
+
+
+def kind_of(error: type[TidegateError]) -> str:
+    """The kind of a class in reports: its own, or that of its nearest base class that has one."""
+    return next(_NAMES[base] for base in error.__mro__ if base in _NAMES)
 
 
 def _traceback_of(error: TidegateError) -> str:

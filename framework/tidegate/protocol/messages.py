@@ -33,27 +33,28 @@ from tidegate.ids import (
     Uid,
 )
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, SubtaskSnapshot
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages; the tag is the class's name."""
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages. The tag of each class is what it is on the wire, whatever its name."""
 
 
 # --- replies ------------------------------------------------------------------------------------
 
 
-class Done(Message, frozen=True, kw_only=True):
+class Done(Message, frozen=True, kw_only=True, tag="Done"):
     """Taken."""
 
 
-class Refused(Message, frozen=True, kw_only=True):
+class Refused(Message, frozen=True, kw_only=True, tag="Refused"):
     """Not taken: the sender is of another attempt or an older leader, or asks what cannot be."""
 
     reason: str
 
 
-class Failed(Message, frozen=True, kw_only=True):
+class Failed(Message, frozen=True, kw_only=True, tag="Failed"):
     """The handler raised; the caller raises the same."""
 
     error: ErrorReport
@@ -131,7 +132,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """How the user said where it ends, in a backfill."""
 
 
-class SubmitJob(Message, frozen=True, kw_only=True):
+class SubmitJob(Message, frozen=True, kw_only=True, tag="SubmitJob"):
     """Starts a job; the reply is Done once the job is stored and its JobMaster is on its way."""
 
     submission: Submission
@@ -139,17 +140,17 @@ class SubmitJob(Message, frozen=True, kw_only=True):
     """The archive that `submission.code` names."""
 
 
-class GetJob(Message, frozen=True, kw_only=True):
+class GetJob(Message, frozen=True, kw_only=True, tag="GetJob"):
     """The reply is a JobReport."""
 
     job: JobName
 
 
-class ListJobs(Message, frozen=True, kw_only=True):
+class ListJobs(Message, frozen=True, kw_only=True, tag="ListJobs"):
     """The reply is a JobList."""
 
 
-class StopJob(Message, frozen=True, kw_only=True):
+class StopJob(Message, frozen=True, kw_only=True, tag="StopJob"):
     """`drain=False` cancels: no final checkpoint."""
 
     job: JobName
@@ -199,12 +200,11 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
     ended_ms: int
 
 
-class JobReport(Message, frozen=True, kw_only=True):
+class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     """The state of a job as its JobMaster last told it."""
 
     job: JobName
-    state: str
-    """A name of `controlplane.jobmaster.machine.JobState`."""
+    state: JobState
     attempt: int = 0
     restarts: int = 0
     jobmaster_pid: int = 0
@@ -257,7 +257,7 @@ class JobReport(Message, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, reported_ms=before.reported_ms) != before
 
 
-class JobList(Message, frozen=True, kw_only=True):
+class JobList(Message, frozen=True, kw_only=True, tag="JobList"):
     """All jobs of the cluster and the TaskManagers they may run on."""
 
     jobs: tuple[JobReport, ...]
@@ -268,7 +268,7 @@ class JobList(Message, frozen=True, kw_only=True):
 # --- JobMaster and TaskManager to JobManager ----------------------------------------------------
 
 
-class RegisterJobMaster(Message, frozen=True, kw_only=True):
+class RegisterJobMaster(Message, frozen=True, kw_only=True, tag="RegisterJobMaster"):
     """The reply is JobMasterAccepted, or Refused when the process was replaced meanwhile."""
 
     job: JobName
@@ -279,7 +279,7 @@ class RegisterJobMaster(Message, frozen=True, kw_only=True):
     python_version: str = ""
 
 
-class JobMasterAccepted(Message, frozen=True, kw_only=True):
+class JobMasterAccepted(Message, frozen=True, kw_only=True, tag="JobMasterAccepted"):
     """The job that this JobMaster is to run."""
 
     submission: Submission
@@ -290,7 +290,7 @@ class JobMasterAccepted(Message, frozen=True, kw_only=True):
     """The id of the checkpoint storage, see `BlobStore.bind`; empty from an older version."""
 
 
-class RequestSlots(Message, frozen=True, kw_only=True):
+class RequestSlots(Message, frozen=True, kw_only=True, tag="RequestSlots"):
     """Asks for `count` slots for one attempt, ordinals 0 to count-1; repeated until they register.
 
     Slots of older attempts of the job are released by it.
@@ -303,7 +303,7 @@ class RequestSlots(Message, frozen=True, kw_only=True):
     jobmaster_address: str
 
 
-class ReleaseSlots(Message, frozen=True, kw_only=True):
+class ReleaseSlots(Message, frozen=True, kw_only=True, tag="ReleaseSlots"):
     """The job needs no slot of any attempt up to this one any more: their processes are killed.
 
     SlotsReleased follows when they are gone.
@@ -314,14 +314,14 @@ class ReleaseSlots(Message, frozen=True, kw_only=True):
     attempt: Attempt
 
 
-class ReportJob(Message, frozen=True, kw_only=True):
+class ReportJob(Message, frozen=True, kw_only=True, tag="ReportJob"):
     """Pushed every half second and at every change of state; also the JobMaster's heartbeat."""
 
     epoch: LeaderEpoch
     report: JobReport
 
 
-class RegisterTaskManager(Message, frozen=True, kw_only=True):
+class RegisterTaskManager(Message, frozen=True, kw_only=True, tag="RegisterTaskManager"):
     """Sent once at start; the reply is TaskManagerAccepted, or Refused by another leader."""
 
     id: TaskManagerId
@@ -335,20 +335,20 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     """Both are empty if an older version registers. Another version is refused."""
 
 
-class TaskManagerAccepted(Message, frozen=True, kw_only=True):
+class TaskManagerAccepted(Message, frozen=True, kw_only=True, tag="TaskManagerAccepted"):
     """The TaskManager belongs to the JobManager of this epoch from now on."""
 
     epoch: LeaderEpoch
 
 
-class TaskManagerHeartbeat(Message, frozen=True, kw_only=True):
+class TaskManagerHeartbeat(Message, frozen=True, kw_only=True, tag="TaskManagerHeartbeat"):
     """A TaskManager that is silent for the timeout is lost with its slots."""
 
     id: TaskManagerId
     epoch: LeaderEpoch
 
 
-class SlotExited(Message, frozen=True, kw_only=True):
+class SlotExited(Message, frozen=True, kw_only=True, tag="SlotExited"):
     """A slot process ended. `status` as subprocess gives it: negative is a signal's number."""
 
     id: TaskManagerId
@@ -365,7 +365,7 @@ class SlotExited(Message, frozen=True, kw_only=True):
 # --- JobManager to TaskManager and JobMaster ----------------------------------------------------
 
 
-class StartSlot(Message, frozen=True, kw_only=True):
+class StartSlot(Message, frozen=True, kw_only=True, tag="StartSlot"):
     """Fork a slot process for an attempt; it registers with the JobMaster by itself."""
 
     epoch: LeaderEpoch
@@ -380,7 +380,7 @@ class StartSlot(Message, frozen=True, kw_only=True):
     """Grows with every StartSlot of a JobManager: one that arrives late or twice is recognised."""
 
 
-class StopSlot(Message, frozen=True, kw_only=True):
+class StopSlot(Message, frozen=True, kw_only=True, tag="StopSlot"):
     """Kill the slot's process if it belongs to this attempt or an older one.
 
     The reply is Done when the process is gone; a StartSlot up to this serial is refused from then
@@ -394,7 +394,7 @@ class StopSlot(Message, frozen=True, kw_only=True):
     serial: int = 0
 
 
-class SlotLost(Message, frozen=True, kw_only=True):
+class SlotLost(Message, frozen=True, kw_only=True, tag="SlotLost"):
     """A slot of the attempt, or its whole TaskManager, is gone."""
 
     job: JobName
@@ -405,7 +405,7 @@ class SlotLost(Message, frozen=True, kw_only=True):
     """Of the StartSlot: the slot may have been given out again since."""
 
 
-class SlotsReleased(Message, frozen=True, kw_only=True):
+class SlotsReleased(Message, frozen=True, kw_only=True, tag="SlotsReleased"):
     """No process of a slot of any attempt up to this one is left."""
 
     job: JobName
@@ -415,7 +415,7 @@ class SlotsReleased(Message, frozen=True, kw_only=True):
 # --- slot to JobMaster --------------------------------------------------------------------------
 
 
-class RegisterSlot(Message, frozen=True, kw_only=True):
+class RegisterSlot(Message, frozen=True, kw_only=True, tag="RegisterSlot"):
     """A slot process is up and waits for its deployment."""
 
     job: JobName
@@ -434,7 +434,7 @@ class RegisterSlot(Message, frozen=True, kw_only=True):
     python_version: str = ""
 
 
-class TasksReady(Message, frozen=True, kw_only=True):
+class TasksReady(Message, frozen=True, kw_only=True, tag="TasksReady"):
     """All subtasks of the slot have restored their state, opened their functions and connected."""
 
     job: JobName
@@ -460,7 +460,7 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """What these calls have brought, the present one included."""
 
 
-class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
+class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True, tag="AcknowledgeCheckpoint"):
     """A subtask's part of a checkpoint is complete and durable."""
 
     job: JobName
@@ -477,7 +477,7 @@ class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True):
     that has ended."""
 
 
-class DeclineCheckpoint(Message, frozen=True, kw_only=True):
+class DeclineCheckpoint(Message, frozen=True, kw_only=True, tag="DeclineCheckpoint"):
     """A subtask's part of a checkpoint could not be made; one is enough to abort it."""
 
     job: JobName
@@ -487,7 +487,7 @@ class DeclineCheckpoint(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class InputEnded(Message, frozen=True, kw_only=True):
+class InputEnded(Message, frozen=True, kw_only=True, tag="InputEnded"):
     """The subtask has processed the last record of a bounded run."""
 
     job: JobName
@@ -495,7 +495,7 @@ class InputEnded(Message, frozen=True, kw_only=True):
     subtask: SubtaskId
 
 
-class TaskFailed(Message, frozen=True, kw_only=True):
+class TaskFailed(Message, frozen=True, kw_only=True, tag="TaskFailed"):
     """The attempt cannot go on; `subtask` is None where the slot as a whole failed."""
 
     job: JobName
@@ -504,7 +504,7 @@ class TaskFailed(Message, frozen=True, kw_only=True):
     error: ErrorReport
 
 
-class SlotHeartbeat(Message, frozen=True, kw_only=True):
+class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
     """A slot whose heartbeats are refused or unanswered for the timeout ends itself."""
 
     job: JobName
@@ -532,7 +532,7 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: tuple[KeyedSnapshot, ...]
 
 
-class Deploy(SlotOrder, frozen=True, kw_only=True):
+class Deploy(SlotOrder, frozen=True, kw_only=True, tag="Deploy"):
     """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot
     i's).
     """
@@ -560,18 +560,18 @@ class Deploy(SlotOrder, frozen=True, kw_only=True):
     """The id of the checkpoint storage, see `BlobStore.bind`."""
 
 
-class StartSources(SlotOrder, frozen=True, kw_only=True):
+class StartSources(SlotOrder, frozen=True, kw_only=True, tag="StartSources"):
     """Every slot is ready and the fencing is done: sources may read."""
 
 
-class TriggerCheckpoint(SlotOrder, frozen=True, kw_only=True):
+class TriggerCheckpoint(SlotOrder, frozen=True, kw_only=True, tag="TriggerCheckpoint"):
     """Sources of the slot inject the barrier; after a final one they emit nothing more."""
 
     checkpoint: CheckpointId
     final: bool = False
 
 
-class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True):
+class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True, tag="CheckpointCompleted"):
     """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit. The
     journal names `freed` no more (settled, or a newer publication): their ids may be used again.
     """
@@ -581,11 +581,11 @@ class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True):
     freed: tuple[TransactionalId, ...]
 
 
-class CheckpointAborted(SlotOrder, frozen=True, kw_only=True):
+class CheckpointAborted(SlotOrder, frozen=True, kw_only=True, tag="CheckpointAborted"):
     """Declined or expired: snapshots may be dropped, prepared transactions may not."""
 
     checkpoint: CheckpointId
 
 
-class CloseTasks(SlotOrder, frozen=True, kw_only=True):
+class CloseTasks(SlotOrder, frozen=True, kw_only=True, tag="CloseTasks"):
     """The job has ended: close the user's functions and leave."""

@@ -303,7 +303,7 @@ def _refuse_deleted(
     raise RefusedError(
         f"the files of checkpoint {asked.restore!r} are not in the checkpoint storage any more; "
         f"those of {', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
-        "checkpoint.retained if more are to be kept"
+        "checkpoint.num_retained if more are to be kept"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from tidegate.errors import RefusedError, RpcError, check
 from tidegate.ids import JobName
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import Rpc, RpcClient
+from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import (
     Done,
     GetJob,
@@ -29,9 +30,6 @@ from tidegate.protocol.messages import (
     Submission,
     SubmitJob,
 )
-
-ENDED: Final = frozenset({"FINISHED", "FAILED", "CANCELED", "DEPOSED"})
-"""Terminal states, by the names of `jobmaster.events.JobState` (a test compares them)."""
 
 POLL_S = 0.2
 POLL_S_MAX = 2.0

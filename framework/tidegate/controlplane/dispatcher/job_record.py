@@ -12,11 +12,10 @@ import msgspec
 
 from tidegate.controlplane.dispatcher.backoff import Backoff
 from tidegate.controlplane.dispatcher.job_history import JobHistory
-from tidegate.controlplane.jobmaster.events import ENDED, JobState
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, StopJob, Submission
 
-ENDED_STATES = frozenset(state.name for state in ENDED)
 """States of a terminal report."""
 
 
@@ -90,13 +89,13 @@ class JobRecord:
 def view(job: JobRecord) -> JobReport:
     """What is shown. That a job was deposed is not before another cluster is known to have it."""
     report = report_of(job)
-    if job.phase is Phase.ENDING and report.state == JobState.DEPOSED.name:
-        return msgspec.structs.replace(report, state=JobState.RECOVERING.name)
+    if job.phase is Phase.ENDING and report.state == JobState.DEPOSED:
+        return msgspec.structs.replace(report, state=JobState.RECOVERING)
     return report
 
 
 def report_of(job: JobRecord) -> JobReport:
     """The last report, over the restarts of JobMasters before it."""
     if job.report is None:
-        return JobReport(job=job.submission.job, state=JobState.CREATED.name, jobmaster_pid=job.pid)
+        return JobReport(job=job.submission.job, state=JobState.CREATED, jobmaster_pid=job.pid)
     return msgspec.structs.replace(job.history.over(job.report), jobmaster_pid=job.pid)

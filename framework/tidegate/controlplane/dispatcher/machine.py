@@ -47,18 +47,18 @@ from tidegate.controlplane.dispatcher.job_events import (
     Tick,
 )
 from tidegate.controlplane.dispatcher.job_record import (
-    ENDED_STATES,
     TRANSITIONS,
     JobRecord,
     Phase,
     report_of,
     view,
 )
-from tidegate.controlplane.jobmaster.events import STORAGE_HANGS, JobState
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.errors import DeposedError, ExternalError, StartFailedError, check
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.messages import (
     Done,
     Failed,
@@ -153,7 +153,7 @@ class Dispatcher:
             check(not job.pid or job.phase is not Phase.WAITING, f"{where}: with a JobMaster")
             check(bool(job.address) == (job.phase is Phase.RUNNING), f"{where}: address")
             ending = job.phase in {Phase.ENDING, Phase.ENDED}
-            reported = job.report is not None and job.report.state in ENDED_STATES
+            reported = job.report is not None and job.report.state in ENDED
             check(ending == reported, f"{where}: ends exactly by a terminal report")
             check(ending or job.stillborn < STILLBORN_MAX, f"{where}: started too often")
             check(not job.asks or job.phase in {Phase.STORING, Phase.ENDING}, f"{where}: asks")
@@ -256,7 +256,7 @@ class Dispatcher:
         job = self._jobs.get(message.job)
         if job is None:
             yield Reply(ask=ask, message=_unknown(message.job))
-        elif view(job).state in ENDED_STATES:
+        elif view(job).state in ENDED:
             reason = f"Job {message.job} has ended already ({view(job).state})."
             yield Reply(ask=ask, message=Refused(reason=reason))
         else:
@@ -308,7 +308,7 @@ class Dispatcher:
             yield Reply(ask=ask, message=job)
         elif job.phase is Phase.ENDING:  # the terminal report again
             job.asks.append(ask)
-        elif job.phase is Phase.RUNNING and report.state in ENDED_STATES:
+        elif job.phase is Phase.RUNNING and report.state in ENDED:
             job.asks.append(ask)
             yield from self._end(job, report, now_ms)
         else:
@@ -363,7 +363,7 @@ class Dispatcher:
         if job.stillborn >= STILLBORN_MAX:
             failure = _never_started(name, how, closing=job.close_only is not None)
             if job.close_only is not None:
-                failed = msgspec.structs.replace(between, state=JobState.FAILED.name, error=failure)
+                failed = msgspec.structs.replace(between, state=JobState.FAILED, error=failure)
                 yield from self._end(job, failed, now_ms)
                 return
             job.close_only, job.stillborn = failure, 0
@@ -403,11 +403,11 @@ class Dispatcher:
 
     def _note_end(self, job: JobRecord, error: ErrorReport, wall_ms: int) -> JobReport:
         """Of a JobMaster that another one follows; what is shown until then."""
-        last = job.report or JobReport(job=job.submission.job, state="")
+        last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
         job.history.jobmaster_died(last, error, wall_ms)
         job.report = JobReport(
             job=last.job,
-            state=JobState.RECOVERING.name,
+            state=JobState.RECOVERING,
             attempt=last.attempt,
             lag=last.lag,
             error=error,
@@ -462,7 +462,7 @@ class Dispatcher:
     def _store_result(self, job: JobRecord) -> Instruction:
         job.result_under_way = True
         report = report_of(job)
-        return StoreResult(report=report, deposed=report.state == JobState.DEPOSED.name)
+        return StoreResult(report=report, deposed=report.state == JobState.DEPOSED)
 
     def _answer(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
         for ask in job.asks:
@@ -500,7 +500,7 @@ def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
     """Reports say why there is no JobMaster; `why` has no full stop at its end."""
     job.put_off_since_ms = job.put_off_since_ms or wall_ms
     job.report = msgspec.structs.replace(
-        job.report or JobReport(job=job.submission.job, state=JobState.CREATED.name),
+        job.report or JobReport(job=job.submission.job, state=JobState.CREATED),
         waiting_for=f"{why}; the start is tried again until it succeeds",
         waiting_since_ms=job.put_off_since_ms,
         start_refused=f"{why}.",

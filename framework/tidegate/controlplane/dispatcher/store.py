@@ -9,7 +9,8 @@
         claimed.json                     an attempt of it that has claimed the job's journal
         result.json                      the last report of that run, once it has ended
 
-Epochs and numbers are 20 digits.
+Epochs and numbers are 20 digits. Each JSON object has a `version`, which is 1. One without a
+version was written before versions were, and reads as version 1.
 
 A submission counts once its decision accepts it. The newest submission that counts decides about
 the job: if it has no result, the cluster that it names runs it, and every other cluster leaves the
@@ -57,6 +58,15 @@ _OLD: Final = LeaderEpoch(0)
 UNKNOWN_TRIES_MAX = 20
 """A create whose outcome the store does not say is repeated so often, then a JobManager ends, or a
 submit is refused: the next one tries with the next number, and an unused number hurts nobody."""
+
+
+VERSION: Final = 1
+"""Of the files here. It grows when a reader of today could misread what is written; new fields with
+defaults do not."""
+
+
+class _Version(msgspec.Struct):
+    version: int = VERSION
 
 
 class _Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +125,7 @@ class JobStore:
         self._numbers[job] = self._create_next(
             lambda number: f"{_folder(job, number)}/submission.json",
             newest,
-            lambda number: msgspec.json.encode(_with_code_at(kept, number)),
+            lambda number: encode(_with_code_at(kept, number)),
             f"The submission of job {job} could not be written",
         )
         stored = self._code[job] = _with_code_at(kept, self._numbers[job]).code
@@ -137,7 +147,7 @@ class JobStore:
     def put_result(self, report: JobReport) -> None:
         """Make a job's end durable: no later JobManager starts that submission again."""
         number = self._number(report.job)
-        self._blobs.put(f"{_folder(report.job, number)}/result.json", msgspec.json.encode(report))
+        self._blobs.put(f"{_folder(report.job, number)}/result.json", encode(report))
 
     def put_claim(self, job: JobName, attempt: int) -> None:
         """Make it durable that the submission has a journal: a JobMaster of it that finds none is
@@ -233,7 +243,7 @@ class JobStore:
     def _decide(self, job: JobName, number: int, *, accepted: bool) -> bool:
         """Create the submission's decision. False if another leader has decided otherwise."""
         path = f"{_folder(job, number)}/decision.json"
-        data = msgspec.json.encode(_Decision(accepted=accepted, epoch=self._epoch))
+        data = encode(_Decision(accepted=accepted, epoch=self._epoch))
         for _ in range(UNKNOWN_TRIES_MAX):
             match self._blobs.create(path, data):
                 case Created.CREATED:
@@ -363,8 +373,21 @@ def _table(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
+def encode(stored: msgspec.Struct) -> bytes:
+    """The file of a struct: its fields, behind the version."""
+    return b'{"version":%d,' % VERSION + msgspec.json.encode(stored).removeprefix(b"{")
+
+
 def _decode(data: bytes, kind: type[T], path: str) -> T:
     try:
+        if issubclass(kind, msgspec.Struct):
+            version = msgspec.json.decode(data, type=_Version).version
+            if version > VERSION:
+                raise CorruptCheckpointError(
+                    f"{path} in the checkpoint storage was written by a newer version of tidegate "
+                    f"(its format is version {version}, and this one reads {VERSION}). Run the "
+                    "job with that version."
+                )
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise CorruptCheckpointError(

@@ -12,6 +12,7 @@ from typing import Final
 
 from tidegate.errors import TidegateError
 from tidegate.ids import Attempt, SlotId, SubtaskId
+from tidegate.protocol.job_state import JobState
 
 STORAGE_HANGS: Final = 74
 """Exit status of a JobMaster whose storage call did not return (EX_IOERR of sysexits.h)."""
@@ -26,25 +27,6 @@ class StopEnd(enum.StrEnum):
     """The last attempt ended before its final checkpoint; the next run repeats what it did after
     the last checkpoint."""
 
-
-class JobState(enum.Enum):
-    """Where a job stands; `ENDED` are terminal."""
-
-    CREATED = "created"
-    RECOVERING = "recovering"
-    BACKING_OFF = "backing off"
-    WAITING_FOR_SLOTS = "waiting for slots"
-    DEPLOYING = "deploying"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    CLOSING = "closing"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELED = "canceled"
-    DEPOSED = "deposed"
-
-
-ENDED: Final = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED, JobState.DEPOSED})
 
 # --- events -------------------------------------------------------------------------------------
 

@@ -42,7 +42,6 @@ from tidegate.checkpoint.restore import Restoration
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner, never, untold
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
     JobPlan,
@@ -69,6 +68,7 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, TransactionalId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -240,7 +240,7 @@ class JobJournal:
         """
         clock = self._drivers.clock
         give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
-        failed = outcome == JobState.FAILED.value
+        failed = outcome == JobState.FAILED.outcome
         while True:
             try:
                 with foreign_translated():
@@ -399,7 +399,7 @@ class JobJournal:
     def clean_up(self) -> None:
         """Delete files and journal entries that no retained checkpoint needs."""
         journal = self._required_claim()
-        retained = self._config.checkpoint.retained
+        retained = self._config.checkpoint.num_retained
         try:
             self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
             self._runner().run(trim(journal))

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import Final, assert_never
 
 from tidegate.controlplane.jobmaster.events import (
-    ENDED,
     AskForSlots,
     AttemptFailed,
     BackedOff,
@@ -38,7 +37,6 @@ from tidegate.controlplane.jobmaster.events import (
     FinalCheckpointCommitted,
     InputEnded,
     Instruction,
-    JobState,
     Leave,
     Recover,
     Recovered,
@@ -61,6 +59,7 @@ from tidegate.errors import (
     is_recoverable,
 )
 from tidegate.ids import Attempt, SlotId, SubtaskId
+from tidegate.protocol.job_state import ENDED, JobState, ended_as
 
 _MOVES: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.CREATED: frozenset({JobState.RECOVERING}),
@@ -196,10 +195,10 @@ class JobMachine:
         """Re-check what must hold between events; InternalError if it does not."""
         live = self.state in {JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING}
         if live and (self.attempt is None or self.slots_missing):
-            message = f"the job is {self.state.value} without an attempt or with slots missing"
+            message = f"the job is {self.state.shown} without an attempt or with slots missing"
             raise InternalError(message)
         if self.stopped and self.state not in {JobState.CLOSING, JobState.FINISHED}:
-            message = f"the job is {self.state.value}, and finished by a stop"
+            message = f"the job is {self.state.shown}, and finished by a stop"
             raise InternalError(message)
         if not self._ready <= self._slots.keys():
             message = "a slot is ready that never registered"
@@ -307,7 +306,7 @@ class JobMachine:
     def _failed(self, error: TidegateError) -> list[Instruction]:
         if isinstance(error, JobClosedError):
             # A JobMaster before this one closed the journal and died before it could say so.
-            outcome = JobState(error.outcome)
+            outcome = ended_as(error.outcome)
             self.error = error if outcome is JobState.FAILED else None
             self.stopped = error.stopped
             return self._end(outcome)
@@ -356,13 +355,13 @@ class JobMachine:
 
     def _move(self, to: JobState, *instructions: Instruction) -> list[Instruction]:
         if to not in _MOVES[self.state]:
-            message = f"a job that is {self.state.value} cannot become {to.value}"
+            message = f"a job that is {self.state.shown} cannot become {to.shown}"
             raise InternalError(message)
         self.state = to
         return list(instructions)
 
     def _live(self) -> Attempt:
         if self.attempt is None:
-            message = f"a job that is {self.state.value} has no attempt"
+            message = f"a job that is {self.state.shown} has no attempt"
             raise InternalError(message)
         return self.attempt

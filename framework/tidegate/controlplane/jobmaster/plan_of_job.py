@@ -134,7 +134,7 @@ def transaction_slots(settings: CheckpointSettings) -> int:
     """Transactional ids of a sink subtask: checkpoints that may be unfinished at once (the pending
     one and those that may fail in a row), the warm ones, the current one and one being freed.
     """
-    unfinished = 1 + settings.tolerable_failures
+    unfinished = 1 + settings.tolerable_failed_checkpoints
     return unfinished + min(warm_producers(settings) + 2, SPARE_SLOTS_MAX)
 
 

@@ -11,12 +11,12 @@ from typing import Final
 from tidegate.checkpoint.pending import CompletedCheckpoint
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.delays import Delay
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.errors import TidegateError
 from tidegate.ids import JobName
 from tidegate.ports.clock import Clock
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import AttemptReport, CheckpointReport, JobReport, SlotMetrics
 
 HISTORY_LENGTH: Final = 20
@@ -45,7 +45,7 @@ class Reporting:
         """The report of a job whose settings cannot be read."""
         return JobReport(
             job=job,
-            state=JobState.FAILED.name,
+            state=JobState.FAILED,
             jobmaster_pid=pid,
             error=ErrorReport.of(error),
         )
@@ -121,7 +121,7 @@ class Reporting:
             error = ErrorReport.of(machine.error)
         return JobReport(
             job=self._job,
-            state=machine.state.name,
+            state=machine.state,
             attempt=machine.attempt or 0,
             restarts=machine.restarts,
             jobmaster_pid=self._pid,

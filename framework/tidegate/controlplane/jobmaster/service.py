@@ -27,7 +27,6 @@ from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.departure import SlotDeparture
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.journal_work import JournalWork, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.manager_line import ManagerLine
@@ -44,6 +43,7 @@ from tidegate.errors import ExternalError, InternalError, TidegateError
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
@@ -206,7 +206,7 @@ class JobMaster:
         self._machine.validate()
         if self._machine.state is not before:
             _log.info(
-                "job", extra={"state": self._machine.state.value, "attempt": self._machine.attempt}
+                "job", extra={"state": self._machine.state.shown, "attempt": self._machine.attempt}
             )
             self._report()
 
@@ -489,7 +489,7 @@ class JobMaster:
             _log.warning(
                 "the job waits",
                 extra={
-                    "state": self._machine.state.value,
+                    "state": self._machine.state.shown,
                     "seconds": round(now_s - delay.since_s),
                     "waiting_for": delay.text,
                 },
@@ -530,7 +530,7 @@ class JobMaster:
             self.decide(event)
 
         def close() -> None:
-            self._journal.close(how.outcome.value, how.stopped, done)
+            self._journal.close(how.outcome.outcome, how.stopped, done)
 
         self._departure.begin(slots, release=self._release_slots, then=close)
 
@@ -540,7 +540,7 @@ class JobMaster:
         self._leaving = True
         if self._live is not None:
             self._live.end()
-        _log.info("the job has ended", extra={"state": self._machine.state.value})
+        _log.info("the job has ended", extra={"state": self._machine.state.shown})
 
         def release() -> None:
             self._release_slots()
@@ -560,6 +560,6 @@ class JobMaster:
 
     def _required_live(self) -> LiveAttempt:
         if self._live is None:
-            message = f"job {self._job} is {self._machine.state.value} without a live attempt"
+            message = f"job {self._job} is {self._machine.state.shown} without a live attempt"
             raise InternalError(message)
         return self._live

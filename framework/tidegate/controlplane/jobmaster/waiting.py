@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.departure import SlotDeparture
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.protocol.job_state import JobState
 
 
 def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotDeparture) -> str:

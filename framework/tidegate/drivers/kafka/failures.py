@@ -30,7 +30,7 @@ REMEDIES: Final = {
     Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant the job's principal WRITE on transactional "
     "ids with the prefix tidegate.",
     Code.INVALID_TRANSACTION_TIMEOUT: "Raise the broker's transaction.max.timeout.ms, or lower "
-    "checkpoint.timeout, checkpoint.tolerable_failures or checkpoint.tolerated_outage.",
+    "checkpoint.timeout, checkpoint.tolerable_failed_checkpoints or checkpoint.tolerated_outage.",
     Code._AUTHENTICATION: "Correct the credentials in kafka.properties.",
     Code._FENCED: "Another producer took the transactional id: a newer attempt of the job runs, or "
     "something else uses ids with the prefix tidegate.",

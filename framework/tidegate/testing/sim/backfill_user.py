@@ -13,7 +13,6 @@ from typing import Final
 
 from tidegate.backfill.driver import Backfill, WaveDone
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.events import JobState
 from tidegate.errors import (
     DataLossError,
     DeposedError,
@@ -23,6 +22,7 @@ from tidegate.errors import (
     UserCodeError,
 )
 from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.testing.sim.cluster import SimCluster
 from tidegate.testing.sim.plan import Life, Plan
@@ -142,7 +142,7 @@ class BackfillUser:
         try:
             backfill.run(stop=lambda: stops and self._waves >= stop_after)
         except JobClosedError as error:
-            if error.outcome != JobState.FINISHED.value:
+            if error.outcome != JobState.FINISHED.outcome:
                 raise
             # By a driver that has died, or a second one, before it could say so.
             self._scheduler.tell("another driver has ended it: %s", error)

@@ -102,7 +102,7 @@ class Load:
             checkpoint["timeout"] = max(checkpoint["timeout"], PATIENT_MS)
             settings["exchange"]["credits"] = CREDITS
         if self.hasty_ms is not None:
-            checkpoint |= {"timeout": self.hasty_ms, "tolerable_failures": HASTY_FAILURES}
+            checkpoint |= {"timeout": self.hasty_ms, "tolerable_failed_checkpoints": HASTY_FAILURES}
         return settings
 
     def __str__(self) -> str:

@@ -131,7 +131,7 @@ class Plan:
         )
         weights = weights.with_failing_starts(chance)
         lives, retained = _by_hand(chance, lives, losing=bool(weights.blackout))
-        settings["checkpoint"]["retained"] = retained
+        settings["checkpoint"]["num_retained"] = retained
         shape = _promising_less(chance, shape)
         goes_back = bool(weights.blackout) or any(life.back is not None for life in lives)
         inputs = _numbered(trickle + events.bursts(load, until_s))
@@ -285,7 +285,7 @@ def _settings(chance: random.Random) -> dict[str, Any]:
             "interval": chance.choice((200, 300, 500, 1000)),
             "timeout": chance.choice((1500, 3000, 6000)),
             "min_pause": chance.choice((0, 0, 100)),
-            "tolerable_failures": chance.randint(0, 3),
+            "tolerable_failed_checkpoints": chance.randint(0, 3),
             "tolerated_outage": TOLERATED_OUTAGE_MS,
             "storage": "sim://checkpoints",
         },

@@ -24,11 +24,13 @@ import msgspec
 from tidegate.api.pipeline import build
 from tidegate.checkpoint.journal import Claim, Lost, Publication, Retracted
 from tidegate.config import Config
-from tidegate.controlplane.client.client import ENDED, Client
+from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.elements import Origin
 from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
+from tidegate.protocol.errors import kind_of
+from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.protocol.versions import TIDEGATE
 from tidegate.testing.sim.backfill_plan import with_backfills
@@ -363,7 +365,7 @@ class Run:
             )
         lost = self._watch.journal.lost is not None
         error = report.error
-        if report.state == "FAILED" and lost and error and error.kind == DataLossError.__name__:
+        if report.state == "FAILED" and lost and error and error.kind == kind_of(DataLossError):
             self._losses_told += 1
         elif report.state in {"FAILED", "DEPOSED"}:  # no other cluster has the name
             self._watch.violated(
@@ -425,7 +427,7 @@ class Run:
 
     def _restore(self, life: Life) -> str:
         """What the user says; whoever has to run it again goes on from the last checkpoint."""
-        known = self._watch.journal.known(self.plan.settings["checkpoint"]["retained"])
+        known = self._watch.journal.known(self.plan.settings["checkpoint"]["num_retained"])
         if life.back is None or not known or self._life_tries > 1:
             return self._swaps.restore
         return known[min(life.back, len(known) - 1)]

@@ -24,6 +24,7 @@ from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.elements import Origin
 from tidegate.errors import RefusedError
 from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.errors import kind_of
 from tidegate.protocol.messages import JobReport
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.cluster import ELSEWHERE, SimCluster
@@ -139,7 +140,7 @@ class Swaps:
         swap, error = self.in_force, report.error
         if swap is None or report.state != "FAILED" or error is None:
             return False
-        if error.kind != RefusedError.__name__:
+        if error.kind != kind_of(RefusedError):
             return False
         if not any(words in error.message for words in SAID[swap.kind]):
             return False

@@ -1,0 +1,330 @@
+"""Write a new generation of golden storages with the code of today: `make golden`.
+
+Each is written by the command that users have, on a real broker that this process starts: a job is
+stopped, or killed where its storage is at its worst. Then the same job reads the rest, and what it
+has written and kept by then is what a restore must come to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Message
+
+from integration.agreement.cases import case_of
+from integration.agreement.inputs import PARTITIONS, Dataset, _write
+from integration.agreement.outcome import manifests, state_of
+from integration.agreement.runs import CaseJob
+from integration.backfills import BackfillJob
+from integration.brokers import create_topic, read_all
+from integration.killing.runs import Run
+from integration.killing.traps import Trap
+from integration.running import ROOT
+from tests.golden.formats import FORMATS, describe_formats
+from tests.golden.world import (
+    STORAGE,
+    STORAGES,
+    WORLD,
+    Due,
+    Sink,
+    Source,
+    StoredMessage,
+    Transaction,
+    World,
+)
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
+from tidegate.elements import Origin
+from tidegate.graph.logical import Graph
+from tidegate.ids import Uid
+from tidegate.ports.inspection import no_progress
+from tidegate.ports.kafka import TransactionState
+
+RECORDS: Final = 300
+PACE: Final = 50
+"""Records a second of a source subtask: a storage is taken in the middle of the input."""
+PUBLISHED: Final = 7
+"""Checkpoints before a storage is taken: enough for files of changes beside a full checkpoint."""
+WAIT_S: Final = 90.0
+UNSETTLED: Final = Trap("jobmaster.published", nth=PUBLISHED, holds=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """A storage to write."""
+
+    case: str
+    how: str
+    """`stopped`; `killed`; `unsettled`: killed behind a publication whose transactions are open;
+    `backfill`: in waves, and not finished."""
+    backend: str = "rocksdb"
+    parallelism: int = 2
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.case}-{self.backend}-{self.how}"
+
+
+GOLDEN: Final = (
+    Golden(case="order-totals", how="stopped"),
+    Golden(case="order-totals", how="unsettled", parallelism=1),
+    Golden(case="order-totals", how="unsettled", parallelism=1, backend="memory"),
+    Golden(case="order-totals", how="backfill"),
+    Golden(case="click-dedup", how="killed"),
+    Golden(case="payments-enriched", how="stopped", backend="memory"),
+)
+SINGLE: Final = {"accounts": 30}
+"""Sizes of inputs that are no stream."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.golden.make", description=__doc__)
+    parser.add_argument("--into", type=Path, default=None, help="a folder for the generation")
+    given = parser.parse_args()
+    target = given.into or _next_generation()
+    with _folder() as folder, _broker(folder) as kafka:
+        for golden in GOLDEN:
+            print(f"{target.name}/{golden.name}", flush=True)
+            place = folder / golden.name
+            place.mkdir()
+            _Maker(golden, kafka.bootstrap, place).write(target / golden.name)
+    (target / FORMATS).write_text(describe_formats(), encoding="utf-8")
+    return 0
+
+
+def _next_generation() -> Path:
+    known = [int(path.name) for path in STORAGES.iterdir() if path.name.isdecimal()]
+    return STORAGES / str(max(known, default=0) + 1)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder with a name that does not change, because stored submissions have it in them."""
+    folder = Path(tempfile.gettempdir(), "tidegate-golden")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _broker(folder: Path) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka.start("4.3.0", directory=folder / "kafka", owned=True) as kafka:
+        yield kafka
+
+
+class _Maker:
+    """Writes one storage."""
+
+    def __init__(self, golden: Golden, bootstrap: str, folder: Path) -> None:
+        self._golden, self._bootstrap, self._folder = golden, bootstrap, folder
+        case = case_of(golden.case)
+        self._source_topics = {name: f"{golden.name}-{name}" for name in case.inputs}
+        graph = _graph(golden)
+        sinks = [node.id for node in graph if node.kind == "sink"]
+        self._sink_topics = {name: f"{golden.name}-{name}" for name in sinks}
+        self._graph = graph
+        self._job = CaseJob(
+            bootstrap,
+            folder,
+            "",
+            name=golden.name,
+            topics={**self._source_topics, **self._sink_topics},
+            source_names=tuple(self._source_topics),
+            sink_names=tuple(self._sink_topics),
+        )
+        for name, dataset in case.inputs.items():
+            size = SINGLE.get(name, RECORDS)
+            topic = self._source_topics[name]
+            create_topic(bootstrap, topic, partitions=PARTITIONS)
+            _write(bootstrap, topic, Dataset(dataset.records, size).all())
+        for topic in self._sink_topics.values():
+            create_topic(bootstrap, topic, partitions=PARTITIONS)
+        shutil.copytree(ROOT / "schemas", folder / "schemas")
+        pipeline = case.pipeline
+        folder.joinpath("job.py").write_text(
+            f"from {pipeline.__module__} import {pipeline.__name__}\n\n\n"
+            f'class Job({pipeline.__name__}, name="{golden.name}"):\n'
+            '    """A job with a name of its own."""\n'
+        )
+
+    def write(self, target: Path) -> None:
+        """Run, take the storage, run to the end, take what is due."""
+        if self._golden.how == "backfill":
+            self._backfill()
+        else:
+            self._live()
+        storage = self._folder / ".tidegate" / "checkpoints"
+        target.mkdir(parents=True)
+        shutil.copytree(storage, target / STORAGE)
+        sources = {name: self._source(name, topic) for name, topic in self._source_topics.items()}
+        inspector = KafkaTransactionInspector({"bootstrap.servers": self._bootstrap})
+        sinks = {name: self._sink(topic, inspector) for name, topic in self._sink_topics.items()}
+        transactions = self._transactions(inspector)
+        self._check_something_is_left()
+        cluster_id = inspector.cluster_id()
+        inspector.close()
+        self._job.run(config=self._config())
+        World(
+            tidegate_version=metadata.version("tidegate"),
+            case=self._golden.case,
+            job=self._golden.name,
+            backend=self._golden.backend,
+            parallelism=self._golden.parallelism,
+            cluster_id=cluster_id,
+            partitions=PARTITIONS,
+            sources=sources,
+            sinks=sinks,
+            transactions=transactions,
+            due=self._due(storage),
+        ).write(target / WORLD)
+
+    def _config(self) -> dict[str, str]:
+        return {"state.backend": self._golden.backend, "checkpoint.interval": "100 ms"}
+
+    def _live(self) -> None:
+        unsettled = self._golden.how == "unsettled"
+        traps = [UNSETTLED] if unsettled else []
+        with self._job.started(
+            traps=traps,
+            pace=PACE,
+            config=self._config(),
+            parallelism=self._golden.parallelism,
+        ) as run:
+            run.until(self._reached(run, unsettled=unsettled), "at its worst", WAIT_S)
+            if self._golden.how == "stopped":
+                run.process.send_signal(signal.SIGINT)
+                assert run.wait() == 0, run.story()
+            else:
+                run.kill()
+
+    def _reached(self, run: Run, *, unsettled: bool) -> Callable[[], object]:
+        if unsettled:
+            return lambda: run.plan.pid(0)
+        return lambda: run.publications() >= PUBLISHED
+
+    def _backfill(self) -> None:
+        job = BackfillJob(
+            "job:Job",
+            self._folder,
+            {
+                "checkpoint.storage": str(self._folder / ".tidegate" / "checkpoints"),
+                "kafka.bootstrap": self._bootstrap,
+                "state.backend": self._golden.backend,
+                **{f"sources.{name}.topic": t for name, t in self._source_topics.items()},
+                **{f"sinks.{name}.topic": t for name, t in self._sink_topics.items()},
+            },
+        )
+        driver, waves = job.driver(parallelism=self._golden.parallelism, wave_offsets=RECORDS // 3)
+        assert not driver.run(stop=lambda: bool(waves))
+
+    def _check_something_is_left(self) -> None:
+        splits = manifests(self._folder / ".tidegate" / "checkpoints" / self._golden.name)[
+            -1
+        ].splits
+        read = sum(split.offset for split in splits)
+        sizes = [SINGLE.get(name, RECORDS) for name in self._source_topics]
+        assert read < sum(sizes) * 0.8, "too little of the input is left; try again"
+
+    # --- what is in Kafka -----------------------------------------------------------------------
+
+    def _source(self, name: str, topic: str) -> Source:
+        storage = self._folder / ".tidegate" / "checkpoints" / self._golden.name
+        ids = {split.topic_id for split in manifests(storage)[-1].splits if split.source == name}
+        (topic_id,) = ids
+        return Source(
+            topic=topic, topic_id=topic_id, records=_stored(read_all(self._bootstrap, topic))
+        )
+
+    def _sink(self, topic: str, inspector: KafkaTransactionInspector) -> Sink:
+        leaders = inspector.partitions(topic)
+        open_on = inspector.open_on(leaders, progress=no_progress).producers
+        stable = {origin.partition: ends.stable for origin, ends in inspector.ends(leaders).items()}
+        found: list[tuple[int, StoredMessage]] = []
+        for message in read_all(self._bootstrap, topic, isolation="read_uncommitted"):
+            partition, offset = message.partition() or 0, message.offset() or 0
+            if offset >= stable[partition]:
+                writers = open_on[Origin(topic, partition)]
+                # A subtask writes one transaction after the other, and there is one subtask.
+                writer = max(
+                    (each for each in writers if each.start_offset <= offset),
+                    key=lambda each: each.start_offset,
+                )
+                found.append((writer.producer_id, _stored([message])[0]))
+        return Sink(topic=topic, committed=_stored(read_all(self._bootstrap, topic)), open=found)
+
+    def _transactions(self, inspector: KafkaTransactionInspector) -> list[Transaction]:
+        survey = inspector.survey(prefix=f"tidegate.{self._golden.name}.", progress=no_progress)
+        found = [
+            Transaction(
+                id=each.transactional_id,
+                state=each.state,
+                producer_id=each.producer_id,
+                epoch=each.epoch,
+                start_ms=each.start_ms,
+                partitions=[
+                    (origin.topic, origin.partition)
+                    for origin in each.partitions
+                    if each.state is TransactionState.ONGOING
+                ],
+            )
+            for each in survey.transactions
+        ]
+        is_open = any(each.state is TransactionState.ONGOING for each in found)
+        assert is_open or self._golden.how != "unsettled", "no transaction is open"
+        return sorted(found, key=lambda each: each.id)
+
+    def _due(self, storage: Path) -> Due:
+        manifest = manifests(storage / self._golden.name)[-1]
+        return Due(
+            messages={
+                name: _stored(read_all(self._bootstrap, topic))
+                for name, topic in self._sink_topics.items()
+            },
+            state={
+                node.id: sorted(state_of(manifest, storage, Uid(node.id)).items())
+                for node in self._graph
+                if node.kind == "keyed_process"
+            },
+            positions=[
+                (split.source, split.topic, split.partition, split.offset)
+                for split in manifest.splits
+            ],
+        )
+
+
+def _graph(golden: Golden) -> Graph:
+    import types
+
+    from tidegate import build
+
+    return build(types.new_class("Job", (case_of(golden.case).pipeline,), {"name": golden.name}))
+
+
+def _stored(messages: list[Message]) -> list[StoredMessage]:
+    return [
+        StoredMessage(
+            message.partition() or 0,
+            message.key(),
+            message.value(),
+            [*(message.headers() or [])],
+            message.timestamp()[1],
+        )
+        for message in sorted(messages, key=lambda each: (each.partition(), each.offset()))
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

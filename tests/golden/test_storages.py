@@ -1,0 +1,135 @@
+"""Every golden storage is restored by today's code, and the job comes to what was due.
+
+The fake Kafka has the cluster id, the topic ids, the records and the transactions of the day on
+which the storage was written. RocksDB and the storage are real. The job restores at another
+parallelism, reads the rest of its input in waves, and must have written and kept the same as the
+job that wrote the storage.
+"""
+
+from __future__ import annotations
+
+import shutil
+import types
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from integration.agreement.cases import case_of
+from integration.agreement.outcome import Outcome, differences, manifests, state_of
+from integration.backfills import BackfillJob, in_process_host
+from integration.running import ROOT
+from tests.golden.formats import FORMATS, describe_formats
+from tests.golden.world import STORAGE, STORAGES, WORLD, GoldenDrivers, World, committed
+from tidegate import build
+from tidegate.backfill.executor import InProcessExecutor
+from tidegate.config import Config
+from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.graph.logical import Graph
+from tidegate.ids import JobName, Uid
+from tidegate.ports.kafka import TransactionState
+
+FOUND = sorted(path.parent for path in STORAGES.glob(f"*/*/{WORLD}"))
+NEWEST = max((int(path.name) for path in STORAGES.iterdir()), default=0)
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}-{path.name}"
+
+
+def graph_of(world: World) -> Graph:
+    return build(types.new_class("Job", (case_of(world.case).pipeline,), {"name": world.job}))
+
+
+def restored_job(golden: Path, world: World, folder: Path) -> BackfillJob:
+    shutil.copytree(golden / STORAGE, folder / STORAGE)
+    shutil.copytree(ROOT / "schemas", folder / "schemas")
+    module = f"golden_{name_of(golden).replace('-', '_')}"  # modules of one name would be one
+    world.write_module(folder / f"{module}.py")
+    return BackfillJob(f"{module}:Job", folder, world.settings())
+
+
+@pytest.mark.parametrize("golden", FOUND, ids=name_of)
+def test_a_golden_storage_restores_and_its_job_comes_to_what_was_due(
+    golden: Path, tmp_path: Path
+) -> None:
+    world = World.read(golden / WORLD)
+    job = restored_job(golden, world, tmp_path)
+    drivers = GoldenDrivers(world)
+    waves = job.backfill(
+        parallelism=world.parallelism + 1,
+        wave_offsets=90,
+        executor=InProcessExecutor(in_process_host(drivers)),
+        drivers=drivers,
+    )
+    read = sum(wave.records_in for wave in waves)
+    assert 0 < read < sum(len(source.records) for source in world.sources.values())
+    graph, storage = graph_of(world), tmp_path / STORAGE
+    manifest = manifests(storage / world.job)[-1]
+    found = Outcome(
+        how="restored",
+        messages={
+            name: cast("list[Any]", committed(drivers.kafka, sink, world.partitions))
+            for name, sink in world.sinks.items()
+        },
+        state={uid: state_of(manifest, storage, Uid(uid)) for uid in world.due.state},
+        positions={
+            (split.source, split.topic, split.partition): split.offset for split in manifest.splits
+        },
+    )
+    due = Outcome(
+        how="as written",
+        messages=cast("dict[str, list[Any]]", world.due.messages),
+        state={uid: dict(pairs) for uid, pairs in world.due.state.items()},
+        positions={
+            (source, topic, partition): offset
+            for source, topic, partition, offset in world.due.positions
+        },
+    )
+    assert all(due.state.values()), "the storage keeps state"
+    assert not differences(case_of(world.case), graph, found, due)
+
+
+@pytest.mark.parametrize("golden", FOUND, ids=name_of)
+def test_the_submissions_of_a_golden_storage_are_read(golden: Path, tmp_path: Path) -> None:
+    """Those of live jobs by a JobManager, that of a backfill by the command."""
+    world = World.read(golden / WORLD)
+    shutil.copytree(golden / STORAGE, tmp_path / STORAGE)
+    store = JobStore(RealDrivers().blob_store(str(tmp_path / STORAGE)), "another")
+    found = store.newest(JobName(world.job))
+    assert found is not None
+    submission, result = found
+    config = Config.from_dict(submission.settings)
+    assert config.state.backend == world.backend
+    stopped = golden.name.endswith("stopped")
+    assert (result is not None and result.state == "FINISHED") == stopped
+
+
+def test_generations_have_what_is_worst_to_restore() -> None:
+    """Files of changes beside a full checkpoint, both backends, open transactions of a publication,
+    and a final checkpoint.
+    """
+    assert NEWEST
+    for generation in range(1, NEWEST + 1):
+        folders = [path for path in FOUND if path.parent.name == str(generation)]
+        worlds = [World.read(folder / WORLD) for folder in folders]
+        states = {each.state for world in worlds for each in world.transactions}
+        assert TransactionState.ONGOING in states
+        assert {world.backend for world in worlds} == {"rocksdb", "memory"}
+        newest = [
+            manifests(folder / STORAGE / world.job)[-1]
+            for folder, world in zip(folders, worlds, strict=True)
+        ]
+        assert {manifest.final for manifest in newest} == {True, False}
+        files = {Path(path).name.partition("-")[0] for each in newest for path in each.files}
+        assert {"segment", "memory"} <= files
+        assert any(name.endswith(".sst") for name in files)
+
+
+def test_a_stored_form_changes_with_a_new_generation_only() -> None:
+    golden = (STORAGES / str(NEWEST) / FORMATS).read_text(encoding="utf-8")
+    assert describe_formats() == golden, (
+        "What is stored has another form now. Older storages must restore all the same: give new "
+        "fields a default, pin tags and names. Then write a new generation: make golden"
+    )

@@ -1,0 +1,41 @@
+"""What a message or a journal entry is on the wire and on disk does not depend on its class."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tidegate.checkpoint import journal
+from tidegate.protocol import codec, messages
+
+KINDS = [*codec._KINDS, *journal.AnyEntry.__args__]
+
+
+@pytest.mark.parametrize("module", [messages, journal], ids=["messages", "journal"])
+def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
+    """Else a renamed class would change what is stored and sent."""
+    tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))
+    bases = {"Message", "SlotOrder", "Entry"}
+    classes = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and {ast.unparse(base) for base in node.bases} & bases
+    ]
+    untagged = [
+        node.name
+        for node in classes
+        if node.name not in bases
+        and not any(
+            keyword.arg == "tag" and isinstance(keyword.value, ast.Constant)
+            for keyword in node.keywords
+        )
+    ]
+    assert classes
+    assert not untagged
+
+
+def test_tags_are_different() -> None:
+    tags = [kind.__struct_config__.tag for kind in KINDS]
+    assert len(set(tags)) == len(tags)
