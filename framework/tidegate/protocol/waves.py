@@ -70,6 +70,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
+    seconds: float = 0.0
+    """How long the run took."""
     error: ErrorReport | None = None
 
 

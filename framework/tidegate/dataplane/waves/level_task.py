@@ -34,6 +34,7 @@ from tidegate.elements import Barrier
 from tidegate.errors import KafkaError, StorageError, check
 from tidegate.graph.levels import level_of, levels
 from tidegate.ids import CheckpointId, SubtaskId, VertexId
+from tidegate.masking import masked_text
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.threads import WorkerPool
 from tidegate.protocol.errors import ErrorReport
@@ -71,6 +72,7 @@ class LevelTask:
         self._config = Config.from_dict(self._deploy.submission.settings)
         self.run_id = host.drivers.entropy.token_hex(RUN_BYTES)
         self._sender = RowSender(self._deploy.ordinal, bytes.fromhex(self.run_id))
+        self._began_s = host.drivers.clock.monotonic()
         self._engine = Engine(host.drivers.threads, self._fail, host.io)
         self._counters = Counters()
         self._failure: BaseException | None = None
@@ -129,9 +131,7 @@ class LevelTask:
             yield from self._read_splits()
         else:
             yield from self._read_rows(rows, channels, assembly)
-        while len(self._snapshots) < len(self._tasks):
-            self._turn()
-            self._engine.mailbox.wait(WAIT_S)
+        self._await_snapshots()
         yield self._sender.take()
 
     def _read_splits(self) -> Iterator[list[Row]]:
@@ -206,6 +206,27 @@ class LevelTask:
         if self._failure is not None:
             raise self._failure
         return worked or posted
+
+    def _await_snapshots(self) -> None:
+        """Until all that the subtasks have made is durable. A storage that hangs says nothing, so a
+        silence of `checkpoint.timeout` is its failure.
+        """
+        clock = self._host.drivers.clock
+        heard_s, stored = clock.monotonic(), self._counters.files_stored
+        while len(self._snapshots) < len(self._tasks):
+            if self._turn() or stored != self._counters.files_stored:
+                heard_s, stored = clock.monotonic(), self._counters.files_stored
+            elif (clock.monotonic() - heard_s) * 1000 >= self._config.checkpoint.timeout:
+                waiting = [each.subtask for each in self._tasks]
+                waiting = [each for each in waiting if each not in self._snapshots]
+                raise StorageError(
+                    f"The output and state of {', '.join(map(str, waiting))} were not stored, and"
+                    f" neither Kafka nor {masked_text(self._config.checkpoint.storage)} said"
+                    f" anything for {self._config.checkpoint.timeout / 1000:g} s"
+                    " (checkpoint.timeout). The wave runs again."
+                )
+            else:
+                self._engine.mailbox.wait(WAIT_S)
 
     def _wait(self, sources: list[TimedSource]) -> None:
         """Wait for records, or for I/O where no source can read."""
@@ -286,6 +307,7 @@ class LevelTask:
             records_out=counters.records_out,
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
+            seconds=self._host.drivers.clock.monotonic() - self._began_s,
             error=error,
         )
 
