@@ -8,7 +8,8 @@ backfill continues exactly once what it can continue.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ RAISES = """        if order.amount > 1:
             raise ValueError("more than one")
         self.total.value += order.amount
 """
+OPEN_S = 10
 BAD = b'{"customer": "c0"}'
 """Has no amount."""
 
@@ -227,6 +229,38 @@ def test_records_behind_an_open_transaction_are_counted_and_left_to_the_next_run
     waves = given.job().backfill(wave_offsets=20)
     assert sum(wave.records_in for wave in waves) == 30
     given.folder.assert_exact(60)
+
+
+@pytest.fixture
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker that aborts a transaction soon after ten seconds."""
+    properties = {
+        "transaction.max.timeout.ms": f"{OPEN_S * 1000}",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    }
+    folder = tmp_path_factory.mktemp("impatient")
+    cluster = EmbeddedKafka.start(directory=folder, owned=True, properties=properties)
+    yield cluster
+    cluster.stop()
+
+
+def test_a_wave_that_outlives_its_transactions_is_halved_and_run_again(
+    impatient: EmbeddedKafka, tmp_path: Path
+) -> None:
+    given = Input(Folder.make(tmp_path, impatient.bootstrap), {})
+    given.folder.orders(60)
+
+    def outlived() -> None:
+        end_s = time.monotonic() + TIMEOUT_S + OPEN_S
+        while given.open_transactions() and time.monotonic() < end_s:
+            time.sleep(0.2)
+
+    executor = Meddling(wave=1, after=outlived)
+    driver, waves = given.job().driver(wave_offsets=60, executor=executor)
+    assert driver.run()
+    assert len(waves) >= 2, "half as much at a time"
+    assert max(wave.records_in for wave in waves) <= 30
+    given.assert_closed_at(60)
 
 
 # --- topics -------------------------------------------------------------------------------------

@@ -244,6 +244,7 @@ class BackfillSettings(Section):
     master: str = "local[*]"
     wave_records: int = Field(default=1_000_000, gt=0)
     wave_span: PositiveMs | None = None
+    ship: bool = False
 
 
 class LogSettings(Section):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from integration.backfill_command import DONE, ORDERS, Job
+from integration.backfill_command import DONE, ORDERS, REFUSED, Job
 from integration.brokers import create_topic, unique
 from tidegate.backfill import __main__ as entry
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -47,6 +47,14 @@ def test_the_command_on_a_session_of_its_own_is_exact_and_quiet(job: Job) -> Non
     assert events[-1]["records_in"] == ORDERS
     assert job.log() == "", "Spark says nothing without -v"
     job.assert_exact()
+
+
+def test_a_server_of_spark_connect_is_refused_before_spark_starts(job: Job) -> None:
+    job.master = "sc://127.0.0.1:15002"
+    code, events = job.run("-p", "2")
+    assert code == REFUSED
+    assert [each["event"] for each in events] == ["plan"]
+    assert "A backfill does not run through Spark Connect (sc://127.0.0.1:15002)" in job.log()
 
 
 def test_under_spark_submit_it_adopts_the_session_that_it_finds(

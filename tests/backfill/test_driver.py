@@ -253,9 +253,33 @@ def test_a_wave_that_outlives_its_transactions_is_halved(tmp_path: Path) -> None
     made = make(tmp_path)
     made.answers.wave_fails = KafkaError("aborted")
     made.answers.takes = lambda: made.clock.sleep(70.0)
-    with pytest.raises(KafkaError):
+    with pytest.raises(KafkaError) as caught:
         made.backfill.run()
     assert made.backfill._wave_offsets == 1  # after 10, 5, 2
+    (note,) = caught.value.__notes__
+    assert "The wave took 70 s, and the brokers abort its transactions after 60 s" in note
+
+
+def test_the_last_error_of_waves_that_are_too_slow_names_the_slowest_subtask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path)
+    aborted = ErrorReport.of(KafkaError("the transaction is aborted"))
+
+    def run(wave: WaveTasks) -> list[TaskReport]:
+        made.answers.ran += 1
+        made.clock.sleep(70.0)
+        return [
+            TaskReport(attempt=Attempt(1), task=TaskId(1, 3), run="a", seconds=68.0, error=aborted),
+            TaskReport(attempt=Attempt(1), task=TaskId(0, 0), run="b", seconds=12.0),
+        ]
+
+    monkeypatch.setattr(made.answers, "run", run)
+    with pytest.raises(KafkaError, match="the transaction is aborted") as caught:
+        made.backfill.run()
+    assert made.answers.ran == TRIES
+    (note,) = caught.value.__notes__
+    assert "The slowest task was level 1, subtask 3: 68 s. Set a smaller --wave-records" in note
 
 
 def test_a_wave_that_fails_sooner_keeps_its_size(tmp_path: Path) -> None:
@@ -265,6 +289,7 @@ def test_a_wave_that_fails_sooner_keeps_its_size(tmp_path: Path) -> None:
     with pytest.raises(KafkaError):
         made.backfill.run()
     assert made.backfill._wave_offsets == 10
+    assert not hasattr(made.answers.wave_fails, "__notes__")
 
 
 def test_a_journal_that_a_dead_driver_has_closed_is_the_end(tmp_path: Path) -> None:

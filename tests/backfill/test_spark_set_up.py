@@ -125,6 +125,12 @@ def test_what_is_no_master_is_refused(master: str) -> None:
         check_reachable(master)
 
 
+def test_a_server_of_spark_connect_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(ConfigError, match=r"through Spark Connect \(sc://host:15002\)") as caught:
+        check_reachable("sc://host:15002")
+    assert "start the command on the cluster by spark-submit" in str(caught.value)
+
+
 @pytest.mark.parametrize("master", ["local[2,4]", "yarn", "k8s://https://host"])
 def test_other_masters_are_for_spark_to_reach(master: str) -> None:
     check_reachable(master)

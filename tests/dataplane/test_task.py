@@ -137,6 +137,11 @@ class Reader:
     def take_dead_letters(self) -> list[RecordBatch]:
         return []
 
+    def limit_polls(self, share: float) -> None: ...
+
+    def last_timestamp_ms(self) -> int:
+        return -1
+
     def finished(self) -> bool:
         return self.bounded and not self.polls
 

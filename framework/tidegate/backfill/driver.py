@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from tidegate.backfill.executor import Executor, WaveTasks
+from tidegate.backfill.progress import commit_to_groups
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.coordination import Complete
 from tidegate.checkpoint.pending import union
@@ -116,6 +117,8 @@ class Backfill:
         self._stop: Callable[[], bool] = lambda: False
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
+        self._slowest: TaskReport | None = None
+        """Of the last try of a wave; None where it brought no reports."""
         self._restarts = strategy_of(config.restart, drivers.entropy.random)
         self._finished = False
 
@@ -160,15 +163,18 @@ class Backfill:
                 if not self._finished:
                     raise
             except TidegateError as error:
+                took_s = clock.monotonic() - began_s
                 pause_s = self._pause_after(error)
                 if failures == TRIES or pause_s is None:
                     self._abort_open(error)
+                    if self._outlived(took_s):
+                        error.add_note(self._slowness(took_s))
                     raise
                 if self._stop():
                     self._abort_open(error)
                     return True
                 _log.warning("the wave is run again: %s", error)
-                self._halve_after(clock.monotonic() - began_s)
+                self._halve_after(took_s)
                 clock.sleep(max(pause_s, PAUSE_S * 2 ** (failures - 1)))
                 continue
             return self._finished
@@ -195,7 +201,7 @@ class Backfill:
         """Make waves smaller from now on, if the failed one took longer than its transactions may
         be open: that may be why it failed.
         """
-        if self._wave_offsets > 1 and 0 < self._transaction_timeout_ms <= seconds * 1000:
+        if self._wave_offsets > 1 and self._outlived(seconds):
             self._wave_offsets //= 2
             _log.warning(
                 "the wave took %d s, and its transactions may be open for %d s: waves have %d"
@@ -204,6 +210,21 @@ class Backfill:
                 self._transaction_timeout_ms // 1000,
                 self._wave_offsets,
             )
+
+    def _outlived(self, seconds: float) -> bool:
+        """Whether a wave took longer than its transactions may be open."""
+        return 0 < self._transaction_timeout_ms <= seconds * 1000
+
+    def _slowness(self, seconds: float) -> str:
+        """What to do about waves that are too slow, with the task that took longest."""
+        open_s = self._transaction_timeout_ms / 1000
+        slow = self._slowest
+        slowest = f" The slowest task was {slow.task}: {slow.seconds:.0f} s." if slow else ""
+        return (
+            f"The wave took {seconds:.0f} s, and the brokers abort its transactions after"
+            f" {open_s:.0f} s (transaction.max.timeout.ms).{slowest} Set a smaller --wave-records,"
+            " or a larger transaction.max.timeout.ms, or use more cores."
+        )
 
     def _abort_open(self, failure: TidegateError) -> None:
         """Abort what the failed wave has open, as a recovery does: readers of the sinks' topics
@@ -235,12 +256,21 @@ class Backfill:
             return True
         refuse_unread_sources(plan.graph, recovered.restoration.begins)
         tasks = self._tasks(plan, recovered)
+        self._slowest = None
         reports = self._executor.run(tasks)
+        self._slowest = max(reports, key=lambda each: each.seconds, default=None)
         refuse_failures(reports)
         check_runs(plan.plan, reports)
         complete = self._complete(plan, recovered, tasks, reports)
         self._journal.publish(complete)
         self._journal.commit()
+        commit_to_groups(
+            self._kafka(),
+            self._submission.job,
+            tasks.deploys[0].journal,
+            complete.checkpoint,
+            complete.snapshots,
+        )
         self._journal.clean_up()
         self._on_wave(
             WaveDone(

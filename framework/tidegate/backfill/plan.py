@@ -28,7 +28,7 @@ from tidegate.controlplane.jobmaster.split_enumeration import (
     with_chosen_ends,
 )
 from tidegate.elements import Origin
-from tidegate.errors import KafkaError
+from tidegate.errors import KafkaError, RefusedError
 from tidegate.graph.logical import Graph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.blobs import BlobStore
@@ -221,6 +221,23 @@ class Planner:
             finally:
                 reader.close()
         return sample
+
+
+def refuse_passed_ends(to: To, partitions: Sequence[PartitionRange]) -> None:
+    """RefusedError for an offset of `--to` before the one where the job is: nothing would be read
+    up to it.
+    """
+    if not isinstance(to, Mapping):
+        return
+    for each in partitions:
+        if each.end < each.begin:
+            message = (
+                f"--to ends partition {each.partition} of topic {each.topic!r} at offset"
+                f" {each.end}, but the job has read it up to {each.begin} already. Give that offset"
+                " or a later one. To read the topic again, add --restore none: it drops the state,"
+                " and the output is written again."
+            )
+            raise RefusedError(message)
 
 
 def _ranges(chosen: Sequence[PartitionFacts], reached: Places) -> tuple[PartitionRange, ...]:

@@ -37,6 +37,12 @@ WaveRecords = Annotated[int | None, typer.Option(help="Offsets that a wave reads
 WaveSpan = Annotated[
     str | None, typer.Option(help='Time that a wave covers at most, with a unit: "1 h".')
 ]
+Ship = Annotated[
+    bool,
+    typer.Option(
+        "--ship", help="Send tidegate and the pipeline's packages to the workers of a cluster."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")]
 New = Annotated[
     bool, typer.Option("--new", help="Begin another backfill, although one is there already.")
@@ -64,6 +70,7 @@ def backfill(
     kafka: o.Brokers = None,
     parallelism: o.Parallelism = None,
     name: o.As = None,
+    ship: Ship = False,
     dry_run: DryRun = False,
     new: New = False,
     restore: o.Restore = "latest",
@@ -92,6 +99,7 @@ def backfill(
             backfill__master=master,
             backfill__wave_records=wave_records,
             backfill__wave_span=wave_span,
+            backfill__ship=ship or None,
         ),
     }
     params = o.parameters(settings, EXAMPLE)

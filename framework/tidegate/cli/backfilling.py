@@ -14,20 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
 from tidegate.backfill.driver import Backfill, WaveDone, WaveLoop, run_in_turn
 from tidegate.backfill.ends import parse_to
 from tidegate.backfill.executor import Executor, InProcessExecutor
-from tidegate.backfill.plan import Planner
+from tidegate.backfill.plan import Planner, refuse_passed_ends
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.bootstrap import WAVE_TASK, task_host
 from tidegate.cli.backfill_output import BackfillJson, BackfillText
 from tidegate.cli.display import say, say_left_out
 from tidegate.cli.running import DONE, FAILED, INTERRUPTED, STOPPED
-from tidegate.config import Config
+from tidegate.config import BackfillSettings, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import JobLock
 from tidegate.controlplane.client.preflight import (
@@ -38,12 +38,17 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.kafka.jars import cache_folder
 from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateError
 from tidegate.masking import masked_text
 
 IN_PROCESS: Final = "in-process"
+PACKAGES: Final = "packages"
 SPARK_LOG: Final = "spark.log"
 PROGRESS_S: Final = 5.0
+
+if TYPE_CHECKING:
+    from tidegate.backfill.spark.session import BackfillSession
 
 Progress = Callable[[], tuple[int, int] | None]
 """Finished and all tasks that Spark knows of just now."""
@@ -98,7 +103,10 @@ def execute(
             if recorded.finished:
                 output.done_before()
                 return DONE
-        output.plan(planner.plan(submission))
+        plan = planner.plan(submission)
+        if recorded is None:
+            refuse_passed_ends(to, plan.partitions)
+        output.plan(plan)
         if asked.dry_run:
             return DONE
         with _engine(config, folder, verbose=asked.verbose) as (executor, loop, progress):
@@ -172,7 +180,7 @@ def _engine(
         yield InProcessExecutor(task_host()), run_in_turn, lambda: None
         return
     from tidegate.backfill.spark.executor import SparkExecutor
-    from tidegate.backfill.spark.master import with_retries
+    from tidegate.backfill.spark.master import check_connect, with_retries
     from tidegate.backfill.spark.session import adopt_session, is_submitted, start_session
     from tidegate.backfill.spark.stream import streamed
     from tidegate.backfill.spark.workers import check_storage
@@ -180,14 +188,29 @@ def _engine(
     log = folder / config.logs.directory / SPARK_LOG
     if is_submitted():
         with adopt_session() as session:
+            _ship(session, settings)
             executor = SparkExecutor(session, WAVE_TASK)
             yield executor, streamed(session), executor.progress
         return
     master = with_retries(settings.master)
+    check_connect(master)
     check_storage(master, config.checkpoint.storage)
     with start_session(master, log=log, verbose=verbose) as session:
+        _ship(session, settings)
         executor = SparkExecutor(session, WAVE_TASK)
         yield executor, streamed(session), executor.progress
+
+
+def _ship(session: BackfillSession, settings: BackfillSettings) -> None:
+    """Send the workers their packages, if that is wanted and they are not those of the driver."""
+    from tidegate.backfill.spark.master import is_local
+    from tidegate.backfill.spark.packing import make_archive
+    from tidegate.backfill.spark.workers import check_platform
+
+    if not settings.ship or is_local(session.master):
+        return
+    check_platform(session)
+    session.ship(make_archive(cache_folder() / PACKAGES))
 
 
 class _Total:

@@ -16,6 +16,8 @@ class Counters:
     dead_letters: int = 0
     batches: int = 0
     """Of records that subtasks have taken in, for the slot's own loop."""
+    files_stored: int = 0
+    """Of state, by I/O threads; for who waits for them."""
     restoring: str = ""
     """The storage call that a restore waits for; empty if for none."""
     restoring_to: Path | None = None

@@ -64,6 +64,10 @@ class KafkaAdmin(Protocol):
         """All that a consumer group holds."""
         ...
 
+    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+        """Commit offsets to a consumer group without members."""
+        ...
+
     def transaction_max_timeout_ms(self) -> int | None:
         """The brokers' `transaction.max.timeout.ms`; None where we may not read it."""
         ...

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     """The index of the edge in the plan, or REPORT."""
     sender: int
     ord: int
-    """Orders the rows of all senders, about as they would have met in a live job."""
+    """Orders the rows of all senders by Kafka's time (`dataplane/waves/order.py`)."""
     seq: int
     """Counts the frames of a sender over all of its channels."""
     run: bytes
@@ -70,6 +70,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
+    seconds: float = 0.0
+    """How long the run took."""
     error: ErrorReport | None = None
 
 

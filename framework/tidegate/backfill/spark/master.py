@@ -15,6 +15,7 @@ from tidegate.errors import ConfigError, SparkError
 
 CONNECT_TIMEOUT_S: Final = 5.0  # for each address; a master answers in milliseconds
 STANDALONE: Final = "spark://"
+CONNECT: Final = "sc://"
 TASK_FAILURES: Final = 4  # as everywhere else in Spark (spark.task.maxFailures)
 
 
@@ -42,6 +43,26 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def check_connect(master: str) -> None:
+    """Return unless it is a server of Spark Connect.
+
+    The last part of a transactional id is Spark's id of a task's run, which is unique in one
+    SparkContext only. The driver sees the end of a SparkContext by the end of its JVM. A client of
+    Connect does not see it: if the server is started again, the client sends it the same job again,
+    and its tasks get the ids of those that may still run elsewhere.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if master.startswith(CONNECT):
+        message = (
+            f"A backfill does not run through Spark Connect ({master}), whose client may run a"
+            " wave's job again on another Spark without saying so. Give --master the address of"
+            " the cluster's own master, or start the command on the cluster by spark-submit."
+        )
+        raise ConfigError(message)
+
+
 def check_reachable(master: str) -> None:
     """Return if one address of a standalone master accepts a connection, or it is another kind.
 
@@ -49,6 +70,7 @@ def check_reachable(master: str) -> None:
         ConfigError: it is no address of a master.
         SparkError: no address answers.
     """
+    check_connect(master)
     if not master.startswith(STANDALONE):
         if not is_local(master) and "://" not in master and master != "yarn":
             message = (

@@ -55,6 +55,8 @@ class BackfillSession:
     """A pyspark.sql.SparkSession."""
     owned: bool
     """Whether `start_session` made it; an adopted one is left running."""
+    ships: bool = False
+    """Whether `ship` has sent the workers their packages."""
     _gateway: Any = None
     _folder: SessionFolder | None = None
     _closed: bool = field(default=False)
@@ -81,6 +83,21 @@ class BackfillSession:
             yield folder.path
         finally:
             folder.delete()
+
+    def ship(self, archive: Path) -> None:
+        """Send an archive of packages to the Python workers, which import from it first.
+
+        Spark sends it to each executor before that runs its first task, and unpacks it in the
+        executor's working folder. Jobs that have run before are not concerned.
+        """
+        context = self.spark.sparkContext
+        try:
+            run_apart(lambda: context.addArchive(f"{archive}#{archive.stem}"), name="spark-ship")
+        except Exception as error:
+            raise spark_error("Spark does not take the packages", error, self.spark) from error
+        paths = [archive.stem, context.environment.get("PYTHONPATH", "")]
+        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.ships = True
 
     def close(self) -> None:
         """Stop Spark, wait for the end of its JVM and delete its folder; again does nothing.

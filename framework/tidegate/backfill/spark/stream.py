@@ -35,12 +35,14 @@ STREAMS_MIN: Final = (4, 2)  # Python stream sources with availableNow and a rea
 def streamed(session: BackfillSession) -> WaveLoop:
     """A loop for `Backfill.run` whose waves are the micro-batches of a streaming query.
 
-    An older Spark has no such sources for Python; with it this is the plain loop.
+    An older Spark has no such sources for Python; with it this is the plain loop. So it is where
+    the workers have their packages from the driver: Spark starts the source on the driver's host
+    with the workers' Python, which has no tidegate there.
 
     The loop raises what `run_wave` raises, and SparkError if the query fails or is stopped by
     somebody else. At its end the query has ended too, and its folder is deleted.
     """
-    if minor_version(str(session.spark.version)) < STREAMS_MIN:
+    if session.ships or minor_version(str(session.spark.version)) < STREAMS_MIN:
         return run_in_turn
     return partial(_run_streamed, session)
 

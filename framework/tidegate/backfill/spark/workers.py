@@ -2,8 +2,9 @@
 
 The workers rebuild the graph from the job's code, and a manifest names what they have built. So
 they need the driver's Python, to the patch version, and its version of tidegate. Spark itself
-compares the minor version of Python only. And they need the checkpoint storage: a folder is that
-only where all of them run on this machine.
+compares the minor version of Python only. That is enough where the driver has sent its packages
+(`packing`), but these are built for one platform. And they need the checkpoint storage: a folder is
+that only where all of them run on this machine.
 
 The versions are asked for by a small Spark job, with as many tasks as Spark has cores. It is no
 proof for a worker that comes later. It starts Python workers that the first wave then uses.
@@ -12,12 +13,15 @@ proof for a worker that comes later. It starts Python workers that the first wav
 from __future__ import annotations
 
 import platform
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.levels import TaskAttempt, run_levels
 from tidegate.backfill.spark.master import is_on_this_machine
 from tidegate.backfill.spark.rows import FrameRow, Report
@@ -25,7 +29,14 @@ from tidegate.backfill.spark.session import BackfillSession
 from tidegate.errors import ConfigError, SparkError, UserError
 
 _REMEDY: Final = "Install the driver's versions on every host, or set PYSPARK_PYTHON."
-_WORKER_CANNOT_RUN: Final = ("PYTHON_VERSION_MISMATCH", "No module named 'tidegate")
+_SHIP: Final = (
+    "Add --ship, which sends them the driver's packages, install the driver's versions on every"
+    " host, or set PYSPARK_PYTHON."
+)
+_OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
+_NOT_INSTALLED: Final = ("No module named '", "PACKAGE_NOT_INSTALLED", "must be installed")
+_BUILT_FOR: Final = "SOABI"
+"""Python's name of what extension modules are built for: its minor version and the platform."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -33,6 +44,11 @@ class Versions(msgspec.Struct, frozen=True):
 
     python: str
     tidegate: str
+
+    def has_same_minor(self, other: Versions) -> bool:
+        """Whether the two have the same tidegate, and the same Python but for the patch version."""
+        mine, theirs = (each.python.rpartition(".")[0] for each in (self, other))
+        return mine == theirs and self.tidegate == other.tidegate
 
     def __str__(self) -> str:
         return f"Python {self.python} and tidegate {self.tidegate}"
@@ -62,23 +78,61 @@ def check_versions(session: BackfillSession) -> None:
         SparkError: the job that asks has failed.
     """
     own = own_versions()
-    tasks = max(1, session.spark.sparkContext.defaultParallelism)
     entry = f"{__name__}:{report_versions.__name__}"
     try:
-        reports = run_levels(session, tasks, 1, entry, b"")
+        reports = run_levels(session, _tasks(session), 1, entry, b"")
     except SparkError as error:
-        if not any(text in str(error) for text in _WORKER_CANNOT_RUN):
+        is_missing = any(text in str(error) for text in _NOT_INSTALLED)
+        if not is_missing and _OTHER_PYTHON not in str(error):
             raise
-        message = (
-            f"Spark's Python workers do not fit the driver, which has {own}: {error} {_REMEDY}"
-        )
+        remedy = _SHIP if is_missing and not session.ships else _REMEDY
+        message = f"Spark's Python workers do not fit the driver, which has {own}: {error} {remedy}"
         raise UserError(message) from error
-    others = sorted({str(found) for each in reports if (found := _decode(each.body)) != own})
+    fits = own.has_same_minor if session.ships else own.__eq__
+    others = sorted({str(found) for each in reports if not fits(found := _decode(each.body))})
     if others:
         message = (
             f"Spark's Python workers have {', '.join(others)}, and the driver has {own}. {_REMEDY}"
         )
         raise UserError(message)
+
+
+def check_platform(session: BackfillSession) -> None:
+    """Return if the driver's packages can be imported by the Python workers, as far as their Python
+    and its platform say it. It needs no tidegate there.
+
+    Raises:
+        UserError: a package of the driver has extension modules for another Python or platform.
+        SparkError: the job that asks has failed.
+    """
+    own, tasks = str(sysconfig.get_config_var(_BUILT_FOR)), _tasks(session)
+
+    def ask() -> list[Any]:
+        questions = session.spark.sparkContext.parallelize([_BUILT_FOR] * tasks, tasks)
+        found: list[Any] = questions.map(sysconfig.get_config_var).collect()
+        return found
+
+    try:
+        found = run_apart(ask, name="spark-platform")
+    except Exception as error:
+        failure = spark_error("The workers do not tell their platform", error, session.spark)
+        if _OTHER_PYTHON not in str(failure):
+            raise failure from error
+        found = [str(failure)]
+    others = sorted({str(each) for each in found} - {own})
+    if others:
+        message = (
+            f"--ship cannot send the driver's packages: they are built for {own}, and Spark's"
+            f" Python workers have {', '.join(others)}. Run the command with their minor version of"
+            " Python on their platform, set PYSPARK_PYTHON, or install tidegate on every host and"
+            " leave out --ship."
+        )
+        raise UserError(message)
+
+
+def _tasks(session: BackfillSession) -> int:
+    """As many as Spark has cores."""
+    return max(1, int(session.spark.sparkContext.defaultParallelism))
 
 
 def check_storage(master: str, storage: str) -> None:

@@ -122,7 +122,7 @@ class BatchDecoder:
                 topic,
                 partition,
                 message.offset(),
-                _timestamp_ms(message),
+                timestamp_ms(message),
                 tuple(message.headers() or ()),
             )
 
@@ -160,7 +160,7 @@ class BatchDecoder:
             (ORIGIN_TOPIC, origin.topic),
             (ORIGIN_PARTITION, str(origin.partition)),
             (ORIGIN_OFFSET, str(message.offset())),
-            (ORIGIN_TIMESTAMP, str(_timestamp_ms(message))),
+            (ORIGIN_TIMESTAMP, str(timestamp_ms(message))),
             (ERROR, reason),
         )
         letter: OutgoingRecord[Any, Any] = OutgoingRecord(
@@ -201,6 +201,7 @@ def _offsets(messages: Sequence[Message]) -> Sequence[int]:
     return list(map(type(messages[0]).offset, messages))
 
 
-def _timestamp_ms(message: Message) -> int:
-    kind, timestamp_ms = message.timestamp()
-    return timestamp_ms if kind else NO_TIMESTAMP
+def timestamp_ms(message: Message) -> int:
+    """Kafka's timestamp of a record; NO_TIMESTAMP where it has none."""
+    kind, time_ms = message.timestamp()
+    return time_ms if kind else NO_TIMESTAMP

@@ -22,7 +22,7 @@ from tidegate.api.topics import consumer_group
 from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.runtime import Runtime
-from tidegate.dataplane.sources.decoding import BatchDecoder
+from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
 from tidegate.elements import Origin, RecordBatch
 from tidegate.errors import InternalError, check
 from tidegate.ids import CheckpointId, Uid
@@ -74,6 +74,11 @@ class KafkaSourceReader:
         self._next: dict[Origin, int] = {}
         self._epochs: dict[Origin, int] = {}
         self._unfinished: set[Origin] = set()
+        self._last_message: Message | None = None
+
+    def limit_polls(self, share: float) -> None:
+        """Read at most this share of a full poll at a time."""
+        self._poll_records = max(1, round(self._poll_records * share))
 
     def open(self, splits: Sequence[SourceSplit]) -> None:
         """Start to read; once. Splits that are at their end already are not asked for."""
@@ -109,6 +114,7 @@ class KafkaSourceReader:
                 continue  # was fetched before its partition was paused
             messages = self._within_split(run)
             if messages:
+                self._last_message = messages[-1]
                 batch = self._decoder.decode(run.origin, messages)
                 if batch.values:
                     batches.append(batch)
@@ -118,6 +124,10 @@ class KafkaSourceReader:
         """What the last polls refused: batches of OutgoingRecord with raw bytes and provenance."""
         letters, self._decoder.dead_letters = self._decoder.dead_letters, []
         return letters
+
+    def last_timestamp_ms(self) -> int:
+        """Kafka's timestamp of the last record that was read; -1 where it has none."""
+        return NO_TIMESTAMP if self._last_message is None else timestamp_ms(self._last_message)
 
     def finished(self) -> bool:
         """Whether all splits have reached their ends, by position: a transaction's marker or

@@ -93,8 +93,10 @@ class SnapshotUploader:
         key_groups: range,
         shared: Mapping[str, SharedFile],
         run: str = "",
+        counters: Counters | None = None,
     ) -> None:
         """`run` as in a Runtime."""
+        self._counters = counters or Counters()
         self._blobs, self._job = blobs, job
         folder = f"files/{attempt}/{subtask.vertex}/{subtask.index}/{uid}"
         self._folder = f"{folder}/{run}" if run else folder
@@ -143,6 +145,7 @@ class SnapshotUploader:
         sha256 = sha256_of(source)
         path = f"{self._folder}/{source.name}"
         self._blobs.put_file(f"{self._job}/{path}", source)
+        self._counters.files_stored += 1
         return StateFile(name=source.name, path=path, size=size, sha256=sha256)
 
 

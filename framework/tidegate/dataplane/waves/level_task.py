@@ -14,24 +14,27 @@ that goes on as a zombie changes nothing of another one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
 from tidegate.dataplane.assembly import Assembly, Surroundings
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
 from tidegate.dataplane.task import SourceTask, Task
+from tidegate.dataplane.waves.order import TimedSource, poll_shares
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.row_channels import RowChannels
 from tidegate.dataplane.waves.sending import RowSender
 from tidegate.elements import Barrier
 from tidegate.errors import KafkaError, StorageError, check
 from tidegate.graph.levels import level_of, levels
-from tidegate.ids import CheckpointId, SubtaskId
+from tidegate.ids import CheckpointId, SubtaskId, VertexId
+from tidegate.masking import masked_text
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.threads import WorkerPool
 from tidegate.protocol.errors import ErrorReport
@@ -69,12 +72,15 @@ class LevelTask:
         self._config = Config.from_dict(self._deploy.submission.settings)
         self.run_id = host.drivers.entropy.token_hex(RUN_BYTES)
         self._sender = RowSender(self._deploy.ordinal, bytes.fromhex(self.run_id))
+        self._began_s = host.drivers.clock.monotonic()
         self._engine = Engine(host.drivers.threads, self._fail, host.io)
         self._counters = Counters()
         self._failure: BaseException | None = None
         self._checkpoint = CheckpointId(self._deploy.attempt, 1)
         self._snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
         self._tasks: list[Task] = []
+        self._steps: list[Callable[[float], bool]] = []
+        """One of each task, in their order."""
         self._assembly: Assembly | None = None
         self._receiver: RowReceiver | None = None
 
@@ -118,21 +124,21 @@ class LevelTask:
             sender=self._sender,
         )
         self._tasks = assembly.tasks(channels, vertices)
+        self._steps = [task.step for task in self._tasks]
         for task in self._tasks:
             task.chain.open()
         if self._level == 0:
             yield from self._read_splits()
         else:
             yield from self._read_rows(rows, channels, assembly)
-        while len(self._snapshots) < len(self._tasks):
-            self._turn()
-            self._engine.mailbox.wait(WAIT_S)
+        self._await_snapshots()
         yield self._sender.take()
 
     def _read_splits(self) -> Iterator[list[Row]]:
         """Read every split to its end, then inject the barrier."""
-        sources = [task for task in self._tasks if isinstance(task, SourceTask)]
-        check(len(sources) == len(self._tasks), "level 0 has a vertex that is no source")
+        timed = self._timed_sources()
+        sources = [source.task for source in timed]
+        self._steps = [source.step for source in timed]
         for source in sources:
             source.start()
         flush_records = FLUSH_RECORDS * max(1, self._deploy.submission.parallelism // 8)
@@ -143,17 +149,29 @@ class LevelTask:
             if self._turn():
                 idle_since_s = clock.monotonic()
             else:
-                self._wait(sources)
+                self._wait(timed)
                 self._give_up_if_silent(sources, clock.monotonic() - idle_since_s)
-            self._sender.ord = self._counters.records_in
             if self._counters.records_in >= flush_at:
-                self._flush()
+                for each in timed:
+                    each.flush()
                 flush_at = self._counters.records_in + flush_records
             yield self._sender.take()
         for source in sources:
             source.trigger(Barrier(self._checkpoint, final=True))
         while self._turn():
             pass
+
+    def _timed_sources(self) -> list[TimedSource]:
+        sources = [task for task in self._tasks if isinstance(task, SourceTask)]
+        check(len(sources) == len(self._tasks), "level 0 has a vertex that is no source")
+        offsets = dict.fromkeys((each.subtask.vertex for each in sources), 0)
+        for split in self._deploy.splits:
+            offsets[VertexId(split.source)] += offsets_left(split)
+        shares = poll_shares(offsets)
+        for each in sources:
+            each.reader.limit_polls(shares[each.subtask.vertex])
+        now_ms = self._host.drivers.clock.now_ms()
+        return [TimedSource(each, self._sender, now_ms) for each in sources]
 
     def _read_rows(
         self, rows: Iterable[Row], channels: RowChannels, assembly: Assembly
@@ -183,15 +201,36 @@ class LevelTask:
         posted = self._engine.mailbox.has_posts()
         self._engine.mailbox.run_posted()
         worked = False
-        for task in self._tasks:
-            worked |= task.step(0.0)
+        for step in self._steps:
+            worked |= step(0.0)
         if self._failure is not None:
             raise self._failure
         return worked or posted
 
-    def _wait(self, sources: list[SourceTask]) -> None:
+    def _await_snapshots(self) -> None:
+        """Until all that the subtasks have made is durable. A storage that hangs says nothing, so a
+        silence of `checkpoint.timeout` is its failure.
+        """
+        clock = self._host.drivers.clock
+        heard_s, stored = clock.monotonic(), self._counters.files_stored
+        while len(self._snapshots) < len(self._tasks):
+            if self._turn() or stored != self._counters.files_stored:
+                heard_s, stored = clock.monotonic(), self._counters.files_stored
+            elif (clock.monotonic() - heard_s) * 1000 >= self._config.checkpoint.timeout:
+                waiting = [each.subtask for each in self._tasks]
+                waiting = [each for each in waiting if each not in self._snapshots]
+                raise StorageError(
+                    f"The output and state of {', '.join(map(str, waiting))} were not stored, and"
+                    f" neither Kafka nor {masked_text(self._config.checkpoint.storage)} said"
+                    f" anything for {self._config.checkpoint.timeout / 1000:g} s"
+                    " (checkpoint.timeout). The wave runs again."
+                )
+            else:
+                self._engine.mailbox.wait(WAIT_S)
+
+    def _wait(self, sources: list[TimedSource]) -> None:
         """Wait for records, or for I/O where no source can read."""
-        readable = [source for source in sources if source.reads()]
+        readable = [source for source in sources if source.task.reads()]
         for source in readable:
             source.step(WAIT_S / len(readable))
         if not readable:
@@ -206,10 +245,6 @@ class LevelTask:
             f"No record came for {idle_s:.0f} s (checkpoint.tolerated_outage), and the splits of "
             f"the wave are not at their ends. {errors or 'The brokers answer.'}"
         )
-
-    def _flush(self) -> None:
-        for task in self._tasks:
-            task.flush()
 
     def _local_folder(self) -> LocalFolder:
         submission = self._deploy.submission
@@ -272,6 +307,7 @@ class LevelTask:
             records_out=counters.records_out,
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
+            seconds=self._host.drivers.clock.monotonic() - self._began_s,
             error=error,
         )
 

@@ -25,7 +25,8 @@ class RowSender:
         self._ended: set[tuple[int, int]] = set()
         self._seq = 0
         self.ord = 0
-        """Where what is sent now stands among the rows of all senders; it only grows."""
+        """Where what is sent now stands among the rows of all senders. Along each channel it only
+        grows."""
 
     def open(self, edge: int, receiver: int) -> None:
         """A channel, before anything is sent along it."""

@@ -165,6 +165,25 @@ class KafkaClusterAdmin:
         """All that a consumer group holds."""
         return self._group_commits(ConsumerGroupTopicPartitions(group))
 
+    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+        """Commit offsets to a consumer group without members; again does no harm."""
+        what = f"commit offsets to consumer group {group}"
+        offsets = [
+            TopicPartition(*origin, offset=each.offset, metadata=each.metadata)
+            for origin, each in commits.items()
+        ]
+        told = ConsumerGroupTopicPartitions(group, offsets)
+        answers = self._answers(
+            [group],
+            lambda _: what,
+            lambda client, _, left_s: client.alter_consumer_group_offsets(
+                [told], request_timeout=left_s
+            ),
+        )
+        for each in answers[group].topic_partitions:
+            if each.error is not None:
+                raise self._translated(what, each.error)
+
     def _group_commits(self, asked: ConsumerGroupTopicPartitions) -> dict[Origin, GroupCommit]:
         what = f"read the offsets of consumer group {asked.group_id}"
         answers = self._answers(

@@ -230,6 +230,15 @@ class FakeAdmin:
             lambda: self._brokers.committed(self._user, group),
         )
 
+    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+        """Commit offsets to a consumer group without members."""
+        call = Call(Api.OFFSET_COMMIT, self._connection.name, name=group)
+        self._retried(
+            f"commit offsets to consumer group {group}",
+            call,
+            lambda: self._brokers.commit_offsets(self._user, group, commits),
+        )
+
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
         """`max.message.bytes` of each topic that is there."""
         return {

@@ -1,0 +1,47 @@
+"""Tells the consumer groups of the sources how far a backfill is, for lag monitors.
+
+A live job commits the offsets of each completed checkpoint to these groups. A wave is a completed
+checkpoint, so it does the same. The offsets decide nothing: the journal knows where the job is, and
+compares the groups with itself only to find that it lacks its end (`checkpoint/lost_tail.py`).
+
+Invariant: a group is told of a wave after the wave is published.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from tidegate.api.topics import consumer_group
+from tidegate.checkpoint.lost_tail import commit_metadata
+from tidegate.elements import Origin
+from tidegate.errors import KafkaError, RefusedError
+from tidegate.ids import CheckpointId, JobName, Uid
+from tidegate.ports.drivers import KafkaAdmin
+from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.snapshots import SubtaskSnapshot
+
+_log: Final = logging.getLogger(__name__)
+
+
+def commit_to_groups(
+    admin: KafkaAdmin,
+    job: JobName,
+    journal: str,
+    checkpoint: CheckpointId,
+    snapshots: Sequence[SubtaskSnapshot],
+) -> None:
+    """Commit the offsets of a wave to the group of each source. A group that cannot be told is
+    logged: a job needs no right on it.
+    """
+    metadata = commit_metadata(journal, checkpoint)
+    groups: defaultdict[Uid, dict[Origin, GroupCommit]] = defaultdict(dict)
+    for split in (split for part in snapshots for split in part.splits):
+        groups[split.source][split.origin] = GroupCommit(split.offset, metadata)
+    for source, commits in groups.items():
+        try:
+            admin.commit_group(consumer_group(job, source), commits)
+        except (KafkaError, RefusedError) as error:
+            _log.warning("lag monitors do not see the wave: %s", error)

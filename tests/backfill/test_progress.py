@@ -1,0 +1,79 @@
+"""Which offsets consumer groups are told after a wave, and that a refusal fails nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import pytest
+
+from tidegate.backfill.progress import commit_to_groups
+from tidegate.checkpoint.lost_tail import parse_commit_metadata
+from tidegate.elements import Origin
+from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
+from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
+from tidegate.ports.drivers import KafkaAdmin
+from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+
+CHECKPOINT = CheckpointId(Attempt(7), 1)
+
+
+class Groups:
+    """What groups were told."""
+
+    def __init__(self, refuses: dict[str, TidegateError] | None = None) -> None:
+        self.told: dict[str, Mapping[Origin, GroupCommit]] = {}
+        self._refuses = refuses or {}
+
+    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+        if group in self._refuses:
+            raise self._refuses[group]
+        self.told[group] = commits
+
+
+def snapshot(index: int, *splits: tuple[str, int, int]) -> SubtaskSnapshot:
+    return SubtaskSnapshot(
+        vertex=VertexId("v"),
+        index=SubtaskIndex(index),
+        splits=tuple(
+            SourceSplit(source=Uid(source), topic=f"{source}-topic", partition=part, offset=at)
+            for source, part, at in splits
+        ),
+    )
+
+
+SNAPSHOTS = [
+    snapshot(0, ("orders", 0, 10), ("rates", 0, 5)),
+    snapshot(1, ("orders", 1, 20)),
+    snapshot(2),
+]
+
+
+def tell(groups: Groups) -> None:
+    commit_to_groups(cast("KafkaAdmin", groups), JobName("job"), "j", CHECKPOINT, SNAPSHOTS)
+
+
+def test_the_group_of_each_source_gets_its_offsets_and_the_checkpoint() -> None:
+    groups = Groups()
+    tell(groups)
+    assert {
+        group: {origin: each.offset for origin, each in commits.items()}
+        for group, commits in groups.told.items()
+    } == {
+        "tidegate.job.orders": {Origin("orders-topic", 0): 10, Origin("orders-topic", 1): 20},
+        "tidegate.job.rates": {Origin("rates-topic", 0): 5},
+    }
+    for commits in groups.told.values():
+        for each in commits.values():
+            assert parse_commit_metadata(each.metadata) == ("j", CHECKPOINT)
+
+
+@pytest.mark.parametrize("error", [NotAllowedError("no right"), KafkaUnavailableError("away")])
+def test_a_group_that_cannot_be_told_is_logged_and_the_others_are_told(
+    error: TidegateError, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = Groups({"tidegate.job.orders": error})
+    tell(groups)
+    assert groups.told.keys() == {"tidegate.job.rates"}
+    assert f"lag monitors do not see the wave: {error}" in caplog.text
