@@ -90,6 +90,7 @@ def open_step_state(
         key_groups=key_groups,
         shared=restored.shared,
         run=runtime.run,
+        notes=directory if runtime.run else None,
     )
     return StepState(
         state,

@@ -101,7 +101,7 @@ class LevelTask:
                 drivers=self._host.drivers,
                 counters=self._counters,
                 local=local.path,
-                earlier=local.earlier_files(f"{deploy.ordinal}-*"),
+                earlier=local.files_of_earlier_waves(f"{deploy.ordinal}-*"),
                 engine=self._engine,
                 coordination=self,
                 run=self.run_id,
