@@ -23,6 +23,7 @@ from tidegate.config import Config
 from tidegate.dataplane.assembly import Assembly, Surroundings
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.dataplane.waves.receiving import RowReceiver
@@ -56,6 +57,8 @@ class TaskHost:
     drivers: Drivers
     io: WorkerPool
     """Threads that outlive the task: a worker runs many."""
+    control: SharedControl | None = None
+    """Where the tasks run one at a time, and share a client."""
 
 
 class LevelTask:
@@ -106,6 +109,7 @@ class LevelTask:
                 coordination=self,
                 run=self.run_id,
                 first_transaction_slot=self._number,
+                control=self._host.control,
                 ends_input=False,
             ),
         )
