@@ -195,12 +195,12 @@ def test_a_folder_of_code_is_kept_once_however_many_attempts_a_process_runs(
 def test_a_place_beside_a_folder_of_code_is_not_shown_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package(tmp_path, "shown")
-    monkeypatch.setattr("tidegate.api.place._code_folders", [tmp_path / "sho"])
+    package(tmp_path, "beside")
+    monkeypatch.setattr("tidegate.api.place._code_folders", [tmp_path / "bes"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     (node,) = [
         node
-        for node in build(load_pipeline("shown.good:Copies", tmp_path))
+        for node in build(load_pipeline("beside.good:Copies", tmp_path))
         if node.kind == "filter"
     ]
     assert node.place == "good.py:10"
