@@ -24,6 +24,8 @@ test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environme
 	.venv-spark/bin/pytest integration/spark
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
+bench-spark: .venv-spark/installed  ## backfills beside bounded runs and PySpark by hand: make bench-spark [QUICK=1]
+	.venv-spark/bin/python -m integration.bench.spark_bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
 chaos: .venv/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
@@ -95,4 +97,4 @@ spark_wheels := --only-binary :all: --no-binary pyspark --require-hashes
 	@$(bin)/uv pip install --quiet --offline --python $(spark_bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(spark_bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo demo-spark check test test-spark bench soak golden images chaos sim ready lint types unit lock clean
+.PHONY: help demo demo-spark check test test-spark bench bench-spark soak golden images chaos sim ready lint types unit lock clean

@@ -477,10 +477,12 @@ def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator
 def task_host() -> TaskHost:
     """What tasks of waves are given, one for all of this process: a worker runs many."""
     from tidegate.dataplane.engine import IO_THREADS
+    from tidegate.dataplane.shared_control import SharedControl
     from tidegate.dataplane.waves.level_task import TaskHost
 
     drivers = RealDrivers()
-    return TaskHost(drivers=drivers, io=drivers.threads.pool(IO_THREADS, name="io"))
+    io = drivers.threads.pool(IO_THREADS, name="io")
+    return TaskHost(drivers=drivers, io=io, control=SharedControl())
 
 
 def _named(reference: str) -> Callable[..., Any]:

@@ -55,12 +55,13 @@ class Table:
         return "\n".join(["", self.title, *lines, *([self.note] if self.note else [])])
 
 
-def write(tables: Sequence[Table], broker: str, records: int) -> None:
+def write(tables: Sequence[Table], broker: str, records: int | None) -> None:
     """Put the tables that are whole into the page; sections of other titles stay as they are, of
-    whatever machine they were.
+    whatever machine they were. `records` is None where the figures do not depend on how many.
     """
     sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
-    where = f"{records:,} records; {surroundings(broker)}"
+    counted = "" if records is None else f"{records:,} records; "
+    where = f"{counted}{surroundings(broker)}"
     for table in tables:
         if table.whole:
             sections[table.title] = replace(table, note=f"{table.note} {where}".strip()).markdown()

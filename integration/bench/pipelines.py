@@ -170,3 +170,32 @@ class Windows(Pipeline, name="bench-windows"):
             .process(WindowedTotal(), uid="windowed-total")
             .to(self.windows)
         )
+
+
+class TransformAtLeastOnce(Pipeline, name="bench-transform-loose"):
+    """Transform without transactions."""
+
+    clicks = KafkaSource("bench-in", value=Json(Click))
+    paying = KafkaSink("bench-transform", value=Json(ClickWithFee), guarantee="at_least_once")
+
+    def define(self) -> None:
+        self.clicks.filter(lambda click: click.amount > THRESHOLD).map(with_fee).to(self.paying)
+
+
+class TotalsAtLeastOnce(Pipeline, name="bench-total-loose"):
+    """Running total per user without transactions."""
+
+    clicks = KafkaSource("bench-in", value=Json(Click))
+    totals = KafkaSink(
+        "bench-total",
+        value=Json(UserTotal),
+        key_by=lambda total: total.user,
+        guarantee="at_least_once",
+    )
+
+    def define(self) -> None:
+        (
+            self.clicks.key_by(lambda click: click.user)
+            .process(RunningTotal(), uid="running-total")
+            .to(self.totals)
+        )

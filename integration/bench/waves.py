@@ -1,8 +1,10 @@
 """What a wave of a backfill costs on Spark: `python -m integration.bench.waves`, beside a broker.
 
-It runs waves of almost no records through the running totals, on `local[2,4]` at parallelism 2: all
-that is left is the fixed cost. It prints the start of the session, the first wave, and for the warm
-waves the median of seconds and CPU seconds, and where the time goes.
+It runs waves of almost no records through the running totals, on `local[2,4]` at parallelism 2 or
+another one (`--parallelism 200`): all that is left is the fixed cost. It prints the start of the
+session, the first wave, and for the warm waves the median of seconds and CPU seconds, and where the
+time goes. `measure_fixed` makes the table of it (`python -m integration.bench.spark_bench --only
+fixed`).
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
-from integration.backfills import BackfillJob
+from integration.bench.page import Table
+from integration.bench.spark_cost import judged
 from integration.spark.jobs import ROOT, exact, new_job
 from tidegate.backfill.driver import Backfill, run_in_turn
 from tidegate.backfill.spark.executor import SparkExecutor
@@ -34,6 +38,23 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 PARALLELISM = 2
 LOOPS = ("plain", "streamed")
+WAVE_OFFSETS = 4
+PARTS: Final = ("spark job", "recover", "publish", "commit", "clean_up")
+GOALS_S: Final = {2: 1.0, 200: 4.0}
+"""Of a warm wave, by parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of the waves of one job; the first one apart, medians of the others."""
+
+    waves: int
+    total_s: float
+    first_s: float
+    warm_s: float
+    warm_with_loop_s: float
+    warm_cpu_s: float
+    parts: dict[str, float]
 
 
 class Spent:
@@ -69,6 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waves", type=int, default=20, help="of almost no records, per loop")
     parser.add_argument("--rounds", type=int, default=2, help="of both loops in one session")
+    parser.add_argument("--parallelism", type=int, default=PARALLELISM)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, _broker(Path(place)) as broker:
         began_s = time.monotonic()
@@ -78,9 +100,45 @@ def main() -> int:
                 for loop in LOOPS:
                     folder = Path(place, f"{loop}-{number}")
                     folder.mkdir()
-                    job = new_job(broker, folder, orders=given.waves * 4)
-                    _measure(session, job, loop, broker.pids)
+                    found = measure_waves(
+                        session, broker, folder, loop, given.parallelism, given.waves
+                    )
+                    _say(loop, **asdict(found))
     return 0
+
+
+def measure_fixed(
+    place: Path,
+    broker: EmbeddedKafka,
+    waves: Mapping[int, int],
+    tell: Callable[[str], None],
+) -> Table:
+    """A table of warm waves, streamed. `waves`: how many, by parallelism."""
+    rows, verdicts = [], []
+    with start_session("local[2,4]", python_path=[ROOT], folder=place) as session:
+        for parallelism, count in waves.items():
+            folder = place / f"fixed-{parallelism}"
+            folder.mkdir()
+            found = measure_waves(session, broker, folder, "streamed", parallelism, count)
+            tell(
+                f"parallelism {parallelism}: a warm wave {found.warm_with_loop_s:.2f} s, "
+                f"{found.warm_cpu_s:.2f} CPU s"
+            )
+            goal_s = GOALS_S[parallelism]
+            said = judged(found.warm_with_loop_s < goal_s, f"below {goal_s:g} s")
+            verdicts.append(
+                f"A warm wave at parallelism {parallelism}: {found.warm_with_loop_s:.2f} s, {said}."
+            )
+            seconds = (found.first_s, found.warm_with_loop_s, found.warm_cpu_s)
+            parts = (found.parts[name] for name in PARTS)
+            rows.append([str(parallelism), str(count), *(f"{s:.2f}" for s in (*seconds, *parts))])
+    note = (
+        f"{' '.join(verdicts)} Waves of {WAVE_OFFSETS} records on local[2]; two levels, so that a "
+        "wave has twice as many tasks. Medians of the waves behind the first one. CPU of the whole "
+        "tree with the JVM, without the broker."
+    )
+    titles = ("parallelism", "waves", "first s", "warm s", "CPU s", *(f"{p} s" for p in PARTS))
+    return Table("Waves: fixed cost", titles, rows, note)
 
 
 @contextlib.contextmanager
@@ -92,19 +150,29 @@ def _broker(place: Path) -> Iterator[EmbeddedKafka]:
         broker.stop()
 
 
-def _measure(session: BackfillSession, job: BackfillJob, loop: str, broker: list[int]) -> None:
+def measure_waves(
+    session: BackfillSession,
+    broker: EmbeddedKafka,
+    folder: Path,
+    loop: str,
+    parallelism: int,
+    waves: int,
+) -> Figures:
+    """Run so many waves of almost no records; the output is checked."""
+    job = new_job(broker, folder, orders=waves * WAVE_OFFSETS)
+    job.settings["job.max_parallelism"] = max(128, parallelism)
     spent = Spent()
     executor = SparkExecutor(session, WAVE_TASK)
     seconds: list[float] = []
     ends_s: list[float] = []
-    cpu_s: list[float] = [spent.cpu_s(broker)]
+    cpu_s: list[float] = [spent.cpu_s(broker.pids)]
 
     def wave(run_wave: Callable[[], bool]) -> bool:
         began_s = time.monotonic()
         last = run_wave()
         seconds.append(time.monotonic() - began_s)
         ends_s.append(time.monotonic())
-        cpu_s.append(spent.cpu_s(broker))
+        cpu_s.append(spent.cpu_s(broker.pids))
         return last
 
     inner = streamed(session) if loop == "streamed" else run_in_turn
@@ -112,8 +180,8 @@ def _measure(session: BackfillSession, job: BackfillJob, loop: str, broker: list
     with _timed_journal(spent):
         began_s = time.monotonic()
         job.backfill(
-            parallelism=PARALLELISM,
-            wave_offsets=4,
+            parallelism=parallelism,
+            wave_offsets=WAVE_OFFSETS,
             executor=executor,
             loop=lambda run_wave: inner(lambda: wave(run_wave)),
         )
@@ -121,8 +189,7 @@ def _measure(session: BackfillSession, job: BackfillJob, loop: str, broker: list
     assert exact(job)
     gaps = [b - a for a, b in itertools.pairwise(ends_s[1:])]
     cpus = [b - a for a, b in itertools.pairwise(cpu_s[1:])]
-    _say(
-        loop,
+    return Figures(
         waves=len(seconds),
         total_s=round(total_s, 2),
         first_s=round(seconds[0], 2),
@@ -135,7 +202,7 @@ def _measure(session: BackfillSession, job: BackfillJob, loop: str, broker: list
 
 @contextlib.contextmanager
 def _timed_journal(spent: Spent) -> Iterator[None]:
-    timed = ((JobJournal, ("recover", "publish", "commit", "clean_up")), (Backfill, ("_plan",)))
+    timed = ((JobJournal, PARTS[1:]), (Backfill, ("_plan",)))
     real = [(owner, name, getattr(owner, name)) for owner, names in timed for name in names]
     for owner, name, function in real:
         setattr(owner, name, spent.timed(name, function))

@@ -103,7 +103,9 @@ def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
         transaction_log=lambda _: SimpleNamespace(cluster_id=lambda: "c1"),
         process=SimpleNamespace(host="worker-2"),
     )
-    around: Any = SimpleNamespace(config=Config(), drivers=drivers, counters=Counters())
+    around: Any = SimpleNamespace(
+        config=Config(), drivers=drivers, counters=Counters(), control=None
+    )
     where = str(tmp_path / Config().checkpoint.storage)
     with pytest.raises(StorageMismatchError, match=re.escape(where)):
         Assembly(deploy, around)

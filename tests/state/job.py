@@ -75,12 +75,14 @@ class Step:
         snapshots: Sequence[KeyedSnapshot] = (),
         *,
         same_host: bool = False,
+        notes_count: bool = False,
     ) -> None:
         """Begin a new attempt; what was running is dropped as by a kill. `same_host`: where the
-        earlier ones' files are.
+        earlier ones' files are. `notes_count`: as in a wave behind one that did not fail.
         """
         self.stop()
-        local = LocalFiles.under([self._folder]) if same_host else LocalFiles()
+        noted = [self._folder] if notes_count else []
+        local = LocalFiles.under([self._folder], noted) if same_host else LocalFiles()
         self.attempt = Attempt(next(self._attempts))
         for index in range(parallelism):
             groups = key_group_range(SubtaskIndex(index), parallelism, MAX_PARALLELISM)
@@ -118,6 +120,7 @@ class Step:
                     backend=self.backend,
                     key_groups=groups,
                     shared=restored.shared,
+                    notes=self._folder / f"{self.attempt}-{index}",
                 )
             )
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state import local_files
+from tidegate.dataplane.state.local_files import LocalFiles, identity_of, note_verified
 from tidegate.dataplane.state.local_folder import LocalFolder
+from tidegate.protocol.snapshots import StateFile
 
 
 def attempts(root: Path) -> list[str]:
@@ -115,3 +117,25 @@ def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
 
     monkeypatch.setattr(Path, "rglob", vanishing)
     assert list(LocalFiles.under([tmp_path]).names()) == ["file"]
+
+
+def test_only_the_attempt_just_before_tells_a_wave_what_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a wave fails, the next one reads every file: one that cannot be read may be why."""
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
+
+    def takes_unread(attempt: int) -> bool:
+        """Whether a wave takes over the file that attempt 1 has verified, without reading it."""
+        folder = LocalFolder(tmp_path, attempt, "0-b")
+        folder.make()
+        stated = StateFile(name="table", path="", size=4, sha256="as noted, not as it is")
+        found = folder.files_of_earlier_waves("0-*").take(stated, folder.path / "table")
+        return found is not None
+
+    first = LocalFolder(tmp_path, 1, "0-a")
+    first.make()
+    (first.path / "table").write_text("rows")
+    note_verified(first.path, [(identity_of(first.path / "table"), "as noted, not as it is")])
+    assert takes_unread(2)
+    assert not takes_unread(3)

@@ -482,3 +482,104 @@ def test_what_cannot_be_read_is_fetched(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(step.blobs.gets) == {f"{JOB}/{path}" for path in paths(snapshots)}
     assert totals(step) == [1] * len(KEYS)
     step.stop()
+
+
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files whose checksum is computed by a restore from now on."""
+    names: list[str] = []
+    computed = local_files.sha256_of
+
+    def noted(path: Path) -> str:
+        names.append(path.name)
+        return computed(path)
+
+    monkeypatch.setattr(local_files, "sha256_of", noted)
+    return names
+
+
+def test_a_table_that_was_verified_on_this_host_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when this host wrote it, nor when an earlier restore took it over."""
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    snapshots = step.snapshot()
+    names = hashed(monkeypatch)
+    for _ in range(2):
+        step.start(1, snapshots, same_host=True, notes_count=True)
+        snapshots = step.snapshot()
+    assert not [name for name in names if name.endswith(".sst")]
+    assert step.blobs.gets == []
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()
+
+
+def test_a_note_of_an_earlier_start_of_the_host_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    snapshots = step.snapshot()
+    monkeypatch.setattr(local_files, "_boot_id", lambda: "another start")
+    names = hashed(monkeypatch)
+    step.start(1, snapshots, same_host=True, notes_count=True)
+    assert [name for name in names if name.endswith(".sst")]
+    assert step.blobs.gets == []
+    step.stop()
+
+
+def test_a_note_that_is_torn_fails_no_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    snapshots = step.snapshot()
+    notes = list(tmp_path.rglob(local_files.NOTE))
+    assert notes
+    for note in notes:
+        note.write_bytes(note.read_bytes()[:-1])
+    step.start(1, snapshots, same_host=True, notes_count=True)
+    assert step.blobs.gets == []
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()
+
+
+def test_a_table_that_changed_since_it_was_verified_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its name, its inode and its size still: the time of its last change tells."""
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    (snapshot,) = step.snapshot()
+    (table,) = [file for file in snapshot.files if file.name.endswith(".sst")]
+    step.stop()
+    for path in tmp_path.rglob(table.name):
+        with path.open("r+b") as opened:
+            opened.write(b"x")
+    step.start(1, [snapshot], same_host=True, notes_count=True)
+    assert step.blobs.gets == [f"{JOB}/{table.path}"]
+    assert totals(step) == [1] * len(KEYS)
+    step.stop()
+
+
+def test_a_note_that_does_not_count_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a slot, and behind a wave that failed."""
+    monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
+    step = rocksdb_step(tmp_path)
+    step.start(1)
+    add(step)
+    snapshots = step.snapshot()
+    names = hashed(monkeypatch)
+    step.start(1, snapshots, same_host=True)
+    assert [name for name in names if name.endswith(".sst")]
+    step.stop()

@@ -22,8 +22,11 @@ _code_folders: list[Path] = []
 
 
 def shown_below(folder: Path) -> None:
-    """Show places in this folder as the user knows them, without the path of the folder."""
-    _code_folders.append(folder)
+    """Show places in this folder as the user knows them, without the path of the folder. A process
+    that runs many attempts says it as often.
+    """
+    if folder not in _code_folders:
+        _code_folders.append(folder)
 
 
 def user_place() -> str:
@@ -31,11 +34,12 @@ def user_place() -> str:
     frame = sys._getframe(1)  # noqa: SLF001 - cheap, where `inspect.stack` is not
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         frame = frame.f_back
-    file = Path(frame.f_code.co_filename)
+    file = os.path.normpath(frame.f_code.co_filename)
     for folder in (*_code_folders, Path.cwd()):
-        if file.is_relative_to(folder):
-            return f"{file.relative_to(folder)}:{frame.f_lineno}"
-    return f"{file.name}:{frame.f_lineno}"
+        above = os.path.join(folder, "")  # noqa: PTH118 - a Path has no separator at its end
+        if file.startswith(above):
+            return f"{file[len(above) :]}:{frame.f_lineno}"
+    return f"{Path(file).name}:{frame.f_lineno}"
 
 
 def refuse_later(what: str, instead: str) -> Never:

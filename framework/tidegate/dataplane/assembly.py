@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -30,6 +31,7 @@ from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
@@ -62,6 +64,8 @@ class Surroundings:
     """As in a Runtime."""
     first_transaction_slot: int = 0
     """The number of the first transactional id of each sink subtask."""
+    control: SharedControl | None = None
+    """Where the subtasks' client of transaction control is from, if others share it."""
     ends_input: bool = True
     """Whether a source that has read its splits to their ends sends EndOfInput; a wave of a
     backfill only ends with a barrier.
@@ -88,7 +92,9 @@ class Assembly:
             storage = str(Path(submission.working_folder, storage))
         self._blobs: BlobStore = surroundings.drivers.blob_store(storage)
         kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
-        self._transactions: TransactionLog = surroundings.drivers.transaction_log(kafka)
+        make = partial(surroundings.drivers.transaction_log, kafka)
+        control = surroundings.control
+        self._transactions: TransactionLog = make() if control is None else control.of(deploy, make)
         view = SlotView(
             host=surroundings.drivers.process.host,
             storage=storage,
@@ -121,8 +127,9 @@ class Assembly:
         return [self._task(vertex, channels) for vertex in reversed(chosen)]
 
     def close(self) -> None:
-        """Close the clients that the subtasks share."""
-        self._transactions.close()
+        """Close the clients that only these subtasks share."""
+        if self._around.control is None:
+            self._transactions.close()
 
     def _task(self, vertex: Vertex, channels: Channels) -> Task:
         runtime = self._runtime(vertex)

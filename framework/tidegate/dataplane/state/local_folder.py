@@ -66,11 +66,18 @@ class LocalFolder:
         self.remove_earlier()
         self.remove()
 
-    def earlier_files(self, slots: str = "*") -> LocalFiles:
-        """What earlier attempts left in the folders of `slots`, a pattern. A wave of a backfill
-        looks for its own subtask only, because each of its tasks looks.
+    def earlier_files(self) -> LocalFiles:
+        """What earlier attempts left."""
+        return LocalFiles.under(self._earlier())
+
+    def files_of_earlier_waves(self, slots: str) -> LocalFiles:
+        """What earlier attempts left in the folders of `slots`, a pattern: each task of a wave
+        looks, for its own subtask only. The notes of the attempt just before count: it left none if
+        it failed.
         """
-        return LocalFiles.under([slot for path in self._earlier() for slot in path.glob(slots)])
+        folders = [slot for path in self._earlier() for slot in path.glob(slots)]
+        before = self._root / str(self._attempt - 1)
+        return LocalFiles.under(folders, [path for path in folders if path.parent == before])
 
     def remove_earlier(self, keep: int = 0) -> None:
         """Remove what earlier attempts left, but for the newest `keep` of them. From any thread,

@@ -23,11 +23,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.state.layout import groups_span
-from tidegate.dataplane.state.local_files import LocalFiles, sha256_of
+from tidegate.dataplane.state.local_files import (
+    FileIdentity,
+    LocalFiles,
+    identity_of,
+    note_verified,
+    sha256_of,
+)
 from tidegate.errors import CorruptCheckpointError, StorageError, check
 from tidegate.ids import Attempt, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
@@ -44,15 +50,6 @@ COPY_PAIRS: Final = 10_000
 """Pairs that a restore at another parallelism holds at a time: a few MB at 100 to 500 bytes
 each.
 """
-
-
-class FileIdentity(NamedTuple):
-    """Equal for hard links of one unchanged file, different for anything else."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +91,18 @@ class SnapshotUploader:
         shared: Mapping[str, SharedFile],
         run: str = "",
         counters: Counters | None = None,
+        notes: Path | None = None,
     ) -> None:
-        """`run` as in a Runtime."""
+        """`run` as in a Runtime. `counters` count the files that are stored. `notes` is the folder
+        for a note of which files are verified; where it is None there is none.
+        """
         self._counters = counters or Counters()
         self._blobs, self._job = blobs, job
         folder = f"files/{attempt}/{subtask.vertex}/{subtask.index}/{uid}"
         self._folder = f"{folder}/{run}" if run else folder
         self._uid, self._backend, self._key_groups = uid, backend, key_groups
         self._shared = dict(shared)
+        self._notes = notes
 
     def upload(
         self, frozen: Frozen, schemas: Schemas, stored_names: Mapping[str, str]
@@ -114,6 +115,9 @@ class SnapshotUploader:
         # A store never uses a table again that it has dropped, so nothing else is worth keeping.
         names = {file.name for file in stored}
         self._shared = {name: known for name, known in self._shared.items() if name in names}
+        if self._notes is not None:
+            verified = [(known.identity, known.file.sha256) for known in self._shared.values()]
+            note_verified(self._notes, verified)
         return KeyedSnapshot(
             uid=self._uid,
             backend=self._backend,
@@ -128,7 +132,7 @@ class SnapshotUploader:
         known = self._shared.get(source.name)
         if known is not None and known.source == source:
             return known.file  # most of them, at each checkpoint: not even looked at
-        identity = _identity(source)
+        identity = identity_of(source)
         if known is None:
             file = self._put(source, identity.size)
         else:
@@ -217,8 +221,9 @@ class _Download:
     def _fetch(self, snapshot: KeyedSnapshot, file: StateFile, target: Path) -> SharedFile:
         path = f"{self.job}/{file.path}"
         check("/" not in file.name, f"state file name {file.name!r} leaves its folder")
-        if self.local.take(file, target):
-            return SharedFile(file, target, _identity(target))
+        taken = self.local.take(file, target)
+        if taken is not None:
+            return SharedFile(file, target, taken)
         what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"
         remedy = (
             "bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
@@ -226,7 +231,7 @@ class _Download:
         )
         if not self._get(path, target):
             raise CorruptCheckpointError(f"{what} is missing; {remedy}")
-        identity = _identity(target)
+        identity = identity_of(target)
         if identity.size != file.size:
             sizes = f"{identity.size} bytes instead of {file.size}"
             raise CorruptCheckpointError(f"{what} has {sizes}; {remedy}")
@@ -271,11 +276,3 @@ def _groups(snapshot: KeyedSnapshot) -> range:
 def _shared_groups(snapshot: KeyedSnapshot, key_groups: range) -> range:
     theirs = _groups(snapshot)
     return range(max(theirs.start, key_groups.start), min(theirs.stop, key_groups.stop))
-
-
-def _identity(path: Path) -> FileIdentity:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise StorageError(f"state file {path} cannot be read: {error}") from error
-    return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -91,6 +91,7 @@ def open_step_state(
         shared=restored.shared,
         run=runtime.run,
         counters=runtime.counters,
+        notes=directory if runtime.run else None,
     )
     return StepState(
         state,

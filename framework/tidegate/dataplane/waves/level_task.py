@@ -24,6 +24,7 @@ from tidegate.config import Config
 from tidegate.dataplane.assembly import Assembly, Surroundings
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.dataplane.waves.order import TimedSource, poll_shares
@@ -59,6 +60,8 @@ class TaskHost:
     drivers: Drivers
     io: WorkerPool
     """Threads that outlive the task: a worker runs many."""
+    control: SharedControl | None = None
+    """Where the tasks run one at a time, and share a client."""
 
 
 class LevelTask:
@@ -107,11 +110,12 @@ class LevelTask:
                 drivers=self._host.drivers,
                 counters=self._counters,
                 local=local.path,
-                earlier=local.earlier_files(f"{deploy.ordinal}-*"),
+                earlier=local.files_of_earlier_waves(f"{deploy.ordinal}-*"),
                 engine=self._engine,
                 coordination=self,
                 run=self.run_id,
                 first_transaction_slot=self._number,
+                control=self._host.control,
                 ends_input=False,
             ),
         )

@@ -1,0 +1,204 @@
+"""How long a claim takes when the brokers remember the transactional ids of many waves.
+
+A backfill of 1,000 waves with 200 receivers and three sinks leaves 600,000 ids, which the brokers
+keep for a week. To write as many transactions takes an hour, so this writes what they leave: the
+records of the topic `__transaction_state`, each of a transaction that was committed. Kafka lets a
+client of the name of its own admin tools write there, and a broker that is started again reads
+them. Then a real backfill runs waves, and its claims are timed.
+
+A first claim is that of a new command: it lists all ids, to find a journal that has lost its end.
+Later claims of the same command list only those that are not complete.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+from integration.backfills import BackfillJob, in_process_host
+from integration.bench.cost import Rig
+from integration.bench.page import Table
+from integration.bench.spark_cost import judged, write_module
+from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.executor import InProcessExecutor
+from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
+from tidegate.controlplane.jobmaster.job_journal import JobJournal
+from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.ids import Attempt, JobName, SubtaskIndex, Uid
+
+STATE_TOPIC: Final = "__transaction_state"
+PARTITIONS: Final = 4
+"""Of that topic, on an embedded broker."""
+ADMIN_CLIENT: Final = "__admin_client"
+COMPLETE_COMMIT: Final = 4
+TIMEOUT_MS: Final = 60_000
+RECEIVERS, SINKS = 200, 3
+IDS: Final = (0, 60_000, 200_000, 600_000)
+WAVES: Final = 5
+"""That one command runs."""
+WAVE_OFFSETS: Final = 40
+PATIENCE_S: Final = 120.0
+GOAL_S: Final = 2.0
+
+
+TITLES: Final = ("complete ids", "first claim s", "later, median s", "later, largest s")
+
+
+def measure_claims(
+    rig: Rig, broker: EmbeddedKafka, counts: Sequence[int], tell: Callable[[str], None]
+) -> Table:
+    """A table of claims by the number of complete ids of the job. It restarts the broker."""
+    sink, folder = rig.fresh("claims")
+    job = BackfillJob(
+        write_module(folder, "Totals"),
+        folder,
+        {
+            "kafka.bootstrap": rig.bootstrap,
+            "sources.clicks.topic": "bench-small",
+            "sinks.totals.topic": sink,
+        },
+    )
+    drivers = RealDrivers()
+    config = job.config(job__parallelism=1)
+    submission = job.submission(config)
+    executor = InProcessExecutor(in_process_host(drivers))
+    rows, claims, made = [], list[tuple[float, float]](), 0
+    with _timed_recoveries() as seconds:
+        for count in counts:
+            if count > made:
+                write_complete_ids(rig.bootstrap, submission.job, range(made, count), tell)
+                broker.restart()
+                made = count
+            _wait_until_known(rig.bootstrap, submission.job, count)
+            seconds.clear()
+            waves: list[WaveDone] = []
+            Backfill(
+                *(submission, config, drivers, executor),
+                wave_offsets=WAVE_OFFSETS,
+                on_wave=waves.append,
+            ).run(stop=partial(_are_enough, waves))
+            first_s, later_s = seconds[0], seconds[1:]
+            claims.append((first_s, max(later_s)))
+            tell(f"{count:,} ids: first claim {first_s:.2f} s, later {max(later_s):.2f} s at most")
+            median_s = statistics.median(later_s)
+            rows.append([f"{count:,}", f"{first_s:.2f}", f"{median_s:.2f}", f"{max(later_s):.2f}"])
+    return Table("Waves: claims", TITLES, rows, _note(claims))
+
+
+def _are_enough(waves: Sequence[WaveDone]) -> bool:
+    return len(waves) >= WAVES
+
+
+def _note(claims: Sequence[tuple[float, float]]) -> str:
+    (first_s, later_s), first_without = claims[-1], claims[0][0]
+    return (
+        f"A claim here is all that comes before a wave: claim, recovery, fencing, restore point. "
+        f"Later claims: {judged(later_s < GOAL_S, 'below 2 s and flat')}. The first claim of a "
+        f"command, which lists all ids ({first_s:.2f} s; {first_without:.2f} s without any): "
+        f"{judged(first_s < GOAL_S, 'below 2 s')}. "
+        f"{IDS[-1]:,} ids are those of 1,000 waves with {RECEIVERS} receivers and {SINKS} sinks."
+    )
+
+
+def write_complete_ids(
+    bootstrap: str, job: JobName, numbers: Iterable[int], tell: Callable[[str], None]
+) -> None:
+    """Write what transactions of the job leave that were committed; the broker reads it when it
+    starts again. They are of the first attempt, so that no attempt seems to be missing.
+    """
+    parts = next(filter(None, map(parse_transactional_id, _ids(bootstrap, job))))
+    failures: list[object] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": ADMIN_CLIENT,
+            "queue.buffering.max.messages": 1_000_000,
+            "linger.ms": 20,
+            "delivery.report.only.error": True,
+            "on_delivery": lambda error, _: failures.append(error),
+        }
+    )
+    now_ms = int(time.time() * 1000)
+    for number in numbers:
+        sink, subtask = divmod(number % (SINKS * RECEIVERS), RECEIVERS)
+        one = replace(
+            parts,
+            sink=Uid(f"sink-{sink}"),
+            attempt=Attempt(1),
+            subtask=SubtaskIndex(subtask),
+            slot=1_000 + number // (SINKS * RECEIVERS),
+        )
+        key, value = state_record(str(one), 1_000_000 + number, now_ms)
+        producer.produce(STATE_TOPIC, value, key, partition=state_partition(str(one)))
+        producer.poll(0)
+    if producer.flush(PATIENCE_S) or failures:
+        message = f"ids could not be written: {failures[:1]}"
+        raise RuntimeError(message)
+    tell(f"{number + 1:,} complete ids are written")
+
+
+def state_record(transactional_id: str, producer_id: int, now_ms: int) -> tuple[bytes, bytes]:
+    """Key and value by which Kafka remembers a transaction that was committed (version 0)."""
+    name = transactional_id.encode()
+    no_partitions = 0
+    value = struct.pack(
+        ">hqhibiqq",
+        *(0, producer_id, 0, TIMEOUT_MS, COMPLETE_COMMIT, no_partitions, now_ms, now_ms),
+    )
+    return struct.pack(">hh", 0, len(name)) + name, value
+
+
+def state_partition(transactional_id: str, partitions: int = PARTITIONS) -> int:
+    """Where Kafka keeps an id: by the hash of Java's strings."""
+    hash_ = 0
+    for letter in transactional_id.encode():
+        hash_ = (31 * hash_ + letter) & 0xFFFFFFFF
+    return (hash_ & 0x7FFFFFFF) % partitions
+
+
+def _wait_until_known(bootstrap: str, job: JobName, count: int) -> None:
+    """Until a broker that has just started has read its state."""
+    end_s = time.monotonic() + PATIENCE_S
+    while (known := len(_ids(bootstrap, job))) < count:
+        if time.monotonic() > end_s:
+            message = f"the broker knows {known} of {count} ids"
+            raise RuntimeError(message)
+        time.sleep(1)
+
+
+def _ids(bootstrap: str, job: JobName) -> list[str]:
+    log = KafkaTransactionLog({"bootstrap.servers": bootstrap}, deadline_s=PATIENCE_S)
+    try:
+        return list(log.list(job_prefix(job)))
+    finally:
+        log.close()
+
+
+@contextmanager
+def _timed_recoveries() -> Iterator[list[float]]:
+    """The seconds of each recovery, the claim included, while the block lasts."""
+    seconds: list[float] = []
+    real = JobJournal.recover
+
+    def timed(*arguments: Any) -> RecoveredJob:
+        began_s = time.monotonic()
+        recovered = real(*arguments)
+        seconds.append(time.monotonic() - began_s)
+        return recovered
+
+    JobJournal.recover = timed  # type: ignore[method-assign,assignment]
+    try:
+        yield seconds
+    finally:
+        JobJournal.recover = real  # type: ignore[method-assign]

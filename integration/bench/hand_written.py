@@ -1,0 +1,201 @@
+"""The workloads as PySpark jobs written by hand: what a backfill on Spark is held against.
+
+It is what an expert writes who may lose and repeat records. Ranges of offsets are the tasks. A
+`mapInArrow` reads them with confluent-kafka, decodes, and keeps the columns that the job needs. The
+running total is partitioned by user and sorted by time, kept in a dict and written by an idempotent
+producer. Nothing here survives a crash: a task that Spark repeats writes its records twice, the
+dict is gone at the end, and nothing says where a next run begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from integration.bench.data import THRESHOLD, Click
+from integration.bench.loop import Fee, UserTotal
+
+ROWS_PER_BATCH: Final = 50_000
+"""Of Arrow between the JVM and Python: the cheapest of those that were tried."""
+CLICKS: Final = "user string, amount double, ts long, partition int, offset long"
+COUNT: Final = "written long"
+PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. Spark pickles it by the name of its class and its fields."""
+
+    bootstrap: str
+    source: str
+    sink: str
+    ends: Mapping[int, int]
+    """The offset behind the last record of each partition."""
+    tasks: int
+
+    def messages(self, task: int) -> Iterator[list[Any]]:
+        """The records of a task's partitions, a few thousand at a time."""
+        ends = {p: end for p, end in self.ends.items() if p % self.tasks == task and end}
+        if not ends:
+            return
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "hand-written",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "fetch.queue.backoff.ms": 5,
+                "queued.min.messages": 100_000,
+            }
+        )
+        consumer.assign([TopicPartition(self.source, p, 0) for p in ends])
+        left = sum(ends.values())
+        while left:
+            found: list[Any] = consumer.consume(5_000, 0.05)
+            mine = [m for m in found if m.error() is None and m.offset() < ends[m.partition()]]
+            left -= len(mine)
+            yield mine
+        consumer.close()
+
+    def produce(self, columns: Iterator[tuple[list[bytes], list[bytes]]]) -> int:
+        """Write values under keys; how many."""
+        failures: list[object] = []
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "queue.buffering.max.messages": 1_000_000,
+                "partitioner": "murmur2_random",
+                "delivery.report.only.error": True,
+                "on_delivery": lambda error, _: failures.append(error),
+            }
+        )
+        written = 0
+        for values, keys in columns:
+            for value, key in zip(values, keys, strict=True):
+                while True:
+                    try:
+                        producer.produce(self.sink, value, key)
+                        break
+                    except BufferError:
+                        producer.poll(0.05)
+            producer.poll(0)
+            written += len(values)
+        if producer.flush(PATIENCE_S) or failures:
+            message = f"records were not written: {failures[:1]}"
+            raise RuntimeError(message)
+        return written
+
+
+def transform(spark: Any, job: Job) -> int:
+    """Read, decode, filter, add a field, write: one stage. How many records are written."""
+    return _total(_source(spark, job).mapInArrow(_TransformTask(job), COUNT))
+
+
+def total(spark: Any, job: Job) -> int:
+    """The running total by user: two stages. How many records are written."""
+    clicks = _source(spark, job).mapInArrow(_ReadTask(job), CLICKS)
+    by_user = clicks.repartition(job.tasks, "user")
+    in_order = by_user.sortWithinPartitions("ts", "partition", "offset")
+    return _total(in_order.mapInArrow(_TotalTask(job), COUNT))
+
+
+JOBS: Final[Mapping[str, Callable[[Any, Job], int]]] = {"transform": transform, "total": total}
+
+
+def run(spark: Any, workload: str, job: Job) -> int:
+    """Run a workload in a session; how many records are written."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_BATCH))
+    return JOBS[workload](spark, job)
+
+
+def _source(spark: Any, job: Job) -> Any:
+    return spark.range(0, job.tasks, 1, job.tasks)
+
+
+def _total(counts: Any) -> int:
+    return sum(row.written for row in counts.collect())
+
+
+def _task_of(batches: Iterator[Any]) -> int:
+    numbers: list[int] = [number for batch in batches for number in batch.column(0).to_pylist()]
+    return numbers[0]
+
+
+def _count(written: int) -> Iterator[Any]:
+    import pyarrow as pa
+
+    yield pa.RecordBatch.from_pydict({"written": pa.array([written], type=pa.int64())})
+
+
+@dataclass(frozen=True, slots=True)
+class _TransformTask:
+    job: Job
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
+
+        def columns() -> Iterator[tuple[list[bytes], list[bytes]]]:
+            for messages in self.job.messages(_task_of(batches)):
+                values, keys = [], []
+                for m in messages:
+                    c = decode(m.value())
+                    if c.amount > THRESHOLD:
+                        fee = round(c.amount * 0.02, 2)
+                        row = (c.seq, c.user, c.amount, c.ts, c.sku, c.qty, c.country, c.note, fee)
+                        values.append(encode(Fee(*row)))
+                        keys.append(m.key())
+                yield values, keys
+
+        yield from _count(self.job.produce(columns()))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadTask:
+    job: Job
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        decode = msgspec.json.Decoder(Click).decode
+        names = ("user", "amount", "ts", "partition", "offset")
+        types = (pa.string(), pa.float64(), pa.int64(), pa.int32(), pa.int64())
+        for messages in self.job.messages(_task_of(batches)):
+            if not messages:
+                continue
+            clicks = [decode(m.value()) for m in messages]
+            columns = (
+                [c.user for c in clicks],
+                [c.amount for c in clicks],
+                [c.ts for c in clicks],
+                [m.partition() for m in messages],
+                [m.offset() for m in messages],
+            )
+            arrays = [pa.array(c, type=kind) for c, kind in zip(columns, types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+@dataclass(frozen=True, slots=True)
+class _TotalTask:
+    job: Job
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        encode = msgspec.json.Encoder().encode
+        totals: dict[str, tuple[int, float]] = {}
+
+        def columns() -> Iterator[tuple[list[bytes], list[bytes]]]:
+            for batch in batches:
+                users, amounts = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+                values = []
+                for user, amount in zip(users, amounts, strict=True):
+                    count, paid = totals.get(user, (0, 0.0))
+                    now = totals[user] = (count + 1, paid + amount)
+                    values.append(encode(UserTotal(user, *now)))
+                yield values, [user.encode() for user in users]
+
+        yield from _count(self.job.produce(columns()))

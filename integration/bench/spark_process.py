@@ -1,0 +1,78 @@
+"""A process with one Spark session, which runs what it is told by lines of JSON, one after the
+other: `python -m integration.bench.spark_process backfill|hand-written FOLDER`.
+
+Each line is an `Order`; each answer is the line `{}` when it is done. At the end of the input it
+stops Spark and ends. So one session runs many jobs, and whoever gives the orders measures the whole
+tree of processes around each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from integration.backfills import BackfillJob
+from integration.bench import hand_written
+from tidegate.backfill.spark.executor import SparkExecutor
+from tidegate.backfill.spark.session import BackfillSession, start_session
+from tidegate.backfill.spark.stream import streamed
+from tidegate.bootstrap import WAVE_TASK
+
+ROOT: Final = Path(__file__).parents[2]
+MASTERS: Final = {"backfill": "local[2,4]", "hand-written": "local[2]"}
+ANSWER: Final = b"{}\n"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One job."""
+
+    workload: str
+    reference: str
+    """Of the pipeline, in a module in `folder`."""
+    folder: str
+    settings: dict[str, str]
+    """The pipeline's."""
+    bootstrap: str
+    source: str
+    sink: str
+    ends: dict[int, int]
+    parallelism: int
+    wave_offsets: int
+
+
+def main() -> None:
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what Spark prints is no answer
+    with start_session(MASTERS[kind], python_path=[ROOT], folder=folder) as session:
+        for line in sys.stdin.buffer:
+            order = msgspec.json.decode(line, type=Order)
+            if kind == "backfill":
+                backfill(session, order)
+            else:
+                write_by_hand(session.spark, order)
+            answers.write(ANSWER)
+
+
+def backfill(session: BackfillSession, order: Order) -> None:
+    """Run a job's waves as a streaming query."""
+    BackfillJob(order.reference, Path(order.folder), dict(order.settings)).backfill(
+        parallelism=order.parallelism,
+        wave_offsets=order.wave_offsets,
+        executor=SparkExecutor(session, WAVE_TASK),
+        loop=streamed(session),
+    )
+
+
+def write_by_hand(spark: Any, order: Order) -> None:
+    """Run the job that knows nothing of tidegate."""
+    job = hand_written.Job(order.bootstrap, order.source, order.sink, order.ends, order.parallelism)
+    hand_written.run(spark, order.workload, job)
+
+
+if __name__ == "__main__":
+    main()
