@@ -26,8 +26,8 @@ bench: .venv/installed  ## side by side with hand-written loops, CPU per record:
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
-chaos: .venv/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
-	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
+chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
+	set -f; $(spark_bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1]
 	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) --seeds $(or $(FROM),1)..
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
