@@ -4,15 +4,17 @@ The process that comes to the point is held there, the victim is struck, and the
 What recovery is depends on the victim:
 
 - A **driver** or its **JVM** that is killed ends the command, and all processes of its session end
-  by themselves. The same command, given again, goes on. The next one is struck, too (`KillChain`).
+  by themselves. The same command, given again, goes on, and is struck, too
+  (`kill_one_after_the_other`).
 - A **driver**, its **JVM** or a **Python worker** that is frozen holds its command up, and Spark
   does not notice. A second command takes the job over, as from another host: nobody can prove that
   the first is dead. When the second one has claimed, the victim is continued: its command must end
-  as deposed, and the second one is struck then (`FreezeChain`).
-- A **Python worker** that is killed is replaced by Spark, and the wave goes on (`InSession`).
+  as deposed, and the second one is struck then (`freeze_one_after_the_other`).
+- A **Python worker** that is killed is replaced by Spark, and the wave goes on
+  (`strike_in_session`).
 - An **executor's JVM** that is killed or frozen is given up by Spark, with what it has written for
-  others, and the wave goes on without it. One that is frozen is continued when the wave is done,
-  and must be gone soon (`InSession`, on a standalone cluster of two workers).
+  others, and the wave goes on without it. One that is frozen in a task is continued when the wave
+  is done. All that were frozen must be gone soon (`strike_in_session`, on a standalone cluster).
 
 Cells of one version, signal and victim share a job. A cell that goes wrong ends its job, and what
 is left goes on with a new one.
@@ -246,14 +248,16 @@ def strike_in_session(
             until_snapped(driver, 2 * number + 1)
             if cell.point.in_task and _repeated(runs) <= again:
                 raise WrongError("no task was run again: this proves nothing")
-            if cell.signal == FREEZE:
+            if cell.signal == FREEZE and cell.point.in_task:
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGCONT)
-                until(partial(_is_gone, victim), "the frozen executor is gone")
             driver.plan.release(2 * number + 1)
             if cell.point.in_task:
                 # The lost run has left a transaction open, which the claim of the next wave aborts.
                 done[-1].recovery_s = ((subject.first_output(at_ms) - at_ms) / 1000,)
+            if cell.signal == FREEZE:
+                # One that was idle is found out by the next wave, and its worker kills it.
+                until(partial(_is_gone, victim), "the frozen executor is gone")
             subject.judge_so_far()
         ends_well(driver)
     if cluster is not None:

@@ -67,7 +67,7 @@ import msgspec
 PLAN = "TIDEGATE_TEST_TRAPS"
 """Environment variable: the folder of the plan."""
 
-HOLD_S_MAX = 120.0
+HOLD_S_MAX = 300.0
 POLL_S = 0.002
 
 
