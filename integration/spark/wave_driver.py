@@ -10,6 +10,7 @@ and at what is between the driver and Spark's query (`integration/killing/traps.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -47,7 +48,7 @@ def main() -> int:
         options.master,
         python_path=[ROOT],
         folder=folder,
-        properties=options.properties,
+        properties=options.properties | _for_executors(),
         speculation=options.speculation,
     ) as session:
         _say(f"jvm {session.jvm_pid}")
@@ -62,6 +63,17 @@ def main() -> int:
             return 1
     _say("closed")
     return 0
+
+
+def _for_executors() -> dict[str, str]:
+    """What executors of a cluster are to have in their environment: they have not that of this
+    process.
+    """
+    return {
+        f"spark.executorEnv.{name}": value
+        for name, value in os.environ.items()
+        if name.startswith("TIDEGATE_TEST_")
+    }
 
 
 def _backfill(session: BackfillSession, options: DriverOptions, traps: Traps) -> None:
