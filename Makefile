@@ -28,8 +28,8 @@ bench-spark: .venv-spark/installed  ## backfills beside bounded runs and PySpark
 	.venv-spark/bin/python -m integration.bench.spark_bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
-chaos: .venv/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
-	set -f; $(bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
+chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
+	set -f; $(spark_bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1]
 	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) --seeds $(or $(FROM),1)..
 golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored

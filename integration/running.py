@@ -38,10 +38,15 @@ class GaveUpError(Exception):
 
 
 def owned(
-    command: Sequence[str], *, folder: Path, log: Path, pipe: bool = False
+    command: Sequence[str],
+    *,
+    folder: Path,
+    log: Path,
+    pipe: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process that dies with this one; its errors, and its output unless piped, go to
-    `log`.
+    `log`. `environment` adds to that of this process.
 
     To be called from the main thread: the kernel's promise is to the thread that starts it.
     """
@@ -50,7 +55,11 @@ def owned(
         return subprocess.Popen(
             [*(prefix if sys.platform == "linux" else []), *command],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'framework'}:{ROOT}"},
+            env={
+                **os.environ,
+                **(environment or {}),
+                "PYTHONPATH": f"{ROOT / 'framework'}:{ROOT}",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if pipe else output,
             stderr=output,

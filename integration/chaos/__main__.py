@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from integration.chaos import broker_faults, matrix, network_faults, storage_faults
+from integration.chaos import backfills, broker_faults, matrix, network_faults, storage_faults
 from integration.chaos.report import Record
 from integration.chaos.scenarios import Result, Scenario, Stage
 
-MODULES: tuple[ModuleType, ...] = (matrix, broker_faults, network_faults, storage_faults)
+MODULES: tuple[ModuleType, ...] = (matrix, broker_faults, network_faults, storage_faults, backfills)
 """Each brings scenarios."""
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -105,7 +105,7 @@ class Subject:
             }
             feed = Feed(bootstrap, job.topics["orders"], seed=seed, rate=rate)
             open_.callback(feed._over.set)
-            open_.enter_context(_seen_whole(job))
+            open_.enter_context(seen_whole(job))
             yield cls(job, feed, outputs)
 
     @contextmanager
@@ -163,7 +163,7 @@ class Subject:
 
 
 @contextmanager
-def _seen_whole(job: Job) -> Iterator[None]:
+def seen_whole(job: Job) -> Iterator[None]:
     """Look at the journal all the time, or what is trimmed would never have been seen."""
     over = threading.Event()
 

@@ -1,5 +1,5 @@
-"""The pipelines that are killed: without state, with keyed state, with two sinks, and with
-two sources.
+"""The pipelines that are killed: without state, with keyed state, with two sinks, with two
+sources, and with two keyed steps one behind the other.
 
 Bases without a name: each test runs a subclass with a name of its own, so that tests share a broker
 without sharing transactional ids.
@@ -7,10 +7,12 @@ without sharing transactional ids.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal
-from tidegate import Json, KafkaSink, KafkaSource, Pipeline
+from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, ValueState
 
 
 class LargeOrder(msgspec.Struct, frozen=True):
@@ -61,3 +63,27 @@ class TwoSources(Pipeline, name=None):
         self.orders.union(self.later).key_by(lambda order: order.customer_id).process(
             RunningTotal(), uid="running-total"
         ).to(self.totals)
+
+
+class Numbered(KeyedProcess[str, CustomerTotal, CustomerTotal]):
+    """Counts what it passes on."""
+
+    passed = ValueState(int, default=0)
+
+    def process(self, total: CustomerTotal, ctx: Context[str]) -> Iterable[CustomerTotal]:
+        self.passed.value += 1
+        yield total
+
+
+class ThreeLevels(Pipeline, name=None):
+    """Two exchanges: in a backfill the tasks of three levels."""
+
+    orders = KafkaSource("orders", value=Json(Order))
+    totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
+
+    def define(self) -> None:
+        self.orders.key_by(lambda order: order.customer_id).process(
+            RunningTotal(), uid="running-total"
+        ).key_by(lambda total: total.customer_id).process(Numbered(), uid="numbered").to(
+            self.totals
+        )

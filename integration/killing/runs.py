@@ -47,6 +47,7 @@ SINKS = {
     "LargeOrders": ("large",),
     "TwoSinks": ("totals", "large"),
     "TwoSources": ("totals",),
+    "ThreeLevels": ("totals",),
 }
 JUDGED: dict[str, dict[str, Any]] = {
     "totals": {"field": checker.TOTAL},

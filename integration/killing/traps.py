@@ -16,6 +16,7 @@ begin with `recovery`:
     slot.uploading, .uploaded   before and after one file of a snapshot
     slot.restored               restored state was laid out and opened, wherever it came from
     slot.reused                 an id that was used before has a producer again
+    slot.reported               of a task of a wave: its report has left, and Spark still runs it
 
     jobmaster.complete          every acknowledgement is in, the manifest is about to be written
     jobmaster.manifest          the manifest is written
@@ -32,6 +33,11 @@ begin with `recovery`:
     jobmaster.deleted           one file that no publication needs was deleted
     jobmaster.trimmed           one old journal entry was deleted
     jobmaster.closing, .closed  around the last entry of a job that has ended
+
+    driver.wave                 of a backfill: the next wave is about to begin
+    driver.collected            all reports of a wave are there, and none is looked at
+    driver.returned             `foreachBatch` is about to return
+    query.committed             Spark has committed a micro-batch and asks whether there is one more
 
     jobmanager.storing          a submission is about to be stored
     jobmanager.accepting        it was stored, and is about to count
@@ -61,7 +67,7 @@ import msgspec
 PLAN = "TIDEGATE_TEST_TRAPS"
 """Environment variable: the folder of the plan."""
 
-HOLD_S_MAX = 60.0
+HOLD_S_MAX = 300.0
 POLL_S = 0.002
 
 

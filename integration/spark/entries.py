@@ -11,10 +11,11 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from integration.killing.mains import SlotDrivers
+from integration.chaos.mains import SlotDrivers
 from integration.killing.traps import Plan, Traps
 from tidegate.backfill.spark.executor import run_task
 from tidegate.backfill.spark.levels import TaskAttempt
@@ -114,15 +115,56 @@ def sleeps(
     yield attempt.report(b"")
 
 
+RUNS = "TIDEGATE_TEST_RUNS"
+"""Environment variable: a folder in which each run of a task of a wave leaves a file when it
+begins; without it, none does."""
+
+
 def trapped_wave_task(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[FrameRow | Report]:
     """A task of a backfill, with the traps of the environment in its drivers."""
-    yield from run_task(attempt, payload, rows, _trapped_host())
+    if RUNS in os.environ:
+        TaskRun.of(attempt).write(Path(os.environ[RUNS]))
+    host, traps = _trapped_host()
+    for sent in run_task(attempt, payload, rows, host):
+        yield sent
+        if isinstance(sent, Report):
+            traps.reached("slot.reported")
 
 
 @functools.cache
-def _trapped_host() -> TaskHost:
-    real = RealDrivers()
-    traps = Traps(Plan.from_environment())
-    return TaskHost(drivers=SlotDrivers(traps, real), io=real.threads.pool(IO_THREADS, name="io"))
+def _trapped_host() -> tuple[TaskHost, Traps]:
+    real, traps = RealDrivers(), Traps(Plan.from_environment())
+    io = real.threads.pool(IO_THREADS, name="io")
+    return TaskHost(drivers=SlotDrivers(real), io=io), traps
+
+
+class TaskRun(NamedTuple):
+    """One run of a task, as the name of a file says it. Spark keeps the id of a stage that it runs
+    again, and of the copy of a slow task.
+    """
+
+    stage: int
+    level: int
+    subtask: int
+    run: int
+    """Spark's `taskAttemptId`."""
+
+    @classmethod
+    def of(cls, attempt: TaskAttempt) -> TaskRun:
+        """That of a task which runs."""
+        return cls(attempt.stage_id, attempt.level, attempt.subtask, attempt.task_attempt_id)
+
+    def write(self, folder: Path) -> None:
+        """Leave the file."""
+        (folder / "-".join(map(str, self))).touch()
+
+
+def task_runs(folder: Path) -> dict[tuple[int, int, int], list[int]]:
+    """All runs that have begun, by stage, level and subtask."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for path in folder.iterdir():
+        run = TaskRun(*map(int, path.name.split("-")))
+        found.setdefault((run.stage, run.level, run.subtask), []).append(run.run)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ import psutil
 from integration.running import owned
 from integration.spark.processes import is_alive, wait_until
 
-PLACE = ("--host", "127.0.0.1", "--webui-port", "0")
+HERE = "127.0.0.1"
+EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"
+"""The JVM of an executor has it on its command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +32,24 @@ class Cluster:
 
 
 @contextmanager
-def standalone_cluster(folder: Path, *, workers: int = 1) -> Iterator[Cluster]:
-    """A cluster that is ready; afterwards none of its processes is left."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+def standalone_cluster(folder: Path, *, hosts: Sequence[str] = (HERE,)) -> Iterator[Cluster]:
+    """A cluster that is ready, with a worker for each of `hosts`, which are loopback addresses;
+    afterwards none of its processes is left. Spark runs the copy of a slow task on another host
+    only.
+    """
+    with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
-    master = f"spark://127.0.0.1:{port}"
+    master = f"spark://{HERE}:{port}"
     log = folder / "cluster.log"
     log.touch()
-    worker = [*PLACE, "--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"), master]
+    worker = ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"), master]
     started: list[subprocess.Popen[bytes]] = []
     try:
-        started.append(_start("master.Master", *PLACE, "--port", str(port), log=log))
-        started += [_start("worker.Worker", *worker, log=log) for _ in range(workers)]
+        started.append(_start("master.Master", HERE, "--port", str(port), log=log))
+        started += [_start("worker.Worker", host, *worker, log=log) for host in hosts]
         wait_until(
-            lambda: log.read_text().count("Registering worker") == workers, "the workers register"
+            lambda: log.read_text().count("Registering worker") == len(hosts),
+            "the workers register",
         )
         yield Cluster(master, tuple(started[1:]))
     finally:
@@ -54,7 +60,7 @@ def standalone_cluster(folder: Path, *, workers: int = 1) -> Iterator[Cluster]:
         wait_until(lambda: not any(map(is_alive, everything)), "all have ended")
 
 
-def _start(name: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+def _start(name: str, host: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
     import pyspark
 
     from tidegate.backfill.spark.java import find_java
@@ -62,7 +68,8 @@ def _start(name: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
     home = Path(pyspark.__file__).parent
     java_home = find_java().make_home(log.parent / name)
     command = ["/usr/bin/env", f"SPARK_HOME={home}", f"JAVA_HOME={java_home}"]
-    command += [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+    command += [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+    command += ["--host", host, "--webui-port", "0", *arguments]
     return owned(command, folder=Path.cwd(), log=log)
 
 

@@ -14,7 +14,7 @@ import pytest
 from integration.backfills import BackfillJob
 from integration.spark.jobs import ORDERS, ROOT, exact
 from integration.spark.processes import is_alive
-from integration.spark.standalone import Cluster, standalone_cluster
+from integration.spark.standalone import HERE, Cluster, standalone_cluster
 from tidegate.backfill.driver import WaveDone
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark.executor import SparkExecutor
@@ -32,7 +32,7 @@ TASKS_RUN_S = 0.4
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with standalone_cluster(tmp_path_factory.mktemp("spark"), workers=2) as running:
+    with standalone_cluster(tmp_path_factory.mktemp("spark"), hosts=(HERE, HERE)) as running:
         yield running
 
 

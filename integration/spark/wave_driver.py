@@ -2,16 +2,15 @@
 
 usage: python -m integration.spark.wave_driver JOB
 
-JOB is JSON: `reference`, `folder`, `settings`, `parallelism`, `wave_offsets`. It prints a line for
-each thing that happens, and ends with exit code 1 and the error on standard error if the backfill
-fails. After an interrupt it says what is left of the waves, and runs the backfill again in the same
-session. Traps snap in the workers, in the driver, and at `driver.wave`: a wave is about to begin,
-so `foreachBatch` has returned from the one before.
+JOB is the JSON of `drivers.DriverOptions`. It prints a line for each thing that happens, and ends
+with exit code 1 and the error if the backfill fails. After an interrupt it says what is left of the
+waves, and runs the backfill again in the same session. Traps snap in the workers and in the driver,
+and at what is between the driver and Spark's query (`integration/killing/traps.py`).
 """
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import sys
 import threading
@@ -19,32 +18,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from integration.backfills import BackfillJob
-from integration.killing.mains import JobMasterDrivers
+from integration.chaos.mains import JobMasterDrivers
 from integration.killing.traps import Plan, Traps
+from integration.spark.drivers import DriverOptions
 from integration.spark.jobs import ROOT
 from tidegate.backfill.driver import WaveLoop
+from tidegate.backfill.executor import Executor, WaveTasks
+from tidegate.backfill.spark import wave_source
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.backfill.spark.stream import streamed
+from tidegate.config import Config
 from tidegate.drivers.bundle import RealDrivers
 from tidegate.errors import TidegateError
+from tidegate.protocol.waves import TaskReport
 
 WAVE_TASK = "integration.spark.entries:trapped_wave_task"
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have switched it off
-    given = json.loads(sys.argv[1])
-    folder = Path(given["folder"])
-    with start_session("local[2,4]", python_path=[ROOT], folder=folder) as session:
+    options = msgspec.json.decode(sys.argv[1], type=DriverOptions)
+    folder, traps = Path(options.folder), Traps(Plan.from_environment())
+    _trap_the_query(traps)
+    with start_session(
+        options.master,
+        python_path=[ROOT],
+        folder=folder,
+        properties=options.properties | _for_executors(),
+        speculation=options.speculation,
+    ) as session:
         _say(f"jvm {session.jvm_pid}")
         try:
-            _backfill(session, given)
+            _backfill(session, options, traps)
         except KeyboardInterrupt:
             _say("interrupted")
             _say(f"left: {_left(session, folder)}")
-            _backfill(session, given)
+            _backfill(session, options, traps)
         except TidegateError as error:
             _say(f"failed: {type(error).__name__}: {error}")
             return 1
@@ -52,17 +65,44 @@ def main() -> int:
     return 0
 
 
-def _backfill(session: BackfillSession, given: dict[str, Any]) -> None:
-    traps = Traps(Plan.from_environment())
-    job = BackfillJob(given["reference"], Path(given["folder"]), given["settings"])
+def _for_executors() -> dict[str, str]:
+    """What executors of a cluster are to have in their environment: they have not that of this
+    process.
+    """
+    return {
+        f"spark.executorEnv.{name}": value
+        for name, value in os.environ.items()
+        if name.startswith("TIDEGATE_TEST_")
+    }
+
+
+def _backfill(session: BackfillSession, options: DriverOptions, traps: Traps) -> None:
+    job = BackfillJob(options.reference, Path(options.folder), options.settings)
     waves = job.backfill(
-        parallelism=given["parallelism"],
-        wave_offsets=given["wave_offsets"],
-        executor=SparkExecutor(session, WAVE_TASK),
-        drivers=JobMasterDrivers(traps, RealDrivers()),
+        parallelism=options.parallelism,
+        wave_offsets=options.wave_offsets,
+        executor=TrappedExecutor(SparkExecutor(session, WAVE_TASK), traps),
+        drivers=JobMasterDrivers(RealDrivers()),
         loop=_trapped(streamed(session), traps),
     )
     _say(f"waves {len(waves)}")
+
+
+class TrappedExecutor:
+    """An executor behind which a trap may stand: all reports are there, and none is looked at."""
+
+    def __init__(self, real: Executor, traps: Traps) -> None:
+        self._real, self._traps = real, traps
+
+    def check(self, config: Config) -> None:
+        """As the real one."""
+        self._real.check(config)
+
+    def run(self, wave: WaveTasks) -> list[TaskReport]:
+        """As the real one."""
+        reports = self._real.run(wave)
+        self._traps.reached("driver.collected")
+        return reports
 
 
 def _trapped(loop: WaveLoop, traps: Traps) -> WaveLoop:
@@ -74,6 +114,25 @@ def _trapped(loop: WaveLoop, traps: Traps) -> WaveLoop:
         loop(wave)
 
     return run
+
+
+def _trap_the_query(traps: Traps) -> None:
+    """Put traps where Spark's query calls this program: `foreachBatch`, and the stream source."""
+    from pyspark.sql.streaming import DataStreamWriter
+
+    from integration.spark.trapped_source import TrappedWaveSource
+
+    real = DataStreamWriter.foreachBatch
+
+    def each_batch(writer: Any, function: Callable[[Any, int], None]) -> Any:
+        def trapped(batch: Any, number: int) -> None:
+            function(batch, number)
+            traps.reached("driver.returned")
+
+        return real(writer, trapped)
+
+    DataStreamWriter.foreachBatch = each_batch
+    wave_source.WaveSource = TrappedWaveSource  # type: ignore[misc]
 
 
 def _left(session: BackfillSession, folder: Path) -> list[str]:

@@ -6,15 +6,17 @@ one does not come to on demand.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidegate.backfill.spark.apart import run_apart
-from tidegate.backfill.spark.stream import _Stream
+from tidegate.backfill.spark.stream import QUERIES_MAX, _run_streamed, _Stream
 from tidegate.errors import SparkError, SparkLostError
 
 pytestmark = pytest.mark.timeout(30)
@@ -132,3 +134,98 @@ def test_a_query_that_fails_is_an_error_of_spark(
         run(stream, lambda: False)
     assert type(caught.value) is kind
     stream._take_turn(None, 1)  # a batch that comes late waits for nobody
+
+
+class Failing:
+    """A session whose queries fail: `befores` says before how many turns each one does."""
+
+    def __init__(self, folder: Path, befores: Iterator[int], *, lost: bool = False) -> None:
+        self.spark, self.folder, self.befores = Session(lost=lost), folder, befores
+        self.queries = 0
+
+    @contextmanager
+    def temporary_folder(self) -> Iterator[Path]:
+        self.queries += 1
+        folder = self.folder / str(self.queries)
+        folder.mkdir()
+        yield folder
+
+    def start(self, stream: _Stream) -> Any:
+        query = Query(stream)
+        if (turns := next(self.befores)) == 0:
+            raise RuntimeError("Python worker failed to connect back")
+        real = query.awaitTermination
+
+        def some_turns() -> None:
+            for _ in range(turns):
+                if stream.is_over():
+                    return
+                stream._take_turn(None, 0)
+            raise RuntimeError("Python worker failed to connect back")
+
+        query.awaitTermination = some_turns if turns > 0 else real  # type: ignore[method-assign]
+        return query
+
+
+def failing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *befores: int, lost: bool = False
+) -> tuple[Failing, Any]:
+    session = Failing(folder, itertools.chain(befores, itertools.repeat(0)), lost=lost)
+
+    def start(stream: _Stream) -> Any:
+        return session.start(stream)
+
+    monkeypatch.setattr(_Stream, "_start", start)
+    fake: Any = session
+    return session, fake
+
+
+FINE = -1
+"""A query that goes on to the end."""
+
+
+def test_a_query_that_spark_fails_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, fake = failing(tmp_path, monkeypatch, 0, 0, 1, 2, FINE)
+    waves = iter([False, False, False, False, True])
+    _run_streamed(fake, lambda: next(waves))
+    assert list(waves) == []
+    assert session.queries == 5
+    assert caplog.text.count("is started again: The stream of waves failed") == 4
+
+
+def test_queries_that_fail_without_a_wave_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wave between two failures makes the count begin again."""
+    session, fake = failing(tmp_path, monkeypatch, *[0] * (QUERIES_MAX - 1), 1)
+    waves = iter([False, False])
+    with pytest.raises(SparkError, match="failed to connect back"):
+        _run_streamed(fake, lambda: next(waves))
+    assert list(waves) == [False], "one wave has run"
+    assert session.queries == QUERIES_MAX - 1 + QUERIES_MAX
+
+
+def test_a_query_is_not_started_again_in_a_jvm_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, fake = failing(tmp_path, monkeypatch, 1, lost=True)
+    with pytest.raises(SparkLostError):
+        _run_streamed(fake, lambda: False)
+    assert session.queries == 1
+
+
+def test_a_wave_that_fails_by_spark_starts_no_other_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, fake = failing(tmp_path, monkeypatch, FINE)
+    error = SparkError("The Spark job failed: no such luck.")
+
+    def fail() -> bool:
+        raise error
+
+    with pytest.raises(SparkError) as caught:
+        _run_streamed(fake, fail)
+    assert caught.value is error
+    assert session.queries == 1

@@ -100,6 +100,28 @@ NOT_ALL_REPORTS = (
     ),
 )
 
+OFFSETS_OF_SPARK = (
+    Edit(
+        Backfill._cut,
+        "    limited = tuple(splits)\n",
+        "    log = self.__dict__.setdefault('offset_log', {})\n"
+        "    splits = [\n"
+        "        msgspec.structs.replace(split, offset=log.get(_of(split), split.offset))\n"
+        "        for split in splits\n"
+        "    ]\n"
+        "    limited = tuple(splits)\n",
+    ),
+    Edit(
+        Backfill._cut,
+        "    return cut_wave(limited, self._wave_offsets)\n",
+        "    cut = cut_wave(limited, self._wave_offsets)\n"
+        "    log.update({_of(split): split.end_offset for split in cut})\n"
+        "    return cut\n",
+    ),
+)
+"""A wave begins where the wave before was to end, as the offset log of a query has it, which Spark
+writes before a batch runs."""
+
 
 def execution(seed: int) -> None:
     """an execution whose tasks run again"""
@@ -196,6 +218,13 @@ MUTANTS = (
         RUNS,
         1,
         "publication before all reports",
+    ),
+    Mutant(
+        "a wave begins where Spark's offset log says",
+        OFFSETS_OF_SPARK,
+        backfills,
+        RUNS,
+        1,
     ),
     Mutant(
         "a split is left out of a publication",

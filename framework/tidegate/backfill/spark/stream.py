@@ -11,11 +11,14 @@ raises: a query that fails would only add a second error, and py4j would print a
 
 Invariants: the journal is the only truth. A batch carries no data, and its number decides nothing:
 a batch that Spark repeats runs whatever wave is next, or nothing behind the last one. What Spark
-writes about the query stands in a temporary folder, which is deleted at the end.
+writes about the query stands in a temporary folder, which is deleted at the end. So a query that
+Spark fails is started again, as a new one: on a busy machine Spark gives up the process of the
+source when that has not answered for ten seconds.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,9 +30,14 @@ from tidegate.backfill.spark.apart import run_apart
 from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.installation import minor_version
 from tidegate.backfill.spark.session import BackfillSession
-from tidegate.errors import SparkError
+from tidegate.errors import SparkError, is_recoverable
 
 STREAMS_MIN: Final = (4, 2)  # Python stream sources with availableNow and a read limit
+
+QUERIES_MAX: Final = 5  # that fail in a row, without a wave between them
+
+_STOPPED: Final = "The stream of waves ended before the last wave: its query was stopped."
+_log = logging.getLogger(__name__)
 
 
 def streamed(session: BackfillSession) -> WaveLoop:
@@ -39,8 +47,9 @@ def streamed(session: BackfillSession) -> WaveLoop:
     the workers have their packages from the driver: Spark starts the source on the driver's host
     with the workers' Python, which has no tidegate there.
 
-    The loop raises what `run_wave` raises, and SparkError if the query fails or is stopped by
-    somebody else. At its end the query has ended too, and its folder is deleted.
+    The loop raises what `run_wave` raises. It raises SparkError if several queries fail in a row,
+    or if one is stopped by somebody else. At its end the query has ended too, and its folder is
+    deleted.
     """
     if session.ships or minor_version(str(session.spark.version)) < STREAMS_MIN:
         return run_in_turn
@@ -48,17 +57,30 @@ def streamed(session: BackfillSession) -> WaveLoop:
 
 
 def _run_streamed(session: BackfillSession, run_wave: Callable[[], bool]) -> None:
-    with session.temporary_folder() as folder:
-        stream = _Stream(session.spark, folder)
-        run_apart(
-            stream.run,
-            name="spark-stream",
-            meanwhile=lambda: stream.serve(run_wave),
-            on_interrupt=stream.give_up,
-        )
-        if not stream.is_over():
-            message = "The stream of waves ended before the last wave: its query was stopped."
-            raise SparkError(message)
+    failures = 0
+    while True:
+        with session.temporary_folder() as folder:
+            stream = _Stream(session.spark, folder)
+            try:
+                _run_query(stream, run_wave)
+            except SparkError as error:
+                failures = 1 if stream.waves else failures + 1
+                if stream.is_over() or failures == QUERIES_MAX or not is_recoverable(error):
+                    raise
+                _log.warning("the query that calls the waves is started again: %s", error)
+            else:
+                if not stream.is_over():
+                    raise SparkError(_STOPPED)
+                return
+
+
+def _run_query(stream: _Stream, run_wave: Callable[[], bool]) -> None:
+    run_apart(
+        stream.run,
+        name="spark-stream",
+        meanwhile=lambda: stream.serve(run_wave),
+        on_interrupt=stream.give_up,
+    )
 
 
 class _Stream:
@@ -76,6 +98,8 @@ class _Stream:
         """One for each wave that was asked for, and more when nobody will answer any more."""
         self._query: Any = None
         self._gives_up = False
+        self.waves = 0
+        """How many are done."""
 
     def is_over(self) -> bool:
         """Whether the last wave is done, or one has failed."""
@@ -98,6 +122,7 @@ class _Stream:
             is_last = True  # also if the wave fails
             try:
                 is_last = run_wave()
+                self.waves += 1
             finally:
                 if is_last:
                     self._over.touch()

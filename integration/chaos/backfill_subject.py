@@ -1,0 +1,181 @@
+"""A job that is backfilled under attack: fed in pieces, watched by a committed reader, judged.
+
+Its drivers are processes of their own (`integration/spark/drivers.py`), one after the other or two
+at a time, and each goes on where the journal ends. `judge_so_far` asks the independent checker
+whether what is visible is the beginning of what is due. `judge_at_the_end` asks it about the whole
+output, after a last driver has read everything, and compares what was seen meanwhile with what is
+there then. Nothing here decides what is right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from integration import checker
+from integration.brokers import produce, unique
+from integration.chaos.subject import WrongError, seen_whole, wrong_in_journal
+from integration.killing.runs import JUDGED, Job, orders
+from integration.killing.traps import Plan, Trap
+from integration.spark.drivers import Driver, DriverOptions, running_driver
+from integration.watching import CommittedOutput
+
+WAVE: Final = 2_000
+"""Offsets of a wave: a quarter of them in each partition."""
+WAIT_S: Final = 240.0
+"""For what takes some seconds on a quiet machine."""
+POLL_S: Final = 0.1
+
+
+class BackfillSubject:
+    """A job, its input, and who looks at its output."""
+
+    def __init__(self, job: Job, outputs: dict[str, CommittedOutput]) -> None:
+        self.job, self.outputs = job, outputs
+        self.options = DriverOptions(
+            reference="job:Job",
+            folder=str(job.folder),
+            settings={
+                "kafka.bootstrap": job.bootstrap,
+                "checkpoint.storage": str(job.folder / ".tidegate" / "checkpoints"),
+                "state.directory": str(job.folder / ".tidegate" / "state"),
+                **{f"sources.{key}.topic": job.topics[key] for key in job.sources},
+                **{f"sinks.{key}.topic": job.topics[key] for key in job.sinks},
+            },
+            wave_offsets=WAVE,
+        )
+        self._written: list[checker.Record] = []
+        self._seeds = itertools.count(1)
+
+    @classmethod
+    @contextmanager
+    def made(cls, bootstrap: str, folder: Path, pipeline: str) -> Iterator[BackfillSubject]:
+        """With topics of its own. Nothing is in them, and nothing runs."""
+        job = Job.make(bootstrap, folder, pipeline)
+        with ExitStack() as open_:
+            outputs = {
+                sink: open_.enter_context(CommittedOutput(bootstrap, job.topics[sink], keep=True))
+                for sink in job.sinks
+            }
+            open_.enter_context(seen_whole(job))
+            yield cls(job, outputs)
+
+    def write(self, count: int) -> None:
+        """So many more orders."""
+        made = list(itertools.islice(orders(next(self._seeds)), count))
+        # Remembered first: what is visible must never be ahead of what is known.
+        before = len(self._written)
+        self._written += [checker.Record(0, before + n, *each) for n, each in enumerate(made)]
+        produce(self.job.bootstrap, self.job.topics["orders"], made)
+
+    @contextmanager
+    def driver(
+        self,
+        *traps: Trap,
+        environment: Mapping[str, str] | None = None,
+        **changes: Any,
+    ) -> Iterator[Driver]:
+        """One more driver, which goes on where the journal ends. `changes` are of its options."""
+        plan = Plan.of(self.job.folder / unique("traps"), traps)
+        options = msgspec.structs.replace(self.options, **changes)
+        with running_driver(options, plan, environment=environment) as driver:
+            yield driver
+
+    def first_output(self, since_ms: int) -> int:
+        """When the first record that was written at or after this time became visible, in
+        milliseconds since the epoch.
+        """
+        found = next(iter(self.outputs.values())).first_of(since_ms, WAIT_S)
+        if found is None:
+            raise WrongError(f"no output within {WAIT_S:g} s")
+        return found
+
+    def publications(self) -> int:
+        """In the journal so far."""
+        return sum(entry["kind"] == "publication" for entry in self.job.journal())
+
+    def judge_so_far(self) -> None:
+        """WrongError if a committed reader has seen what is not due, or not in its order."""
+        for sink, output in self.outputs.items():
+            seen = [checker.Record(*record) for record in output.kept()]
+            verdict = checker.judge(
+                self._written,
+                seen,
+                JUDGED[sink].get("minimum", Decimal(0)),
+                field=JUDGED[sink]["field"],
+                complete=False,
+            )
+            if not verdict.exact:
+                raise WrongError(f"{sink}: {verdict}")
+
+    def judge_at_the_end(self, **changes: Any) -> None:
+        """Have a last driver read everything, and judge the whole output."""
+        with self.driver(**changes) as driver:
+            ends_well(driver)
+        self.judge_the_whole()
+
+    def judge_the_whole(self) -> None:
+        """WrongError unless everything is there, once, and nothing is left open."""
+        verdict = self.job.compare()
+        if not verdict.exact:
+            raise WrongError(str(verdict))
+        for sink, output in self.outputs.items():
+            end = checker.read_committed(self.job.bootstrap, self.job.topics[sink])
+            if changed := output.taken_back(end):
+                raise WrongError("; ".join(changed))
+        if left := self.job.open_transactions():
+            raise WrongError(f"transactions are left open: {', '.join(left)}")
+        if (wrong := wrong_in_journal(self.job.journal())) is not None:
+            raise WrongError(wrong)
+
+
+def ends_well(driver: Driver) -> None:
+    """WrongError unless it ends by itself, with its waves done, and leaves no process."""
+    lines = driver.lines()
+    code = driver.process.wait(WAIT_S)
+    if (code, lines[-1:]) != (0, ["closed"]):
+        raise WrongError(f"the driver ended with {code} and said {lines}: {tail(driver)}")
+    until(driver.is_gone, "no process of the driver is left")
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+    """Wait for what becomes true."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise WrongError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(POLL_S)
+
+
+def until_snapped(driver: Driver, number: int) -> int:
+    """Wait until a trap has caught a process; its pid."""
+
+    def caught() -> bool:
+        if driver.plan.pid(number) is not None:
+            return True
+        if driver.process.poll() is not None:
+            point = driver.plan.traps[number].point
+            raise WrongError(f"the driver ended before {point}: {driver.lines()} {tail(driver)}")
+        return False
+
+    until(caught, driver.plan.traps[number].point)
+    pid = driver.plan.pid(number)
+    assert pid is not None
+    return pid
+
+
+def tail(driver: Driver) -> str:
+    """What a driver has logged last."""
+    return driver.logged()[-1500:]
+
+
+def short(error: Exception) -> str:
+    """An error as a verdict."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

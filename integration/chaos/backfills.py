@@ -1,0 +1,34 @@
+"""All scenarios of backfills on Spark. They need the environment of `make test-spark`.
+
+Nothing here imports Spark: a driver is a process of its own, and a cluster is started by the one
+scenario that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from integration.chaos import page_of_backfills, report
+from integration.chaos.backfill_cells import SECTION, Cell, all_cells
+from integration.chaos.backfill_faults import FAULTS, Alone
+from integration.chaos.backfill_storage import Storing
+from integration.chaos.backfill_strikes import Series
+from integration.chaos.scenarios import VERSIONS, Result, Scenario
+
+
+def scenarios() -> Iterator[Scenario]:
+    """One for each version, signal and victim, and one for each other fault."""
+    jobs: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in all_cells():
+        jobs.setdefault((cell.version, cell.signal, cell.victim), []).append(cell)
+    for number, version in enumerate(reversed(VERSIONS)):
+        yield from (Series(cells) for job, cells in jobs.items() if job[0] == version)
+        yield Storing(version, ("keyed", "two sinks")[number])
+        yield from (Alone(version, fault) for fault in FAULTS)
+
+
+def _render(results: Sequence[Result]) -> str:
+    return page_of_backfills.render(results, [cell for each in scenarios() for cell in each.cells])
+
+
+report.SECTIONS[SECTION] = (page_of_backfills.TITLE, _render)
