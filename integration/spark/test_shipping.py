@@ -17,7 +17,7 @@ import pytest
 
 from integration.backfill_command import DONE, ORDERS, REFUSED, Job
 from integration.brokers import create_topic, unique
-from integration.spark.standalone import Cluster, standalone_cluster
+from integration.spark.standalone import HERE, Cluster, standalone_cluster
 from tidegate.backfill.spark.session import start_session
 from tidegate.backfill.spark.workers import check_platform
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -41,7 +41,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with standalone_cluster(tmp_path_factory.mktemp("spark"), workers=2) as running:
+    with standalone_cluster(tmp_path_factory.mktemp("spark"), hosts=(HERE, HERE)) as running:
         yield running
 
 
