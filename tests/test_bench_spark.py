@@ -75,6 +75,25 @@ def test_each_missed_goal_is_said() -> None:
     assert all(said in table_of(found, 2).note for said in verdicts)
 
 
+def test_what_the_noise_hides_is_not_called_met() -> None:
+    found = compared(
+        **{HAND: (3.0, 100.0), BOUNDED: (10.0, 100.0), BACKFILL: (9.0, 100.0), LOOSE: (11.0, 110.0)}
+    )
+    assert found.verdicts()[2].endswith(": not decided, the noise is larger.")
+    assert "decide nothing" in table_of(found, 1).note
+    assert "decide nothing" not in table_of(found, 3).note
+    assert not table_of(found, 1).whole
+    assert table_of(found, 3).whole
+
+
+def test_a_run_that_is_cheaper_than_a_thousand_records_does_not_go_into_the_page() -> None:
+    for void in ((-1.0, 100.0), (1.0, math.nan)):
+        found = compared(
+            **{HAND: void, BOUNDED: (10.0, 1.0), BACKFILL: (9.0, 1.0), LOOSE: (11.0, 1.0)}
+        )
+        assert not table_of(found, 3).whole
+
+
 def test_a_line_is_found_and_what_is_off_it() -> None:
     line = line_through([(1.0, 3.0), (2.0, 5.0), (10.0, 21.0)])
     assert (line.fixed, line.slope) == pytest.approx((1.0, 2.0))

@@ -1,10 +1,11 @@
 """Backfills on Spark, measured: `make bench-spark`, or one part of it:
 
-    python -m integration.bench.spark_bench --only total --records 1000000 --rounds 2
+    python -m integration.bench.spark_bench --only total --records 1000000 --rounds 3
     python -m integration.bench.spark_bench --quick           # a few minutes, writes no page
 
 It runs in the environment of `make test-spark`. The tables go into docs/benchmarks.md, each as soon
-as it is measured, and each says which command made it. A wrong output ends the run with a
+as it is measured, and each says which command made it; a comparison of less than three rounds stays
+out of the page. A wrong output ends the run with a
 traceback, and writes nothing more.
 """
 
@@ -106,7 +107,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="200,000 records, one round, no page")
     parser.add_argument("--no-page", dest="page", action="store_false", help="print only")
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts of it")

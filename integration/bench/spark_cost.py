@@ -42,6 +42,11 @@ HAND, BOUNDED, BACKFILL, LOOSE = "hand-written", "bounded run", "backfill", "at 
 KINDS: Final = (HAND, BOUNDED, BACKFILL, LOOSE)
 CPU_OF_BOUNDED_MAX: Final = 1.3
 TRANSACTIONS_MAX: Final = 0.15
+ROUNDS_MIN: Final = 3
+FEW: Final = (
+    " So few rounds, and so few records, decide nothing on a machine with neighbours: the same "
+    "kind differed by more than a half from run to run."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,28 @@ class Compared:
                 f"{self.workload}, speed of the backfill: {faster:.2f} times the job by hand, "
                 f"{judged(faster >= 1.0, 'no slower')}."
             ),
-            (
-                f"{self.workload}, transactions: {share:+.0%} CPU, "
-                f"{judged(share < TRANSACTIONS_MAX, 'less than 15 %')}."
-            ),
+            (f"{self.workload}, transactions: {share:+.0%} CPU, {_judged_share(share)}."),
         ]
 
 
 def judged(met: bool, goal: str) -> str:
     return f"goal {goal}: {'met' if met else 'MISSED'}"
+
+
+def decides(found: Compared, rounds: int) -> bool:
+    """Whether the figures may go into the page: of enough rounds, and none smaller than the run
+    over a thousand records that is taken off it.
+    """
+    return rounds >= ROUNDS_MIN and all(
+        rate.cpu_per_million > 0 and rate.records_per_s > 0 for rate in found.warm.values()
+    )
+
+
+def _judged_share(share: float) -> str:
+    """Transactions cannot make a job cheaper: then the noise is larger than what they cost."""
+    if share < 0:
+        return f"goal less than {TRANSACTIONS_MAX:.0%}: not decided, the noise is larger"
+    return judged(share < TRANSACTIONS_MAX, "less than 15 %")
 
 
 def median_of(rates: Sequence[Rate]) -> Rate:
@@ -273,8 +291,9 @@ def table_of(found: Compared, rounds: int) -> Table:
         f"{WAVE_OFFSETS:,} offsets. Cold: a command from start to end. Warm: less a run over a "
         "thousand records; on Spark in a session that has run the job before. CPU of the whole "
         f"tree with the JVM. {CHECKED} Medians of {rounds}."
+        f"{FEW if rounds < ROUNDS_MIN else ''}"
     )
-    return Table(title_of(found.workload), titles, rows, note)
+    return Table(title_of(found.workload), titles, rows, note, whole=decides(found, rounds))
 
 
 @dataclass(frozen=True, slots=True)
