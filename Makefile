@@ -22,6 +22,8 @@ test: check     ## everything: check, every example, 2,000 simulated clusters, t
 	@$(MAKE) --no-print-directory test-spark
 test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environment of their own
 	.venv-spark/bin/pytest integration/spark
+test-spark-oldest: .venv-spark-4.2/installed  ## some of them on the oldest Spark that is supported
+	.venv-spark-4.2/bin/pytest $(addprefix integration/spark/test_,$(oldest_spark))
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 bench-spark: .venv-spark/installed  ## backfills beside bounded runs and PySpark by hand: make bench-spark [QUICK=1]
@@ -51,9 +53,10 @@ lock: .venv/installed  ## resolve again: Python packages for every platform, Kaf
 	$(compile) --extra broker --extra dev --extra sim --output-file requirements.lock pyproject.toml
 	$(compile) --extra spark --group spark-build --constraint requirements.lock \
 	    --output-file requirements-spark.lock pyproject.toml
+	echo 'pyspark==4.2.*' | $(compile) --output-file requirements-spark-4.2.lock -
 	$(bin)/python -m tidegate.drivers.kafka.jars
 clean:          ## remove the environment and what tests leave (the caches per user and .tidegate stay)
-	rm -rf .venv .venv-spark .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-spark $(spark_4_2) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
@@ -97,4 +100,22 @@ spark_wheels := --only-binary :all: --no-binary pyspark --require-hashes
 	@$(bin)/uv pip install --quiet --offline --python $(spark_bin)/python --no-deps --no-build-isolation --editable . || \
 	    $(spark_bin)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo demo-spark check test test-spark bench bench-spark soak golden images chaos sim ready lint types unit lock clean
+# The oldest Spark has an environment with its own pyspark, which sees all else in that of the newest.
+killed_once := test_a_driver_or_its_jvm_that_is_killed_in_a_task_leaves_no_process[jvm]
+oldest_spark := session.py levels.py stream.py command.py 'kills.py::$(killed_once)'
+spark_4_2 := .venv-spark-4.2
+$(spark_4_2)/installed: requirements-spark-4.2.lock .venv-spark/installed
+	@test -e $@ || $(PYTHON) -m venv --clear --without-pip $(spark_4_2)
+	@echo "setting up $(spark_4_2)" >&2
+	@$(spark_4_2)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$(spark_4_2)/site
+	@printf '%s\n' "$$($(spark_bin)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	    "$(CURDIR)/framework" >"$$(cat $(spark_4_2)/site)/newest.pth"
+	@$(bin)/uv pip install --quiet --python $(spark_4_2)/bin/python --no-deps $(spark_wheels) \
+	    --build-constraints requirements-spark.lock --requirement requirements-spark-4.2.lock || \
+	    $(spark_bin)/python -m pip install --quiet --no-deps --no-build-isolation $(spark_wheels) \
+	        --target "$$(cat $(spark_4_2)/site)" --upgrade --requirement requirements-spark-4.2.lock
+	@for each in pytest tidegate; do \
+	    sed '1s|.*|#!$(CURDIR)/$(spark_4_2)/bin/python|' $(spark_bin)/$$each >$(spark_4_2)/bin/$$each; \
+	    chmod +x $(spark_4_2)/bin/$$each; done
+	@touch $@
+.PHONY: help demo demo-spark check test test-spark test-spark-oldest bench bench-spark soak golden images chaos sim ready lint types unit lock clean
