@@ -47,7 +47,7 @@ def test_workers_with_other_versions_are_refused_before_anything_is_claimed(
             f" Python {HERE} and tidegate {TIDEGATE}. Install the driver's versions on every host,"
             " or set PYSPARK_PYTHON."
         )
-    assert not list((job.folder / "checkpoints").glob("**/*.json")), "nothing is claimed"
+    assert not list((job.folder / "checkpoints").glob("**/journal/*.json")), "nothing is claimed"
 
 
 def test_workers_without_tidegate_are_refused(tmp_path: Path) -> None:
