@@ -8,7 +8,8 @@ fault has happened: that a copy ran, that a task was run again, that a process w
 What is lost is lost on one core: the tasks of a level run one after the other, so that the first
 has read what the second one misses. Spark runs the sender again, and its second run has another
 run id. Spark 4.3 compares checksums, and runs the level again as a whole, or fails the job where it
-cannot. Where that is switched off only the run check of the driver is left, and must refuse.
+cannot. Where that is switched off, only the run check of the driver is left for tasks of the last
+level, and must refuse.
 """
 
 from __future__ import annotations
@@ -123,10 +124,16 @@ def _continue(pid: int) -> None:
 
 
 def an_output_is_lost(
-    subject: BackfillSubject, stage: Stage, *, level: int, point: str, retries: bool
+    subject: BackfillSubject,
+    stage: Stage,
+    *,
+    level: int,
+    point: str,
+    retries: bool,
+    refuses: bool,
 ) -> str:
     """Delete what one task of a level has written when the first task behind it stands at `point`,
-    and has read all of it.
+    and has read all of it. `refuses`: whether the run check must refuse the wave.
     """
     del stage
     runs = new_folder_of_runs(subject)
@@ -144,14 +151,16 @@ def an_output_is_lost(
         ends_well(driver)
         logged = driver.logged()
     again = [key for key, found in task_runs(runs).items() if key[1] == level and len(found) > 1]
-    if not again:
+    failed = RUN_AGAIN in logged
+    if not again and not (retries and failed):
         raise WrongError(f"no task of level {level} was run again: {tail(driver)}")
     refused = NOT_ONE_EXECUTION in logged
-    if not retries and not refused:
+    if refuses and not refused:
         raise WrongError(f"the run check has refused no wave: {tail(driver)}")
+    if not again:
+        return "Spark failed the job at once, and the driver ran the wave again"
     if refused:
         return "a task was run again, and the run check refused the wave"
-    failed = RUN_AGAIN in logged
     return f"a task was run again, and Spark {'failed the job' if failed else 'repeated the level'}"
 
 
@@ -277,7 +286,15 @@ FAULTS: Final = (
             signal="lost files",
             pipeline=pipeline,
             job=job,
-            run=partial(an_output_is_lost, level=level, point=point, retries=retries),
+            run=partial(
+                an_output_is_lost,
+                level=level,
+                point=point,
+                retries=retries,
+                # With an output, Spark gives up all others of that executor. So it repeats whole
+                # levels, but for the last one, whose reports it has already.
+                refuses=not retries and level == levels - 2,
+            ),
         )
         for retries in (True, False)
         for pipeline, job, levels, level, point in (

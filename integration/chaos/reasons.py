@@ -20,6 +20,11 @@ REASONS: Final[Mapping[str, str]] = {
         "Nobody tells the JobMaster that its connections are gone: a request finds it out that has "
         "no answer within 10 s. A shorter time would take a busy coordinator for a dead one."
     ),
+    "backfill/*/SIGSTOP/slot.*/executor": (
+        "Spark gives an executor up that is silent for `spark.network.timeout` (12 s here, two "
+        "minutes by default), and then runs its task on the other one. Readers wait for the claim "
+        "of the next wave, which aborts what the frozen task has left open."
+    ),
 }
 """By pattern of a cell; the first that matches counts."""
 
