@@ -117,13 +117,14 @@ def test_scripts_read_one_object_for_each_event(capsys: pytest.CaptureFixture[st
         "plan",
         "wave",
         "progress",
+        "stopping",
         "stopped",
         "abandoned",
         "end",
         "done",
     ]
     assert (events[0]["offsets"], events[0]["partitions"][1]["begin"]) == (2_000, 10)
-    assert (events[1]["records_in"], events[5]["records_out"]) == (1_000, 4)
+    assert (events[1]["records_in"], events[6]["records_out"]) == (1_000, 4)
     assert (events[2]["finished"], events[2]["tasks"]) == (3, 8)
     assert captured.err == ""
 

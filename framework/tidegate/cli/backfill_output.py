@@ -100,7 +100,7 @@ class BackfillJson(BackfillText):
         _print({"event": "progress", "finished": finished, "tasks": tasks})
 
     def stopping(self) -> None:
-        """Scripts see the end."""
+        _print({"event": "stopping"})
 
     def stopped(self) -> None:
         _print({"event": "stopped"})
