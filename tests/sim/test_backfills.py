@@ -20,7 +20,7 @@ from tidegate.testing.sim.run import plan_of, run_seed
 from tidegate.testing.sim.story import Told
 
 SAMPLE = range(12)
-SEEDS = range(1_000)
+SEEDS = range(400)
 PLANS = [plan_of(seed, backfills=True) for seed in range(200)]
 
 
