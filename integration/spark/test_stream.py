@@ -190,10 +190,20 @@ def test_a_query_that_somebody_stops_is_an_error(session: BackfillSession) -> No
     assert left(session) == []
 
 
-def test_a_spark_without_such_sources_gets_the_plain_loop() -> None:
-    for version, is_plain in (("4.1.3", True), ("4.2.0", False), ("4.3.0", False)):
-        old: Any = SimpleNamespace(spark=SimpleNamespace(version=version))
-        assert (streamed(old) is run_in_turn) == is_plain
+@pytest.mark.parametrize(
+    ("version", "ships", "is_plain"),
+    [
+        ("4.1.3", False, True),
+        ("4.2.0", False, False),
+        ("4.3.0", False, False),
+        ("4.3.0", True, True),
+    ],
+)
+def test_a_spark_without_such_sources_and_shipped_packages_get_the_plain_loop(
+    version: str, ships: bool, is_plain: bool
+) -> None:
+    session: Any = SimpleNamespace(spark=SimpleNamespace(version=version), ships=ships)
+    assert (streamed(session) is run_in_turn) == is_plain
 
 
 def test_the_source_has_one_wave_more_until_the_last_is_done(tmp_path: Path) -> None:
