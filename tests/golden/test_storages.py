@@ -59,10 +59,11 @@ def test_a_golden_storage_restores_and_its_job_comes_to_what_was_due(
     drivers = GoldenDrivers(world)
     waves = job.backfill(
         parallelism=world.parallelism + 1,
-        wave_offsets=90,
+        wave_offsets=40,
         executor=InProcessExecutor(in_process_host(drivers)),
         drivers=drivers,
     )
+    assert len(waves) > 1
     read = sum(wave.records_in for wave in waves)
     assert 0 < read < sum(len(source.records) for source in world.sources.values())
     graph, storage = graph_of(world), tmp_path / STORAGE

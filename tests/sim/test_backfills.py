@@ -20,7 +20,7 @@ from tidegate.testing.sim.run import plan_of, run_seed
 from tidegate.testing.sim.story import Told
 
 SAMPLE = range(12)
-SEEDS = range(400)
+SEEDS = range(1_000)
 PLANS = [plan_of(seed, backfills=True) for seed in range(200)]
 
 
@@ -45,7 +45,7 @@ def test_a_sample_of_seeds_is_exact() -> None:
 
 @pytest.mark.seeds
 @pytest.mark.timeout(900)
-def test_four_hundred_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thousand_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
     summary = judged(SEEDS)
     with capsys.disabled():
         print(f"\n{summary}")
