@@ -112,7 +112,7 @@ def _judged_share(share: float) -> str:
 
 
 def median_of(rates: Sequence[Rate]) -> Rate:
-    """Of each figure by itself."""
+    """The medians of the figures, each taken for itself."""
     return Rate(
         statistics.median(rate.cpu_per_million for rate in rates),
         statistics.median(rate.records_per_s for rate in rates),

@@ -158,7 +158,7 @@ def measure_waves(
     parallelism: int,
     waves: int,
 ) -> Figures:
-    """Run so many waves of almost no records; the output is checked."""
+    """Run this number of waves with almost no records, and check the output."""
     job = new_job(broker, folder, orders=waves * WAVE_OFFSETS)
     job.settings["job.max_parallelism"] = max(128, parallelism)
     spent = Spent()
