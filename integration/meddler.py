@@ -6,7 +6,9 @@ which kind it is, in which version. A rule says what becomes of each:
     PASS        it is delivered, and so is its answer
     LOSE        it is delivered and carried out; its answer is lost, with the connection
     Told        it never reaches the broker; the client is told this error all the same, or that it
-                was written, when the next request for the same partition was delivered
+                was written, when the next request for the same partition was delivered. If none
+                comes, a request is not called written: it is delivered after all, because a loss
+                without a later sequence number is one that no client and no broker can notice
 
 What reaches the broker is carried out by the broker alone, so every error that follows is its own.
 Unlike `chaos/proxy.py`, which knows only bytes, it can strike one request of those that are under
@@ -33,7 +35,10 @@ NOT_LEADER: Final = 6
 OUT_OF_ORDER: Final = 45
 """Kafka's codes of requests and errors."""
 TOLD_AFTER_S: Final = 0.3
-"""What was kept is answered after this time where no further request for the partition comes."""
+"""What was kept is answered, or delivered, after this time if no further request for the partition
+comes."""
+BASE_SEQUENCE: Final = struct.Struct(">53xi")
+"""Of a batch of records in Kafka's format 2: the sequence number of its first record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,11 @@ class Request:
         return frozenset(
             (topic.name, row.index) for topic in topics for row in topic.partition_data
         )
+
+    def begins(self) -> bool:
+        """Of a Produce request: whether a batch of it is its producer's first for a partition."""
+        rows = (row for topic in self.produced().topic_data for row in topic.partition_data)
+        return any(BASE_SEQUENCE.unpack_from(row.records)[0] == 0 for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,7 @@ class _Pipe:
     kept: list[tuple[Request, int]] = field(default_factory=list)
     """Not told yet."""
     writing: threading.Lock = field(default_factory=threading.Lock)
+    delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def requests(self) -> None:
         """From the client to the broker."""
@@ -149,10 +160,9 @@ class _Pipe:
                 if isinstance(fate, Told):
                     self._keep(request, fate.error)
                     continue
-                self.asked[correlation] = request
                 if fate == LOSE:
                     self.losing.add(correlation)
-                self.broker.sendall(_framed(body))
+                self._deliver(request)
                 if kind == PRODUCE and self.kept:
                     self.meddler.overtaken += self._tell_kept(request.partitions())
         self._end()
@@ -171,18 +181,36 @@ class _Pipe:
                 self._tell(body)
         self._end()
 
+    def _deliver(self, request: Request) -> None:
+        with self.delivering:
+            self.asked[request.correlation] = request
+            self.broker.sendall(_framed(request.body))
+
     def _keep(self, request: Request, error: int) -> None:
         self.meddler.kept += 1
         self.kept.append((request, error))
-        late = threading.Timer(TOLD_AFTER_S, self._tell_kept, (request.partitions(),))
+        late_call = self._deliver_kept if error == WRITTEN else self._tell_kept
+        late = threading.Timer(TOLD_AFTER_S, late_call, (request.partitions(),))
         late.daemon = True
         late.start()
 
+    def _take_kept(self, partitions: frozenset[tuple[str, int]]) -> list[tuple[Request, int]]:
+        with self.writing:
+            taken = [each for each in self.kept if each[0].partitions() & partitions]
+            self.kept = [each for each in self.kept if each not in taken]
+        return taken
+
+    def _deliver_kept(self, partitions: frozenset[tuple[str, int]]) -> None:
+        """Nothing followed: the requests that were kept of these partitions reach the broker."""
+        late = self._take_kept(partitions)
+        self.meddler.kept -= len(late)
+        with suppress(OSError):  # the connection may have ended meanwhile
+            for request, _ in late:
+                self._deliver(request)
+
     def _tell_kept(self, partitions: frozenset[tuple[str, int]]) -> int:
         """Answer what was kept of these partitions, each once; how many."""
-        with self.writing:
-            told = [each for each in self.kept if each[0].partitions() & partitions]
-            self.kept = [each for each in self.kept if each not in told]
+        told = self._take_kept(partitions)
         with suppress(OSError):  # the connection may have ended meanwhile
             for request, error in told:
                 self._tell(_answer(request, error))

@@ -13,7 +13,7 @@ import signal
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -121,8 +121,12 @@ def kill(run: Run, role: str) -> None:
     """The newest JobMaster, or all slots."""
     victims = run.slots() if role == "slot" else jobmasters(run)
     assert victims, role
+    killed = 0
     for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # an attempt that has lost one slot ends its others too
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    assert killed, f"{role}: {victims} ended by themselves"
 
 
 def jobmasters(run: Run) -> list[int]:

@@ -135,7 +135,11 @@ class UncleanCluster:
         return self.bootstrap.split(",")[node]
 
     def _partitions(self, topic: str) -> dict[int, Any]:
-        found: dict[int, Any] = self._client.list_topics(topic, TIMEOUT_S).topics[topic].partitions
+        """The topic as the witness, which nobody kills, knows it. A client that has learned of the
+        other brokers may ask one that is dead, so each question has a client of its own.
+        """
+        asked = AdminClient({"bootstrap.servers": self._address(WITNESS), "log_level": 0})
+        found: dict[int, Any] = asked.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
         return found
 
     def _admin(self) -> Any:
