@@ -17,7 +17,7 @@ demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live,
 check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
 test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers and Spark
-	$(bin)/pytest --quiet -m "seeds or hypothesis"
+	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal -m "seeds or hypothesis"
 	$(bin)/pytest integration --ignore integration/spark --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory test-spark
 test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environment of their own

@@ -16,14 +16,14 @@ from integration.killing.traps import Plan, Traps
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 
 
 def main() -> int:
     """Run the waves, and print one line for each."""
     given = json.loads(sys.argv[1])
     traps = Traps(Plan.from_environment())
-    real = RealDrivers()
+    real = SystemDrivers()
     host = TaskHost(drivers=SlotDrivers(traps, real), io=real.threads.pool(IO_THREADS, name="io"))
     job = BackfillJob(given["reference"], Path(given["folder"]), given["settings"])
     waves = job.backfill(

@@ -19,7 +19,7 @@ from tidegate.controlplane.client.preflight import (
 )
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.protocol.messages import Submission
 
 
@@ -53,7 +53,7 @@ class BackfillJob:
         pipeline = load_for_submit(self.reference, self.folder)
         options = RunOptions(params={}, bounded=True)
         made, _, archive = make_submission(self.reference, self.folder, pipeline, config, options)
-        storage = RealDrivers().blob_store(config.checkpoint.storage)
+        storage = SystemDrivers().blob_store(config.checkpoint.storage)
         return BackfillRecords(storage, made.job, config.to_dict()).begin(made, archive, (), "now")
 
     def backfill(
@@ -62,7 +62,7 @@ class BackfillJob:
         parallelism: int = 3,
         wave_offsets: int = 10_000,
         executor: Executor | None = None,
-        drivers: RealDrivers | None = None,
+        drivers: SystemDrivers | None = None,
         loop: WaveLoop = run_in_turn,
     ) -> list[WaveDone]:
         """Run one to its end in this process; its waves."""
@@ -78,11 +78,11 @@ class BackfillJob:
         parallelism: int = 3,
         wave_offsets: int = 10_000,
         executor: Executor | None = None,
-        drivers: RealDrivers | None = None,
+        drivers: SystemDrivers | None = None,
     ) -> tuple[Backfill, list[WaveDone]]:
         """The driver of a new submission, and the list of its waves, which is empty yet."""
         config = self.config(job__parallelism=parallelism)
-        drivers = drivers or RealDrivers()
+        drivers = drivers or SystemDrivers()
         waves: list[WaveDone] = []
         driver = Backfill(
             self.submission(config),
@@ -95,6 +95,6 @@ class BackfillJob:
         return driver, waves
 
 
-def in_process_host(drivers: RealDrivers) -> TaskHost:
+def in_process_host(drivers: SystemDrivers) -> TaskHost:
     """A host for tasks in this process."""
     return TaskHost(drivers=drivers, io=drivers.threads.pool(IO_THREADS, name="io"))

@@ -17,8 +17,8 @@ from typing import Final, Self
 import psutil
 
 from integration.running import TidegateRun
-from tidegate.checkpoint.journal import HINT_INTERVAL
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.errors import KafkaError
 from tidegate.ports.kafka import TransactionState
 
@@ -34,7 +34,8 @@ SLACK: Final = {
         for kind in ("command", "jobmanager", "taskmanager", "zygote", "jobmaster", "slot")
         for what, slack in (("MiB", 16.0), ("threads", 8.0), ("open files", 12.0))
     },
-    "checkpoints files": 2.0 * HINT_INTERVAL + 60.0,  # the journal is a saw: it is trimmed by hints
+    "checkpoints files": 2.0 * SNAPSHOT_INTERVAL
+    + 60.0,  # the journal is a saw: it is trimmed by hints
     "checkpoints MiB": 8.0,
     "state files": 60.0,
     "state MiB": 16.0,
@@ -50,7 +51,7 @@ class Holdings:
     def __init__(self, bootstrap: str, folder: Path) -> None:
         """`folder`: where the cluster keeps its files, `.tidegate`."""
         self._folder = folder
-        self._log = KafkaTransactionLog({"bootstrap.servers": bootstrap})
+        self._log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
         self._open_since: dict[str, float] = {}
         self.samples: list[tuple[float, dict[str, float]]] = []
         """Monotonic seconds and figures."""

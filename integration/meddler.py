@@ -35,8 +35,10 @@ NOT_LEADER: Final = 6
 OUT_OF_ORDER: Final = 45
 """Kafka's codes of requests and errors."""
 TOLD_AFTER_S: Final = 0.3
-"""What was kept is answered, or delivered, after this time if no further request for the partition
-comes."""
+"""What was kept is answered after this time if no further request for the partition comes."""
+DELIVERED_AFTER_S: Final = 1.5
+"""What was kept to be called written is delivered after this time. A slow slot writes the next
+batch before, and no checkpoint runs into its timeout."""
 BASE_SEQUENCE: Final = struct.Struct(">53xi")
 """Of a batch of records in Kafka's format 2: the sequence number of its first record."""
 
@@ -189,8 +191,12 @@ class _Pipe:
     def _keep(self, request: Request, error: int) -> None:
         self.meddler.kept += 1
         self.kept.append((request, error))
-        late_call = self._deliver_kept if error == WRITTEN else self._tell_kept
-        late = threading.Timer(TOLD_AFTER_S, late_call, (request.partitions(),))
+        calls: tuple[Callable[[frozenset[tuple[str, int]]], object], float]
+        calls = (self._tell_kept, TOLD_AFTER_S)
+        if error == WRITTEN:
+            calls = (self._deliver_kept, DELIVERED_AFTER_S)
+        late_call, after_s = calls
+        late = threading.Timer(after_s, late_call, (request.partitions(),))
         late.daemon = True
         late.start()
 

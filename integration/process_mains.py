@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.contracts.behaviour import behave
-from tidegate.bootstrap import Common, processes
+from tidegate.bootstrap import ClusterSpec, processes
 from tidegate.config_load import load
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.processes import Child, ExitStatus, Processes, Zygote, ZygoteEvent
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, Processes, ZygoteEvent
 from tidegate.protocol.messages import StartSlot
 
 ROOT = Path(__file__).parent.parent
@@ -35,10 +35,10 @@ class OsStarter:
         self._folder, self._early = folder, early
         config = load(folder=folder, command_line={"logs.directory": str(folder / "logs")})
         here = "integration.process_mains"
-        self._common = Common(
+        self._common = ClusterSpec(
             config=config,
             cluster="test",
-            mains={"slot": f"{here}:slot", "jobmaster": f"{here}:child"},
+            role_mains={"slot": f"{here}:slot", "jobmaster": f"{here}:child"},
             path=(str(ROOT),),
         )
 
@@ -57,7 +57,7 @@ class OsStarter:
             "jobmaster", arguments, log="children.log", on_exit=on_exit, on_ready=on_ready
         )
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> Zygote:
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
         arguments = {"task_manager": "tm-1", "task_manager_pid": os.getpid()}
         return self.processes("zygote").start_zygote(arguments, log="zygote.log", listener=listener)
 
@@ -87,10 +87,10 @@ class OsMe:
 
 
 def child(does: JobName, folder: str, _epoch: LeaderEpoch, _drivers: Drivers) -> int:
-    """Named in `Common.mains`."""
+    """Named in `ClusterSpec.role_mains`."""
     return behave(does, OsMe(Path(folder)))
 
 
 def slot(start: StartSlot, _drivers: Drivers, _tm: TaskManagerId, _tm_pid: int) -> int:
-    """Named in `Common.mains`."""
+    """Named in `ClusterSpec.role_mains`."""
     return behave(str(start.settings["does"]), OsMe(Path.cwd()))

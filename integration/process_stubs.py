@@ -1,8 +1,8 @@
 """Mains of a JobMaster and of a slot that do only what their processes are judged by.
 
-Named in `Common.mains` by `stub_cluster`; imported inside the processes. The JobMaster claims
-attempts by counting, asks for slots, reports them, begins a new attempt when one is lost, and ends
-when it is stopped.
+Named in `ClusterSpec.role_mains` by `stub_cluster`; imported inside the processes. The JobMaster
+claims attempts by counting, asks for slots, reports them, begins a new attempt when one is lost,
+and ends when it is stopped.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
+    Acknowledge,
     AttemptReport,
-    Done,
     JobMasterAccepted,
     JobReport,
     Message,
@@ -62,7 +62,7 @@ def jobmaster(job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers
 
     def handler(message: Message) -> Message:
         events.put(message)
-        return Done()
+        return Acknowledge()
 
     server = drivers.rpc.serve(handler)
     jobmanager = drivers.rpc.connect(jobmanager_address)

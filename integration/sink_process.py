@@ -21,10 +21,10 @@ from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.dataplane.sinks.lanes import TransactionLane
-from tidegate.drivers.bundle import RealDrivers
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
-from tidegate.elements import Origin, RecordBatch
+from tidegate.dataplane.sinks.lanes import TransactionalDelivery
+from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.ids import Attempt, CheckpointId, Uid
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -34,15 +34,15 @@ def numbered(first: int, count: int) -> RecordBatch:
     return RecordBatch(
         values=[b"%d" % number for number in numbers],
         offsets=list(numbers),
-        origin=Origin("in", 0),
+        origin=TopicPartition("in", 0),
     )
 
 
 def main() -> None:
     bootstrap, topic, job, intervals, records, *mistakes = sys.argv[1:]
     around = Surroundings(
-        RealDrivers(),
-        KafkaTransactionLog({"bootstrap.servers": bootstrap}),
+        SystemDrivers(),
+        KafkaTransactionAdmin({"bootstrap.servers": bootstrap}),
         job=job,
         config=Config(kafka=KafkaSettings(bootstrap=bootstrap)),
         threads=True,
@@ -72,7 +72,7 @@ def main() -> None:
         assert sending is not None
         producer = sending.producer
     producer.flush(30)
-    assert isinstance(writer._lane, TransactionLane)
+    assert isinstance(writer._lane, TransactionalDelivery)
     print('"unprepared"', flush=True)
     time.sleep(600)
 

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from tidegate.bootstrap import Common, processes
+from tidegate.bootstrap import ClusterSpec, processes
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
 
@@ -37,16 +37,16 @@ class Running:
                 "cluster.task_managers": 2,
             },
         )
-        common = Common(
+        common = ClusterSpec(
             config=config,
             cluster="test",
-            mains={
+            role_mains={
                 "slot": "integration.process_stubs:slot",
                 "jobmaster": "integration.process_stubs:jobmaster",
             },
             path=(str(ROOT),),
         )
-        drivers = RealDrivers()
+        drivers = SystemDrivers()
         self.cluster = LocalCluster(processes(common), drivers.rpc, drivers.clock, drivers.threads)
         self.client: Client = self.cluster.client()
 

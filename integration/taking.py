@@ -10,11 +10,11 @@ from typing import Any
 
 from kafka.protocol.producer import InitProducerIdRequest
 
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import TransactionalId
 
 
-def take(log: KafkaTransactionLog, transactional_id: str) -> Any:
+def take(log: KafkaTransactionAdmin, transactional_id: str) -> Any:
     """The broker's answer, which may be an error."""
     request = InitProducerIdRequest(
         transactional_id=transactional_id,

@@ -26,9 +26,9 @@ from integration.test_bad_records import header
 from integration.test_recreated_topics import create_again
 from tidegate.backfill.executor import Executor, InProcessExecutor, WaveTasks
 from tidegate.config import Config
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.errors import BadRecordError, RefusedError, SourceChangedError, UserCodeError
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.waves import TaskReport
@@ -66,7 +66,7 @@ class Input:
         return BackfillJob(f"{module}:Totals", self.folder.path, settings)
 
     def open_transactions(self) -> list[str]:
-        log = KafkaTransactionLog({"bootstrap.servers": self.folder.bootstrap})
+        log = KafkaTransactionAdmin({"bootstrap.servers": self.folder.bootstrap})
         try:
             listed = log.list(f"tidegate.{self.folder.job}.")
         finally:
@@ -112,7 +112,7 @@ class Meddling:
         before: Callable[[], None] | None = None,
         after: Callable[[], None] | None = None,
     ) -> None:
-        self._real: Executor = InProcessExecutor(in_process_host(RealDrivers()))
+        self._real: Executor = InProcessExecutor(in_process_host(SystemDrivers()))
         self._left, self._before, self._after = wave, before, after
 
     def check(self, config: Config) -> None:

@@ -16,10 +16,10 @@ from integration.test_backfill_input import Input
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, StorageError, StorageMismatchError
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kafka import PartitionReader
@@ -45,7 +45,7 @@ class Uploads:
         self._real.put_file(path, source)
 
 
-class WorkerDrivers(RealDrivers):
+class WorkerDrivers(SystemDrivers):
     """Those of a worker, which has such a storage."""
 
     def __init__(self, before: Callable[[], object]) -> None:
@@ -61,7 +61,7 @@ def executor(before: Callable[[], object]) -> InProcessExecutor:
     return running_on(WorkerDrivers(before))
 
 
-def running_on(drivers: RealDrivers) -> InProcessExecutor:
+def running_on(drivers: SystemDrivers) -> InProcessExecutor:
     return InProcessExecutor(
         TaskHost(drivers=drivers, io=drivers.threads.pool(IO_THREADS, name="io"))
     )
@@ -135,7 +135,7 @@ def test_lag_monitors_see_each_wave_in_the_groups_of_the_live_job(given: Input) 
     try:
         assert not driver.run(stop=lambda: bool(waves))
         (first,) = admin.group_commits(group).items()
-        assert (first[0], first[1].offset) == (Origin(topic, 0), 20)
+        assert (first[0], first[1].offset) == (TopicPartition(topic, 0), 20)
         assert first[1].metadata.endswith(f" {waves[0].attempt}-1")
         assert driver.run()
         (last,) = admin.group_commits(group).values()
@@ -144,7 +144,7 @@ def test_lag_monitors_see_each_wave_in_the_groups_of_the_live_job(given: Input) 
         admin.close()
 
 
-class Elsewhere(RealDrivers):
+class Elsewhere(SystemDrivers):
     """Those of a worker on a host that reaches other things than the driver does."""
 
     def __init__(self, *, storage: str = "", bootstrap: str = "") -> None:

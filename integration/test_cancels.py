@@ -16,7 +16,7 @@ import pytest
 
 from integration.killing.runs import Job, Run
 from integration.killing.traps import Trap
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.ids import JobName
 from tidegate.protocol.messages import StopJob
@@ -88,7 +88,7 @@ def test_a_cancel_in_the_middle_of_a_commit_finishes_it_first(
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     job.write(RECORDS, seed=2)
     with in_a_commit(job) as run:
-        client = RealDrivers().rpc.connect(address(run))
+        client = SystemDrivers().rpc.connect(address(run))
         client.call(StopJob(job=JobName(job.name), final_checkpoint=False))
         client.close()
         run.until(lambda: run.state() == "CLOSING", "closing")

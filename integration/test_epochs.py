@@ -19,7 +19,7 @@ from integration.taking import take
 from tidegate.checkpoint.transactional_ids import format_transactional_id
 from tidegate.drivers.kafka.control import raise_for
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
 pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -63,7 +63,7 @@ def named_producers(job: Job, id_: str) -> set[int]:
 
 def used_up(bootstrap: str, id_: TransactionalId) -> int:
     """Take the id until the next one who takes it gets its last epoch; its producer id."""
-    with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
+    with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         epoch = -1
         while epoch < EPOCH_MAX - 1:
             answer = take(log, id_)

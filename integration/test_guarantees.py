@@ -13,7 +13,7 @@ import pytest
 
 from integration.mistakes import TOTALS, Folder
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -36,7 +36,7 @@ def make(kafka: EmbeddedKafka, path: Path, guarantee: str, *, beside: bool) -> F
 
 
 def transactional_ids(folder: Folder) -> list[str]:
-    log = KafkaTransactionLog({"bootstrap.servers": folder.bootstrap})
+    log = KafkaTransactionAdmin({"bootstrap.servers": folder.bootstrap})
     try:
         return list(log.list(f"tidegate.{folder.job}."))
     finally:

@@ -16,7 +16,7 @@ from tidegate.drivers.rpc import channel
 from tidegate.drivers.rpc.channel import GrpcRpc
 from tidegate.errors import RpcError
 from tidegate.ports.rpc import RpcClient
-from tidegate.protocol.messages import Done, ListJobs
+from tidegate.protocol.messages import Acknowledge, ListJobs
 
 ASKED_MS = 5_000
 """Twelve times as often as a cluster's connections are asked."""
@@ -28,7 +28,7 @@ IDLE_S = 21.0
 def connected() -> Iterator[tuple[Proxy, RpcClient]]:
     """A client that has reached its server, through a proxy."""
     rpc = GrpcRpc()
-    server = rpc.serve(lambda _: Done())
+    server = rpc.serve(lambda _: Acknowledge())
     with Network() as network:
         proxy = network.proxy(server.address)
         client = rpc.connect(proxy.address)
@@ -43,7 +43,7 @@ def test_a_half_open_control_connection_is_replaced() -> None:
         assert proxy.forget() == 1
         with pytest.raises(RpcError, match="no reply within 1 s"):
             client.call(ListJobs(), timeout_s=1.0)
-        assert client.call(ListJobs()) == Done()
+        assert client.call(ListJobs()) == Acknowledge()
         assert proxy.accepted == 2
 
 

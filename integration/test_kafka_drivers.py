@@ -26,22 +26,22 @@ from tests.contracts.kafka_rights import RightsContract
 from tests.contracts.kafka_topics import TopicContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka import reader as reader_module
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.broker_config import choose_ports
 from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.drivers.kafka.reader import KafkaPartitionReader
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
-from tidegate.elements import Origin
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaUnavailableError,
     RefusedError,
 )
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome
+from tidegate.ports.kafka import EndTxnResult
 
 pytestmark = [
     pytest.mark.kafka,
@@ -74,13 +74,13 @@ def under_test(
 
     return KafkaUnderTest(
         version=version,
-        drivers=RealDrivers(),
+        drivers=SystemDrivers(),
         settings=settings,
         make_topic=make_topic,
         delete_topic=delete_topic,
         create_again=lambda name: create_topic(bootstrap, name, partitions=1),
         unique=unique,
-        log=KafkaTransactionLog(settings),
+        log=KafkaTransactionAdmin(settings),
         admin=KafkaClusterAdmin(settings),
     )
 
@@ -134,7 +134,7 @@ def test_prepared_transactions_survive_the_broker_and_the_same_client_ends_them(
     before = [cluster.facts(name) for name in names]
     own.kill()
     outcome = cluster.log.end(names[0], before[0].producer_id, before[0].epoch, commit=True)
-    assert outcome is EndOutcome.RETRY
+    assert outcome is EndTxnResult.RETRY
     own.restart()
     assert [cluster.facts(name) for name in names] == before
     for name in names:
@@ -192,12 +192,12 @@ class TestNoBrokerAnswers:
         assert "9 s" in str(error.value)
 
     def test_transaction_log(self) -> None:
-        log, started = KafkaTransactionLog(self.SETTINGS), time.monotonic()
+        log, started = KafkaTransactionAdmin(self.SETTINGS), time.monotonic()
         with pytest.raises(KafkaUnavailableError) as error:
             log.cluster_id()
         self.assert_told_soon(started, error)
         outcome = log.end(TransactionalId("x"), 1, 1, commit=True)
-        assert outcome is EndOutcome.RETRY
+        assert outcome is EndTxnResult.RETRY
 
 
 JAAS = (
@@ -273,7 +273,7 @@ class TestRights(RightsContract):
         topic, name = unique("secured"), TransactionalId(unique("tidegate.job"))
         create_topic(plain, topic, partitions=1)
         given = self.settings(sasl, "job", "right")
-        log = KafkaTransactionLog(given)
+        log = KafkaTransactionAdmin(given)
         assert KafkaClusterAdmin(given).partitions(topic) == 1
         producer = KafkaProducer(given, name, 60_000)
         producer.begin()
@@ -282,9 +282,9 @@ class TestRights(RightsContract):
         facts = log.describe(name)
         assert facts is not None
         outcome = log.end(name, facts.producer_id, facts.epoch, commit=True)
-        assert outcome is EndOutcome.ACCEPTED
+        assert outcome is EndTxnResult.ACCEPTED
         reader = KafkaPartitionReader(given, "group")
-        reader.assign({Origin(topic, 0): 0})
+        reader.assign({TopicPartition(topic, 0): 0})
         (run,) = eventually(lambda: reader.poll(10, 0.5), bool)
         assert run.messages[0].value() == b"a"
         reader.close()
@@ -314,7 +314,7 @@ class TestRights(RightsContract):
         given = self.settings(secured[1], "job", "wrong-password")
         for ask in (
             KafkaClusterAdmin(given).cluster_id,
-            KafkaTransactionLog(given).cluster_id,
+            KafkaTransactionAdmin(given).cluster_id,
             lambda: KafkaProducer(given, TransactionalId("tidegate.x"), 60_000),
         ):
             started = time.monotonic()

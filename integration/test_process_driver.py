@@ -22,7 +22,7 @@ from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import Surroundings
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.errors import ExternalError
-from tidegate.ports.processes import Child, ExitStatus, Zygote, ZygoteEvent
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, ZygoteEvent
 
 RECVMSG = {"47", "212"}
 """The number of the system call on x86-64 and on arm64."""
@@ -35,7 +35,7 @@ class OsWorld:
         self.around = Surroundings()
         self._starter = OsStarter(folder, early=early)
         self._children: list[Child] = []
-        self._zygotes: list[Zygote] = []
+        self._zygotes: list[ForkServer] = []
         #: The brokers of the test session, for one, are no matter of this world.
         self._others = {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -49,7 +49,7 @@ class OsWorld:
         self._children.append(child)
         return child
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> Zygote:
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
         zygote = self._starter.start_zygote(listener)
         self._zygotes.append(zygote)
         return zygote

@@ -20,9 +20,9 @@ from integration.killing.runs import Job
 from integration.killing.traps import Trap
 from integration.taking import take
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, TransactionState
+from tidegate.ports.kafka import EndTxnResult, TransactionState
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -56,27 +56,27 @@ def die_after_a_publication(
 
 def half_a_fence(bootstrap: str, transactional_id: str) -> None:
     """One InitProducerId, as of a client that does not live to repeat it: the broker aborts."""
-    with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
+    with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         take(log, transactional_id)
         until_state(log, transactional_id, TransactionState.COMPLETE_ABORT)
 
 
 def whole_fence(bootstrap: str, transactional_id: str) -> None:
     """A client takes the id for its own."""
-    with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
+    with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         log.fence(TransactionalId(transactional_id))
 
 
 def late_commit(bootstrap: str, txn: Mapping[str, Any]) -> None:
     """The EndTxn of the dead JobMaster arrives at last."""
-    with closing(KafkaTransactionLog({"bootstrap.servers": bootstrap})) as log:
+    with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         id_ = TransactionalId(txn["transactional_id"])
         outcome = log.end(id_, txn["producer_id"], txn["epoch"], commit=True)
-        assert outcome is EndOutcome.ACCEPTED
+        assert outcome is EndTxnResult.ACCEPTED
         until_state(log, id_, TransactionState.COMPLETE_COMMIT)
 
 
-def until_state(log: KafkaTransactionLog, transactional_id: str, state: TransactionState) -> None:
+def until_state(log: KafkaTransactionAdmin, transactional_id: str, state: TransactionState) -> None:
     end = time.monotonic() + 20
     while (facts := log.describe(TransactionalId(transactional_id))) is None or (
         facts.state is not state

@@ -11,11 +11,11 @@ from integration.test_kafka_drivers import prepared, under_test
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, eventually
 from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Utf8
-from tidegate.api.kafka import KafkaRecord, KafkaSource
+from tidegate.api.kafka import ConsumerRecord, KafkaSource
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import BadRecordError, KafkaError
 from tidegate.ids import CheckpointId, Uid
 from tidegate.protocol.snapshots import SourceSplit
@@ -58,7 +58,7 @@ class SourceBench:
 
 def splits_of(cluster: KafkaUnderTest, topic: str, partitions: int) -> list[SourceSplit]:
     """From the beginning to the ends as they are now."""
-    ends = cluster.admin.latest([Origin(topic, number) for number in range(partitions)])
+    ends = cluster.admin.latest([TopicPartition(topic, number) for number in range(partitions)])
     return [
         SourceSplit(
             source=Uid("src"),
@@ -160,7 +160,7 @@ def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
     split = SourceSplit(source=Uid("src"), topic=topic, partition=0, offset=0)
     bench = SourceBench(cluster, source, split)
     eventually(bench.poll, lambda _: bool(bench.values))
-    assert bench.values == {0: [KafkaRecord("k", 7, topic, 0, 0, 5_000, (("h", b"x"),))]}
+    assert bench.values == {0: [ConsumerRecord("k", 7, topic, 0, 0, 5_000, (("h", b"x"),))]}
     assert bench.reader.lag() == 0
     assert not bench.reader.finished()
     write(cluster, topic, b"nonsense")
@@ -168,7 +168,7 @@ def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
         eventually(bench.poll, lambda _: False)
     bench.reader.commit([split], CheckpointId.parse("2-7"))
     group = f"tidegate.{bench.job}.src"
-    origin = Origin(topic, 0)
+    origin = TopicPartition(topic, 0)
     eventually(lambda: cluster.admin.committed(group, [origin])[origin], lambda offset: offset == 0)
     bench.reader.close()
 

@@ -216,7 +216,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tidegate import KafkaSink, KafkaSource, Pipeline, Process, RecordContext, Utf8
+from tidegate import KafkaSink, KafkaSource, Pipeline, Process, ProcessContext, Utf8
 
 HERE = Path.cwd()  # the code runs from a copy
 
@@ -228,7 +228,7 @@ class Held(Process[str, str]):
                 os._exit(3)
             time.sleep(0.02)
 
-    def process(self, record: str, ctx: RecordContext) -> Iterable[str]:
+    def process(self, record: str, ctx: ProcessContext) -> Iterable[str]:
         yield record
 
 

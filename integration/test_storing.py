@@ -12,7 +12,7 @@ import pytest
 from integration.chaos.storing import FOLDER, Does, FailingStore, Rule, Rules, failing
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import StorageError
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 
 ENTRY = "job/journal/00001.json"
 
@@ -34,7 +34,7 @@ def test_without_a_rule_and_without_a_folder_it_is_the_real_store(
     real: LocalStore, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = failing(real, "slot")
-    assert store.create(ENTRY, b"1") is Created.CREATED
+    assert store.create(ENTRY, b"1") is CreateResult.CREATED
     store.put("job/a", b"2")
     assert (store.get(ENTRY), store.get("job/a"), store.list("job/journal")) == (
         b"1",
@@ -52,10 +52,10 @@ def test_what_became_of_a_create_is_not_said(
 ) -> None:
     store = FailingStore(real, "jobmaster")
     rules.set(Rule(does=does, call="create", path="/journal/", times=1))
-    assert store.create("job/other", b"0") is Created.CREATED
-    assert store.create(ENTRY, b"1") is Created.UNKNOWN
+    assert store.create("job/other", b"0") is CreateResult.CREATED
+    assert store.create(ENTRY, b"1") is CreateResult.UNKNOWN
     assert real.get(ENTRY) == there
-    assert store.create(ENTRY, b"1") is (Created.EXISTS if there else Created.CREATED)
+    assert store.create(ENTRY, b"1") is (CreateResult.EXISTS if there else CreateResult.CREATED)
     assert [(each["role"], each["call"], each["path"]) for each in rules.met()] == [
         ("jobmaster", "create", ENTRY)
     ]

@@ -21,7 +21,7 @@ from tidegate.checkpoint.journal import (
     entry_path,
 )
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.drivers.storage import open_store
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -73,7 +73,7 @@ def test_what_a_checkpoint_promises_is_not_aborted(
     create_topic(bootstrap, topic, partitions=1)
     name = f"tidegate.{job}.j1.totals.1.0.0"
     producer = opened(bootstrap, name, topic)
-    log = KafkaTransactionLog({"bootstrap.servers": bootstrap})
+    log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
     facts = log.describe(TransactionalId(name))
     assert facts is not None
     cluster = log.cluster_id()

@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from integration.brokers import TIMEOUT_S, unique
@@ -119,7 +120,10 @@ class UncleanCluster:
         self.kafka.restart(LEADER)
 
     def _elected(self, admin: KafkaAdminClient, wanted: Mapping[str, list[int]]) -> bool:
-        admin.elect_leaders(UNCLEAN, dict(wanted), raise_errors=False)
+        try:
+            admin.elect_leaders(UNCLEAN, dict(wanted), raise_errors=False)
+        except KafkaError:
+            return False  # the dead broker was the controller, and there is no other one yet
         return all(
             each.leader == LAGGING + 1
             for topic in wanted

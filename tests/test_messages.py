@@ -17,7 +17,7 @@ KINDS = [*codec._KINDS, *journal.AnyEntry.__args__]
 def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
     """Else a renamed class would change what is stored and sent."""
     tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))
-    bases = {"Message", "SlotOrder", "Entry"}
+    bases = {"Message", "SlotCommand", "Entry"}
     classes = [
         node
         for node in tree.body

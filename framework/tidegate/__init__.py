@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.api.formats import Avro, Json, Raw, Utf8
-    from tidegate.api.functions import Context, KeyedProcess, Process, RecordContext, SideOutput
-    from tidegate.api.kafka import KafkaRecord, KafkaSink, KafkaSource, OutgoingRecord
+    from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
+    from tidegate.api.kafka import ConsumerRecord, KafkaSink, KafkaSource, ProducerRecord
     from tidegate.api.keyed import KeyedStream
     from tidegate.api.pipeline import Param, Pipeline, build
     from tidegate.api.state import ListState, MapState, ValueState
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Avro",
+    "ConsumerRecord",
     "Context",
     "Json",
-    "KafkaRecord",
     "KafkaSink",
     "KafkaSource",
     "KeyedProcess",
     "KeyedStream",
     "ListState",
     "MapState",
-    "OutgoingRecord",
     "Param",
     "Pipeline",
     "PipelineError",
     "Process",
+    "ProcessContext",
+    "ProducerRecord",
     "Raw",
-    "RecordContext",
     "SideOutput",
     "Stream",
     "Utf8",
@@ -47,15 +47,15 @@ __all__ = [
 
 _HOMES = {
     "api.formats": ("Avro", "Json", "Raw", "Utf8"),
-    "api.functions": ("Context", "KeyedProcess", "Process", "RecordContext", "SideOutput"),
-    "api.kafka": ("KafkaRecord", "KafkaSink", "KafkaSource", "OutgoingRecord"),
+    "api.functions": ("Context", "KeyedProcess", "Process", "ProcessContext", "SideOutput"),
+    "api.kafka": ("ConsumerRecord", "KafkaSink", "KafkaSource", "ProducerRecord"),
     "api.keyed": ("KeyedStream",),
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.state": ("ListState", "MapState", "ValueState"),
     "api.streams": ("Stream",),
     "errors": ("PipelineError",),
 }
-_LATER = {
+UNSUPPORTED = {
     "AggregatingState": "use ValueState",
     "BoundedOutOfOrderness": "remove watermarks=",
     "BroadcastProcess": "use KeyedProcess on a union of both streams",
@@ -78,8 +78,8 @@ if not TYPE_CHECKING:
                 value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
                 globals()[name] = value
                 return value
-        if name in _LATER:
-            from tidegate.api.place import refuse_later
+        if name in UNSUPPORTED:
+            from tidegate.api.place import refuse_unsupported
 
-            refuse_later(name, _LATER[name])
+            refuse_unsupported(name, UNSUPPORTED[name])
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
-from tidegate.drivers.network import THIS_HOST, Network, is_loopback, own_address_towards
+from tidegate.drivers.network import LOOPBACK, Network, is_loopback, own_address_towards
 from tidegate.drivers.process.lifeline import (
-    hold_lifeline,
+    exit_with_parent,
     is_prestarted,
     leave_if_orphaned,
     read_arguments,
@@ -110,17 +110,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
+class ClusterSpec:
     """What every process of a cluster is given, and gives to its children."""
 
     config: Config
     cluster: str
     """Names the cluster in the checkpoint storage."""
-    mains: Mapping[str, str] = field(default_factory=dict)
+    role_mains: Mapping[str, str] = field(default_factory=dict)
     """Roles with their mains as `module:function`, where a test brings its own."""
     path: tuple[str, ...] = ()
     """Folders that come first on the module path of every process."""
-    network: Network = THIS_HOST
+    network: Network = LOOPBACK
     """How the process and its children are reached."""
     storage: str = ""
     """The id of the checkpoint storage, where whoever starts the cluster has read it."""
@@ -129,18 +129,18 @@ class Common:
         return {
             "config": self.config.to_dict(),
             "cluster": self.cluster,
-            "mains": dict(self.mains),
+            "mains": dict(self.role_mains),
             "path": list(self.path),
             "network": dataclasses.asdict(self.network),
             "storage": self.storage,
         }
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Common:
+    def from_dict(cls, given: Mapping[str, Any]) -> ClusterSpec:
         return cls(
             config=Config.from_dict(given["config"]),
             cluster=given["cluster"],
-            mains=given["mains"],
+            role_mains=given["mains"],
             path=tuple(given["path"]),
             network=Network(**given["network"]),
             storage=given["storage"],
@@ -148,7 +148,7 @@ class Common:
 
 
 def processes(
-    common: Common, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
+    common: ClusterSpec, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
 ) -> OsProcesses:
     """Starts processes of the cluster that `common` describes."""
     return OsProcesses(common.to_dict(), Path(common.config.logs.directory), prestarted)
@@ -165,17 +165,18 @@ def local_cluster(
     """Start a cluster on this machine, which ends with this process (or by `close`).
 
     `cluster` names it in the checkpoint storage; without it a new name is made, and jobs of earlier
-    clusters are left alone. `mains` is for tests, see `Common`. `jobmanager` is a prestarted one.
+    clusters are left alone. `role_mains` is for tests, see `ClusterSpec`. `jobmanager` is a
+    prestarted one.
     """
     sockets = make_socket_dir(SOCKETS_PREFIX)
     with contextlib.ExitStack() as undo:
         remove_sockets = undo.callback(lambda: shutil.rmtree(sockets, ignore_errors=True))
         network = Network(socket_dir=str(sockets))
-        drivers = RealDrivers(network)
-        common = Common(
+        drivers = SystemDrivers(network)
+        common = ClusterSpec(
             config=config,
             cluster=cluster or secrets.token_hex(6),
-            mains=mains,
+            role_mains=mains,
             network=network,
             storage=drivers.blob_store(config.checkpoint.storage).identify(),
         )
@@ -207,7 +208,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
         own = config.model_copy(update={"checkpoint": checkpoint})
         network = Network(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
         require_insecure(network, "jobmanager", insecure=insecure)
-        common = Common(config=own, cluster=own.cluster.name, network=network)
+        common = ClusterSpec(config=own, cluster=own.cluster.name, network=network)
         remembered = RememberedStorage(Path(own.state.directory).absolute(), storage)
         identity = remembered.read()
         if identity:
@@ -226,7 +227,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
         return run_jobmanager(
             common.cluster,
             own,
-            RealDrivers(network),
+            SystemDrivers(network),
             processes(common),
             announce=announce,
             standing=True,
@@ -235,7 +236,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
 
     from tidegate.controlplane.dispatcher.service import run_jobmanager
 
-    _stand("jobmanager", config, serve)
+    _run_server("jobmanager", config, serve)
 
 
 def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
@@ -257,14 +258,14 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
                 if not checked:
                     require_insecure(network, "taskmanager", insecure=insecure)
                     checked = True
-                common = Common(config=config, cluster=config.cluster.name, network=network)
+                common = ClusterSpec(config=config, cluster=config.cluster.name, network=network)
                 run_taskmanager(
                     TaskManagerId(f"standing-{host}-{secrets.token_hex(4)}"),
-                    Network(host=at.host).shown(at.port),
+                    Network(host=at.host).advertised_address(at.port),
                     None,
                     config.taskmanager.slots,
                     config,
-                    RealDrivers(network),
+                    SystemDrivers(network),
                     processes(common),
                     port=config.taskmanager.port,
                 )
@@ -280,7 +281,7 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
 
     from tidegate.controlplane.taskmanager.service import run_taskmanager
 
-    _stand("taskmanager", config, serve)
+    _run_server("taskmanager", config, serve)
 
 
 def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
@@ -309,12 +310,12 @@ def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
     )
 
 
-def _stand(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
+def _run_server(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
     """Run a process that nobody's life is tied to: it ends by SIGTERM or Ctrl-C, in order."""
     status = FAILED
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _orderly)
+            signal.signal(number, _exit_on_signal)
         set_up_logging(config.logs.level, role=role, pid=os.getpid())
         status = serve()
     except SystemExit as exit_:
@@ -326,7 +327,7 @@ def _stand(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
     except BaseException:  # noqa: BLE001  # the last frame of a process: said, then left
         _log.exception("the %s process failed", role)
     finally:
-        _leave(status)
+        _exit(status)
 
 
 def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
@@ -338,12 +339,12 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
         given = read_arguments()
         gc.enable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _orderly)
-        common = Common.from_dict(given["common"])
+        signal.signal(signal.SIGTERM, _exit_on_signal)
+        common = ClusterSpec.from_dict(given["common"])
         sys.path[:0] = common.path
         set_up_logging(common.config.logs.level, role=role, pid=os.getpid())
         if role != "zygote":  # which has the TaskManager's socket for that, and must have no thread
-            hold_lifeline()
+            exit_with_parent()
         arguments = {**given["arguments"], "fds": given["fds"]}
         status = _ROLES[role](common, arguments, children)
     except SystemExit as exit_:
@@ -355,7 +356,7 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
         status = _status_of(from_foreign(error))
         _log.exception("the %s process failed", role)
     finally:
-        _leave(status)
+        _exit(status)
 
 
 def _preload(role: str) -> None:
@@ -369,7 +370,7 @@ def _status_of(error: TidegateError) -> int:
     return NO_RESOURCES if isinstance(error, ResourceExhaustedError) else FAILED
 
 
-def _leave(status: int) -> NoReturn:
+def _exit(status: int) -> NoReturn:
     """Exit without waiting for threads: one may hang in a call that nobody will answer."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of the disk of the logs: it must not change the status
@@ -377,7 +378,7 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _orderly(_signal: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
@@ -391,13 +392,13 @@ def _announce(facts: Mapping[str, object]) -> None:
 
 
 def _jobmanager(
-    common: Common, _arguments: dict[str, Any], children: Mapping[str, Prestarted]
+    common: ClusterSpec, _arguments: dict[str, Any], children: Mapping[str, Prestarted]
 ) -> int:
-    run = _named(common.mains.get("jobmanager", JOBMANAGER_MAIN))
+    run = _named(common.role_mains.get("jobmanager", JOBMANAGER_MAIN))
     status: int = run(
         common.cluster,
         common.config,
-        RealDrivers(common.network),
+        SystemDrivers(common.network),
         processes(common, children),
         announce=_announce,
         storage=common.storage,
@@ -406,43 +407,45 @@ def _jobmanager(
 
 
 def _jobmaster(
-    common: Common, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
+    common: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
 ) -> int:
     set_up_logging(
         common.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
     )
-    run = _named(common.mains.get("jobmaster", JOBMASTER_MAIN))
+    run = _named(common.role_mains.get("jobmaster", JOBMASTER_MAIN))
     status: int = run(
         JobName(arguments["job"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
-        RealDrivers(common.network),
+        SystemDrivers(common.network),
     )
     return status
 
 
 def _taskmanager(
-    common: Common, arguments: dict[str, Any], children: Mapping[str, Prestarted]
+    common: ClusterSpec, arguments: dict[str, Any], children: Mapping[str, Prestarted]
 ) -> int:
-    run = _named(common.mains.get("taskmanager", TASKMANAGER_MAIN))
+    run = _named(common.role_mains.get("taskmanager", TASKMANAGER_MAIN))
     status: int = run(
         TaskManagerId(arguments["id"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
         arguments["slots"],
         common.config,
-        RealDrivers(common.network),
+        SystemDrivers(common.network),
         processes(common, children),
     )
     return status
 
 
-def _zygote(common: Common, arguments: dict[str, Any], _children: Mapping[str, Prestarted]) -> int:
+def _zygote(
+    common: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
+) -> int:
     for name in _LIBRARIES_OF_SLOTS:
         importlib.import_module(name)
-    drivers = RealDrivers(common.network)
-    run = _named(common.mains.get("slot", SLOT_MAIN))
-    from tidegate.drivers.process.zygote import run_zygote
+    drivers = SystemDrivers(common.network)
+    run = _named(common.role_mains.get("slot", SLOT_MAIN))
+    from tidegate.drivers.process.zygote import run_fork_server
     from tidegate.protocol.messages import StartSlot
 
     task_manager = TaskManagerId(arguments["task_manager"])
@@ -457,13 +460,13 @@ def _zygote(common: Common, arguments: dict[str, Any], _children: Mapping[str, P
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
         # A collection writes to each object that it looks at: those of the zygote would no longer
-        # be shared with it. The slot settles the rest (`ThisProcess.settle`).
+        # be shared with it. The slot settles the rest (`CurrentProcess.settle`).
         gc.freeze()
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
 
     commands = socket.socket(fileno=arguments["fds"][0])
-    return run_zygote(commands, slot_main, slot_log)
+    return run_fork_server(commands, slot_main, slot_log)
 
 
 def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator[Any]:
@@ -480,7 +483,7 @@ def task_host() -> TaskHost:
     from tidegate.dataplane.shared_control import SharedControl
     from tidegate.dataplane.waves.level_task import TaskHost
 
-    drivers = RealDrivers()
+    drivers = SystemDrivers()
     io = drivers.threads.pool(IO_THREADS, name="io")
     return TaskHost(drivers=drivers, io=io, control=SharedControl())
 
@@ -491,7 +494,7 @@ def _named(reference: str) -> Callable[..., Any]:
     return function
 
 
-_ROLES: dict[str, Callable[[Common, dict[str, Any], Mapping[str, Prestarted]], int]] = {
+_ROLES: dict[str, Callable[[ClusterSpec, dict[str, Any], Mapping[str, Prestarted]], int]] = {
     "jobmanager": _jobmanager,
     "jobmaster": _jobmaster,
     "taskmanager": _taskmanager,

@@ -2,9 +2,10 @@
 them.
 
 A `RecordBatch` is parallel columns, never a list of record objects of ours: the cost of an element
-is paid once per batch. Every batch stems from one partition, so that one `Origin` and a column of
-offsets name the source record behind each value, wherever a step fails. Control elements never
-overtake a batch of their channel and are never overtaken by one (invariant 6 of ARCHITECTURE.md).
+is paid once per batch. Every batch stems from one partition, so that one `TopicPartition` and a
+column of offsets name the source record behind each value, wherever a step fails. Control elements
+never overtake a batch of their channel and are never overtaken by one (invariant 6 of
+ARCHITECTURE.md).
 
 No behaviour lives here; alignment is in `checkpoint/alignment.py`, the loop in `dataplane/task.py`.
 """
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from tidegate.ids import CheckpointId
 
 
-class Origin(NamedTuple):
+class TopicPartition(NamedTuple):
     """The partition that a batch's records were read from."""
 
     topic: str
@@ -36,7 +37,7 @@ class RecordBatch:
 
     values: list[Any]
     offsets: Sequence[int]
-    origin: Origin
+    origin: TopicPartition
     keys: list[bytes | None] | None = None
 
     def __len__(self) -> int:
@@ -59,4 +60,4 @@ class EndOfInput:
     """No record follows on this channel; barriers still may."""
 
 
-Element = RecordBatch | Barrier | EndOfInput
+StreamElement = RecordBatch | Barrier | EndOfInput

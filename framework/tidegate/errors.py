@@ -279,7 +279,7 @@ class DataLossError(ExternalError):
     retry = Retry.NO
 
 
-class DeposedError(ExternalError):
+class FencedError(ExternalError):
     """A newer claim stands in the journal: this process must exit and never claim again."""
 
     retry = Retry.NO

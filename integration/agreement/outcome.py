@@ -23,10 +23,10 @@ from integration.agreement.cases import Case
 from integration.brokers import read_all
 from tidegate.api.kafka import STEP, KafkaSink
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import restore
-from tidegate.drivers.bundle import RealDrivers
-from tidegate.graph.logical import Graph
+from tidegate.drivers.bundle import SystemDrivers
+from tidegate.graph.logical import StreamGraph
 from tidegate.ids import Uid
 
 BACKEND: Final = "memory"
@@ -71,7 +71,7 @@ def manifests(folder: Path) -> list[Manifest]:
 
 def take_outcome(
     how: str,
-    graph: Graph,
+    graph: StreamGraph,
     storage: Path,
     bootstrap: str,
     topics: Mapping[str, str],
@@ -100,7 +100,7 @@ def take_outcome(
 
 def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
     """All pairs of a step's state."""
-    drivers = RealDrivers()
+    drivers = SystemDrivers()
     keyed = [keyed for part in manifest.subtasks for keyed in part.keyed if keyed.uid == uid]
     with tempfile.TemporaryDirectory() as folder:
         restored = restore(
@@ -110,7 +110,7 @@ def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
             backend=BACKEND,
             job=manifest.job,
             blobs=drivers.blob_store(str(storage)),
-            local=LocalFiles(),
+            local=LocalStateFiles(),
             directory=Path(folder),
             open_store=drivers.kv_store,
         )
@@ -123,7 +123,7 @@ def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
 # --- comparison ---------------------------------------------------------------------------------
 
 
-def differences(case: Case, graph: Graph, outcome: Outcome, reference: Outcome) -> list[str]:
+def differences(case: Case, graph: StreamGraph, outcome: Outcome, reference: Outcome) -> list[str]:
     """Where a run does not agree with the reference."""
     differ = Differences()
     differ.add("positions", outcome.positions, reference.positions)
@@ -144,7 +144,7 @@ def _compare_state(differ: Differences, uid: str, state: State, expected: State)
 def _compare_sink(
     differ: Differences,
     case: Case,
-    graph: Graph,
+    graph: StreamGraph,
     sink: str,
     outcome: Outcome,
     reference: Outcome,

@@ -30,7 +30,7 @@ from integration.running import ROOT
 from tidegate import build
 from tidegate.backfill.driver import WaveDone
 from tidegate.backfill.executor import Executor
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 
 KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
 """A slot while it writes, a JobMaster behind the commit point, a slot at a barrier."""
@@ -77,7 +77,7 @@ class Prepared:
         }
         return cls(case, bootstrap, topics, folder)
 
-    def graph(self, name: str = "named") -> Graph:
+    def graph(self, name: str = "named") -> StreamGraph:
         """The graph of a job of that name."""
         return build(types.new_class("Job", (self.case.pipeline,), {"name": name}))
 

@@ -14,18 +14,18 @@ from decimal import Decimal
 import msgspec
 
 from tidegate import (
+    ConsumerRecord,
     Context,
     Json,
-    KafkaRecord,
     KafkaSink,
     KafkaSource,
     KeyedProcess,
     ListState,
     MapState,
-    OutgoingRecord,
     Pipeline,
     Process,
-    RecordContext,
+    ProcessContext,
+    ProducerRecord,
     SideOutput,
     Utf8,
     ValueState,
@@ -62,7 +62,7 @@ class MutableEvent(msgspec.Struct):
 # --- without state ------------------------------------------------------------------------------
 
 
-Whole = KafkaRecord[str, Event | None]
+Whole = ConsumerRecord[str, Event | None]
 
 
 class BySign(Process[Event, Event]):
@@ -73,7 +73,7 @@ class BySign(Process[Event, Event]):
     def open(self) -> None:
         self.words = {number: f"number {number}" for number in range(1, 100, 2)}
 
-    def process(self, event: Event, ctx: RecordContext) -> Iterable[Event]:
+    def process(self, event: Event, ctx: ProcessContext) -> Iterable[Event]:
         if event.amount in self.words:
             ctx.output(self.odd, f"{event.name} has {self.words[event.amount]}")
         else:
@@ -83,11 +83,11 @@ class BySign(Process[Event, Event]):
         self.words.clear()
 
 
-def copied(record: Whole) -> OutgoingRecord[str, Event]:
+def copied(record: Whole) -> ProducerRecord[str, Event]:
     """A record in full, with a header that says where it was; a tombstone stays one."""
     where = f"{record.partition}:{record.offset}".encode()
     headers = (*record.headers, ("was", where))
-    return OutgoingRecord(record.key, record.value, headers, timestamp_ms=record.timestamp_ms)
+    return ProducerRecord(record.key, record.value, headers, timestamp_ms=record.timestamp_ms)
 
 
 def value_of(record: Whole) -> Event:

@@ -158,9 +158,9 @@ def clock_parts(clocks: Clocks) -> None:
     from tidegate.dataplane.operators.stateless import FusedSteps
     from tidegate.dataplane.sinks.encoding import BatchEncoder
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-    from tidegate.dataplane.sinks.lanes import TransactionLane
+    from tidegate.dataplane.sinks.lanes import TransactionalDelivery
     from tidegate.dataplane.sources.decoding import BatchDecoder
-    from tidegate.dataplane.state.backend import KeyedState
+    from tidegate.dataplane.state.backend import KeyedStateBackend
     from tidegate.dataplane.state.snapshots import SnapshotUploader
     from tidegate.dataplane.task import SourceTask
     from tidegate.drivers.kafka.producer import KafkaProducer
@@ -173,20 +173,20 @@ def clock_parts(clocks: Clocks) -> None:
         (FusedSteps, "process", "operators"),
         (KeyedOperator, "process", "operators"),
         (KeyedOperator, "_keys", "key of"),
-        (KeyedState, "rows", "state: look up"),
-        (KeyedState, "_load", "state: load new keys"),
+        (KeyedStateBackend, "rows", "state: look up"),
+        (KeyedStateBackend, "_load", "state: load new keys"),
         (BatchEncoder, "encode", "encode"),
         (KafkaProducer, "send", "produce"),
         (KafkaSinkWriter, "write", "sink"),
         (SourceTask, "step", "task"),
-        (KeyedState, "advance", "snapshot: what to save"),
-        (KeyedState, "_save", "snapshot: encode what changed"),
+        (KeyedStateBackend, "advance", "snapshot: what to save"),
+        (KeyedStateBackend, "_save", "snapshot: encode what changed"),
         (RocksDBStore, "write", "snapshot: keep what changed"),
         (RocksDBStore, "checkpoint", "checkpoint: freeze the store"),
         (SnapshotUploader, "upload", "checkpoint: upload"),
         (KafkaSinkWriter, "prepare", "checkpoint: sink"),
-        (TransactionLane, "flush", "checkpoint: flush of the producer"),
-        (TransactionLane, "describe", "checkpoint: describe"),
+        (TransactionalDelivery, "flush", "checkpoint: flush of the producer"),
+        (TransactionalDelivery, "describe", "checkpoint: describe"),
     ):
         clocks.around(owner, method, part)
 
@@ -268,13 +268,13 @@ class BareSlot:
         from tidegate.api.pipeline import build
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
         from tidegate.dataplane.assembly import source_keys_wanted
-        from tidegate.dataplane.operators.chain import Chain, Leaves
+        from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
         from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
         from tidegate.dataplane.sources.kafka import KafkaSourceReader
         from tidegate.dataplane.state.step import open_step_state
         from tidegate.dataplane.task import SourceTask
-        from tidegate.drivers.bundle import RealDrivers
-        from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+        from tidegate.drivers.bundle import SystemDrivers
+        from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
         from tidegate.graph.plan import plan
         from tidegate.ids import Uid
         from tidegate.protocol.snapshots import SourceSplit
@@ -288,19 +288,19 @@ class BareSlot:
             kafka=KafkaSettings(bootstrap=bootstrap),
             sinks={Uid(to): ConnectorSettings(topic=sink, properties=properties)},
         )
-        drivers = RealDrivers()
-        self._transactions = KafkaTransactionLog({"bootstrap.servers": bootstrap})
+        drivers = SystemDrivers()
+        self._transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
         self._around = Surroundings(
             drivers, self._transactions, job=sink, config=config, warm=2, threads=True
         )
         runtime = self._around.runtime
         runtime.blobs = drivers.blob_store(str(folder / "storage"))
         runtime.local = folder / "local"
-        self._chain = Chain(
+        self._chain = OperatorChain(
             kind.__name__,
             graph,
             vertex,
-            Leaves(
+            ChainOutputs(
                 outlets=(),
                 make_sink=lambda node, _: KafkaSinkWriter(
                     cast("KafkaSink[Any]", node.declaration), Uid(node.id), runtime

@@ -32,9 +32,9 @@ from tidegate.backfill.executor import InProcessExecutor
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import Attempt, JobName, SubtaskIndex, Uid
 
 STATE_TOPIC: Final = "__transaction_state"
@@ -69,7 +69,7 @@ def measure_claims(
             "sinks.totals.topic": sink,
         },
     )
-    drivers = RealDrivers()
+    drivers = SystemDrivers()
     config = job.config(job__parallelism=1)
     submission = job.submission(config)
     executor = InProcessExecutor(in_process_host(drivers))
@@ -178,7 +178,7 @@ def _wait_until_known(bootstrap: str, job: JobName, count: int) -> None:
 
 
 def _ids(bootstrap: str, job: JobName) -> list[str]:
-    log = KafkaTransactionLog({"bootstrap.servers": bootstrap}, deadline_s=PATIENCE_S)
+    log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap}, deadline_s=PATIENCE_S)
     try:
         return list(log.list(job_prefix(job)))
     finally:

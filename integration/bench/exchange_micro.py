@@ -3,10 +3,11 @@
     python -m integration.bench.exchange_micro [records]
 
 Two processes stand for two slots. The first emits batches, as large as a source makes them that
-feeds two subtasks, of records of about 140 bytes through a `KeyOutlet` whose receivers are both in
-the second process, so that every record is split, framed, sent and decoded. Prints microseconds of
-CPU per record (user and system, without start-up) for each kind of record and each kind of socket.
-Not a test: machines are noisy. The bench runs this some times, for its table (`--only exchange`).
+feeds two subtasks, of records of about 140 bytes through a `KeyGroupWriter` whose receivers are
+both in the second process, so that every record is split, framed, sent and decoded. Prints
+microseconds of CPU per record (user and system, without start-up) for each kind of record and each
+kind of socket. Not a test: machines are noisy. The bench runs this some times, for its table
+(`--only exchange`).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from tidegate.dataplane.channels.frames import (
     read_credit,
 )
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import KeyOutlet, RemoteChannel
+from tidegate.dataplane.channels.outlet import KeyGroupWriter, RemoteOutputChannel
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.drivers.exchange import SocketExchange
 from tidegate.drivers.process.garbage import settle_gc
-from tidegate.elements import EndOfInput, Origin, RecordBatch
+from tidegate.elements import EndOfInput, RecordBatch, TopicPartition
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex, VertexId
 
@@ -92,7 +93,7 @@ def codec(kind: str) -> FrameCodec:
 def batches(kind: str) -> list[RecordBatch]:
     """As many different batches as make the key cache work."""
     of = KINDS[kind][0]
-    origin = Origin("orders", 0)
+    origin = TopicPartition("orders", 0)
     made = []
     for start in range(0, 4 * BATCH, BATCH):
         rows = [
@@ -157,7 +158,7 @@ def receive(kind: str, host: str | None, pipe: Any) -> None:
             if frame_kind(payload) is FrameKind.DATA:
                 channels[number].offer_frame(payload)
             else:
-                channels[number].offer(EndOfInput())
+                channels[number].put(EndOfInput())
 
     mailbox = Mailbox()
     exchange.connect({0: pipe.recv()}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
@@ -190,16 +191,18 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     mailbox = Mailbox()
     frame_codec = codec(kind)
 
-    def channel(number: int) -> RemoteChannel:
-        return RemoteChannel(frame_codec, CREDITS, lambda frame: exchange.send(1, number, frame))
+    def channel(number: int) -> RemoteOutputChannel:
+        return RemoteOutputChannel(
+            frame_codec, CREDITS, lambda frame: exchange.send(1, number, frame)
+        )
 
     channels = [channel(number) for number in range(CHANNELS)]
 
     def on_frames(peer: int, frames: list[tuple[int, bytes]]) -> None:
         for number, payload in frames:
-            channels[number].grant(read_credit(payload))
+            channels[number].add_credit(read_credit(payload))
 
-    outlet = KeyOutlet(KINDS[kind][1], str.encode, 128, channels, step="a")
+    outlet = KeyGroupWriter(KINDS[kind][1], str.encode, 128, channels, step="a")
     work = batches(kind)
     ours.send(exchange.address)
     exchange.connect({1: address}, post=mailbox.post, on_frames=on_frames, on_lost=lost)

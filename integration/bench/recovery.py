@@ -40,7 +40,7 @@ from integration.bench.recovery_probes import GIVE_UP_S, Loop, Reader, phases
 from integration.chaos.cluster import NODES, Brokers
 from integration.running import Report, TidegateRun, runs_with_checkpoint
 from tidegate.drivers.kafka.jars import VERSIONS
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 
@@ -302,7 +302,7 @@ ROLES: Final = {
 
 def _open_transactions(brokers: Brokers) -> list[TransactionalId]:
     """Of the job; there are some most of the time."""
-    log = KafkaTransactionLog({"bootstrap.servers": brokers.bootstrap})
+    log = KafkaTransactionAdmin({"bootstrap.servers": brokers.bootstrap})
     try:
         end_s = time.monotonic() + GIVE_UP_S
         while time.monotonic() < end_s:

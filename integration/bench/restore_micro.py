@@ -16,8 +16,8 @@ from typing import Final
 
 from integration.bench.page import Table
 from integration.bench.spark_cost import judged
-from tidegate.dataplane.state.local_files import LocalFiles
-from tidegate.dataplane.state.local_folder import LocalFolder
+from tidegate.dataplane.state.local_files import LocalStateFiles
+from tidegate.dataplane.state.local_folder import LocalStateDir
 from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.drivers.storage import open_store
@@ -53,10 +53,10 @@ class Waves:
         the snapshot.
         """
         self._attempt += 1
-        local = LocalFolder(self._root, self._attempt, f"0-{self._attempt}")
+        local = LocalStateDir(self._root, self._attempt, f"0-{self._attempt}")
         local.make()
         began_s = time.monotonic()
-        files = local.files_of_earlier_waves("0-*") if notes_count else local.earlier_files()
+        files = local.files_of_earlier_waves("0-*") if notes_count else local.previous_files()
         restored = self._restore(snapshots, files, local.path / UID)
         restored_s = time.monotonic()
         fill(restored.store)
@@ -70,7 +70,7 @@ class Waves:
         return restored_s - began_s, taken_s, snapshot
 
     def _restore(
-        self, snapshots: Sequence[KeyedSnapshot], files: LocalFiles, directory: Path
+        self, snapshots: Sequence[KeyedSnapshot], files: LocalStateFiles, directory: Path
     ) -> Restored:
         return restore(
             snapshots,

@@ -134,16 +134,18 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.config import Config, KafkaSettings
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
-    from tidegate.drivers.bundle import RealDrivers
-    from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+    from tidegate.drivers.bundle import SystemDrivers
+    from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
     from tidegate.drivers.process.garbage import settle_gc
     from tidegate.ids import Attempt, CheckpointId, Uid
     from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 
     settle_gc()
     config = Config(kafka=KafkaSettings(bootstrap=bootstrap))
-    transactions = KafkaTransactionLog({"bootstrap.servers": bootstrap})
-    around = Surroundings(RealDrivers(), transactions, job=out, config=config, warm=2, threads=True)
+    transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
+    around = Surroundings(
+        SystemDrivers(), transactions, job=out, config=config, warm=2, threads=True
+    )
     runtime = around.runtime
     reader = KafkaSourceReader(KafkaSource(topic, value=Raw()), Uid("in"), runtime, keep_keys=True)
     writer = KafkaSinkWriter(KafkaSink(out, value=Raw()), Uid("out"), runtime)

@@ -23,7 +23,7 @@ from typing import Any
 
 from tidegate.api.state import ValueState
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.drivers.process.garbage import settle_gc
 from tidegate.drivers.rocksdb import RocksDBStore
@@ -111,7 +111,9 @@ def _stored(
     declared: ValueState[Any] = ValueState(of, default=of())
     declared.__set_name__(_Function, "total")
     store = open_store(folder / "store")
-    state = KeyedState(Uid("bench"), {"total": declared}, str, 128, range(128), store, 200_000)
+    state = KeyedStateBackend(
+        Uid("bench"), {"total": declared}, str, 128, range(128), store, 200_000
+    )
     function = _Function()
     hang, process, rows = function.__dict__, function.process, state.rows
     loop = loading = flush = checkpoint = 0.0
@@ -129,7 +131,7 @@ def _stored(
             state.flush()
             flushed = clock()
             state.begin_snapshot()
-            while state.advance() is None:
+            while state.save_next() is None:
                 pass
             flush += flushed - done
             checkpoint += clock() - flushed

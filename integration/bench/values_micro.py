@@ -25,7 +25,7 @@ from tidegate.api.values import ClassCheck, fault
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.sampling import FIRST, sampled
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.graph.logical import MAIN, Node
 
 BATCHES: Final = 40
@@ -187,7 +187,7 @@ def _process(function: Callable[[int, object], Iterable[int]]) -> Callable[[list
         function=Function(),
     )
     operator = ProcessOperator("P", node, {MAIN: _nothing})
-    origin = Origin("numbers", 0)
+    origin = TopicPartition("numbers", 0)
     return lambda batch: operator.process(RecordBatch(batch, batch, origin))
 
 

@@ -24,7 +24,7 @@ from integration.chaos.scenarios import EXACT, VERSIONS, Result, Stage
 from integration.chaos.stories import PIPELINES, Attack, at_once, told
 from integration.killing.runs import PARTITIONS
 from integration.killing.traps import Trap
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ports.kafka import TransactionState
 
 OPTIONS: Final = ("--task-managers", "2", "--slots", "1")
@@ -271,7 +271,7 @@ def _last_publication(live: LiveJob) -> int:
 
 def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
     """Until the brokers have ended all of these; the set-up is void if all ended well."""
-    log = KafkaTransactionLog({"bootstrap.servers": live.job.bootstrap})
+    log = KafkaTransactionAdmin({"bootstrap.servers": live.job.bootstrap})
     try:
         end_s = time.monotonic() + ABORTED_S_MAX
         while True:

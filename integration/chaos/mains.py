@@ -1,8 +1,8 @@
 """The mains of all roles with a network and a storage that can fail: the real ones in all else.
 
-`bootstrap` starts them in place of its own where `Common.mains` says so; traps (`killing.mains`) go
-on working below them. A role reaches Kafka by the listener that is its own, where the test's
-brokers have one, so that what befalls slots need not befall their JobMaster.
+`bootstrap` starts them in place of its own where `ClusterSpec.role_mains` says so; traps
+(`killing.mains`) go on working below them. A role reaches Kafka by the listener that is its own,
+where the test's brokers have one, so that what befalls slots need not befall their JobMaster.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tidegate.config import Config
 from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.exchange.sockets import SocketExchange
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.exchange import Exchange
-from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionAdmin
 from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import Processes
 from tidegate.protocol.messages import StartSlot
@@ -65,7 +65,7 @@ def run_taskmanager(
     processes: Processes,
 ) -> int:
     """A TaskManager."""
-    laid = RealDrivers(killing.network_of(drivers))
+    laid = SystemDrivers(killing.network_of(drivers))
     laid.rpc = _laid(laid, "taskmanager")
     return run_real_taskmanager(id_, address, epoch, slots, config, laid, processes)
 
@@ -82,7 +82,7 @@ def run_jobmanager(
     return run_real_jobmanager(cluster, config, laid, processes, **keywords)
 
 
-def _laid(drivers: RealDrivers, role: str) -> Any:
+def _laid(drivers: SystemDrivers, role: str) -> Any:
     return LaidRpc(drivers.rpc, role) if ADDRESS in os.environ else drivers.rpc
 
 
@@ -91,7 +91,7 @@ def _of_role(kafka: Mapping[str, str], role: str) -> Mapping[str, str]:
     return kafka if servers is None else {**kafka, "bootstrap.servers": servers}
 
 
-class JobManagerDrivers(RealDrivers):
+class JobManagerDrivers(SystemDrivers):
     """Of a JobManager: messages and storage."""
 
     def __init__(self, real: Drivers) -> None:
@@ -115,7 +115,7 @@ class JobMasterDrivers(killing.JobMasterDrivers):
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
         return super().kafka_admin(_of_role(kafka, "jobmaster"))
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return super().transaction_log(_of_role(kafka, "jobmaster"))
 
 
@@ -132,7 +132,7 @@ class SlotDrivers(killing.SlotDrivers):
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
         return slowed(super().kv_store(backend, directory), "slot")
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return super().transaction_log(_of_role(kafka, "slot"))
 
     def partition_reader(

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tidegate.drivers.storage.local import _translated
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.kv import KeyValueStore
 
 FOLDER: Final = "TIDEGATE_TEST_STORAGE"
@@ -105,13 +105,13 @@ class FailingStore:
         self._real, self._role = real, role
         self._folder = Path(os.environ[FOLDER])
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         """As the port says, also that StorageError means that nothing was written."""
         rule = self.befalls("create", path)
         if rule is not None and rule.does == "silent":
-            return Created.UNKNOWN
+            return CreateResult.UNKNOWN
         created = self._real.create(path, data)
-        return Created.UNKNOWN if rule is not None and rule.does == "unheard" else created
+        return CreateResult.UNKNOWN if rule is not None and rule.does == "unheard" else created
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)

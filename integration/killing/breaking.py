@@ -25,16 +25,16 @@ from integration.killing.mains import (
 from integration.killing.traps import Plan, Traps
 from tidegate.checkpoint.journal import Publication
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import (
-    EndOutcome,
+    EndTxnResult,
     Producer,
-    TransactionFacts,
-    TransactionLog,
+    TransactionAdmin,
+    TransactionDescription,
     TransactionState,
 )
 from tidegate.protocol.messages import StartSlot
@@ -69,7 +69,7 @@ def run_without_end_in_recovery(
     """See RECOVERY_WITHOUT_END."""
 
     class Broken(JobMasterDrivers):
-        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
             return _WithoutEnd(super().transaction_log(kafka), self._traps)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
@@ -80,7 +80,7 @@ class _WithoutEnd(Passing):
     of the claim.
     """
 
-    def __init__(self, real: TransactionLog, traps: Traps) -> None:
+    def __init__(self, real: TransactionAdmin, traps: Traps) -> None:
         super().__init__(real, traps)
         self._listings = 0
         self._pretended: set[TransactionalId] = set()
@@ -96,15 +96,15 @@ class _WithoutEnd(Passing):
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         if self._listings < 2:
             self._pretended.add(transactional_id)
-            return EndOutcome.ACCEPTED
-        outcome: EndOutcome = self._real.end(transactional_id, producer_id, epoch, commit=commit)
+            return EndTxnResult.ACCEPTED
+        outcome: EndTxnResult = self._real.end(transactional_id, producer_id, epoch, commit=commit)
         return outcome
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
-        facts: TransactionFacts | None = self._real.describe(transactional_id)
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
+        facts: TransactionDescription | None = self._real.describe(transactional_id)
         if facts is None or transactional_id not in self._pretended:
             return facts
         return msgspec.structs.replace(facts, state=TransactionState.COMPLETE_COMMIT)
@@ -116,14 +116,14 @@ def run_end_before_publication(
     """See END_BEFORE_PUBLICATION."""
 
     class Broken(JobMasterDrivers):
-        log: TransactionLog
+        log: TransactionAdmin
 
-        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
             self.log = super().transaction_log(kafka)
             return self.log
 
         def blob_store(self, url: str) -> BlobStore:
-            real = RealDrivers.blob_store(self, url)
+            real = SystemDrivers.blob_store(self, url)
             return _EndsFirst(real, self._traps, self._phase, lambda: self.log)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
@@ -131,13 +131,13 @@ def run_end_before_publication(
 
 class _EndsFirst(JournalTraps):
     def __init__(
-        self, real: BlobStore, traps: Traps, phase: Phase, log: Callable[[], TransactionLog]
+        self, real: BlobStore, traps: Traps, phase: Phase, log: Callable[[], TransactionAdmin]
     ) -> None:
         """`log` is called at a publication: the code of the job is read before there is one."""
         super().__init__(real, traps, phase)
         self._log = log
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         entry = journal_entry(path, data)
         if isinstance(entry, Publication):
             for txn in entry.transactions:
@@ -175,7 +175,7 @@ class _OneProducer(SlotDrivers):
                 self._shared[name] = _Shared(KafkaProducer(kafka, name, transaction_timeout_ms))
         return _Alias(self._shared[name], lambda: self._begun.add(transactional_id))
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return _SlotLies(super().transaction_log(kafka), self._traps, self._begun)
 
 
@@ -225,12 +225,12 @@ class _Alias:
 class _SlotLies(DescribeTraps):
     """Each alias seems to have a transaction of its own."""
 
-    def __init__(self, real: TransactionLog, traps: Traps, begun: set[TransactionalId]) -> None:
+    def __init__(self, real: TransactionAdmin, traps: Traps, begun: set[TransactionalId]) -> None:
         super().__init__(real, traps)
         self._begun = begun
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
-        facts: TransactionFacts | None = self._real.describe(_shared_id(transactional_id))
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
+        facts: TransactionDescription | None = self._real.describe(_shared_id(transactional_id))
         state = (
             TransactionState.ONGOING if transactional_id in self._begun else TransactionState.EMPTY
         )
@@ -241,8 +241,8 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
     """The JobMaster of REUSED_PRODUCER: believes what slots say of their transactions."""
 
     class Broken(JobMasterDrivers):
-        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
-            real = RealDrivers.transaction_log(self, kafka)
+        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+            real = SystemDrivers.transaction_log(self, kafka)
             return _Believing(real, self._traps, self._phase)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
@@ -251,12 +251,12 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
 class _Believing(CommitTraps):
     """Says of each alias what belongs to its place in the protocol, and ends nothing."""
 
-    def __init__(self, real: TransactionLog, traps: Traps, phase: Phase) -> None:
+    def __init__(self, real: TransactionAdmin, traps: Traps, phase: Phase) -> None:
         super().__init__(real, traps, phase)
         self._ended: set[TransactionalId] = set()
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
-        facts: TransactionFacts | None = self._real.describe(_shared_id(transactional_id))
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
+        facts: TransactionDescription | None = self._real.describe(_shared_id(transactional_id))
         state = (
             TransactionState.COMPLETE_COMMIT
             if transactional_id in self._ended
@@ -266,9 +266,9 @@ class _Believing(CommitTraps):
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         self._ended.add(transactional_id)
-        return EndOutcome.ACCEPTED
+        return EndTxnResult.ACCEPTED
 
 
 def _shared_id(transactional_id: TransactionalId) -> TransactionalId:

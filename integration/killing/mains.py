@@ -1,7 +1,7 @@
 """The mains of slots and JobMasters with traps in their drivers: the real ones in all else.
 
-`bootstrap` starts them in place of its own where `Common.mains` says so. Each wraps the drivers
-that it is given; a wrapper passes everything on and says which point was reached.
+`bootstrap` starts them in place of its own where `ClusterSpec.role_mains` says so. Each wraps the
+drivers that it is given; a wrapper passes everything on and says which point was reached.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_
 from tidegate.controlplane.jobmaster import job_journal, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.network import Network
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import (
-    EndOutcome,
+    EndTxnResult,
+    PartitionBatch,
     PartitionReader,
     Producer,
-    Run,
-    TransactionFacts,
-    TransactionLog,
+    TransactionAdmin,
+    TransactionDescription,
     TransactionState,
 )
 from tidegate.ports.kv import KeyValueStore
@@ -111,7 +111,7 @@ def run_jobmanager(
 
 def network_of(drivers: Drivers) -> Network:
     """How this process is reached, as `bootstrap` has told its real drivers."""
-    return cast("RealDrivers", drivers).network
+    return cast("SystemDrivers", drivers).network
 
 
 def _traps() -> Traps:
@@ -142,7 +142,7 @@ def _end_later(shell: int) -> None:
     os._exit(1)
 
 
-class JobManagerDrivers(RealDrivers):
+class JobManagerDrivers(SystemDrivers):
     """The real drivers of a JobManager, with traps."""
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
@@ -153,7 +153,7 @@ class JobManagerDrivers(RealDrivers):
         return StoreTraps(super().blob_store(url), self._traps)
 
 
-class SlotDrivers(RealDrivers):
+class SlotDrivers(SystemDrivers):
     """The real drivers of a slot, with traps."""
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
@@ -171,7 +171,7 @@ class SlotDrivers(RealDrivers):
             self._traps.reached("slot.restored")
         return store
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return DescribeTraps(super().transaction_log(kafka), self._traps)
 
     def producer(
@@ -209,9 +209,9 @@ class Passing:
 class StoreTraps(Passing):
     """A JobManager's checkpoint storage."""
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         self._reached(path)
-        created: Created = self._real.create(path, data)
+        created: CreateResult = self._real.create(path, data)
         return created
 
     def put(self, path: str, data: bytes) -> None:
@@ -239,8 +239,8 @@ class UploadTraps(Passing):
 class DescribeTraps(Passing):
     """A slot's transaction log."""
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
-        facts: TransactionFacts | None = self._real.describe(transactional_id)
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
+        facts: TransactionDescription | None = self._real.describe(transactional_id)
         if facts is not None and facts.state is TransactionState.ONGOING:  # not of a warm producer
             self._traps.reached("slot.described")
         return facts
@@ -269,7 +269,7 @@ class PacedReader:
     def __init__(self, real: PartitionReader, pace: int) -> None:
         self._real, self._batch = real, max(1, int(pace * POLL_S))
 
-    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+    def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         runs = self._real.poll(min(max_records, self._batch), timeout_s)
         if any(run.messages for run in runs):
             time.sleep(POLL_S)
@@ -290,7 +290,7 @@ class Phase:
         return f"{self.name}.{point}"
 
 
-class JobMasterDrivers(RealDrivers):
+class JobMasterDrivers(SystemDrivers):
     """The real drivers of a JobMaster, with traps."""
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
@@ -301,7 +301,7 @@ class JobMasterDrivers(RealDrivers):
     def blob_store(self, url: str) -> BlobStore:
         return JournalTraps(super().blob_store(url), self._traps, self._phase)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return CommitTraps(super().transaction_log(kafka), self._traps, self._phase)
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
@@ -355,10 +355,10 @@ class JournalTraps(Passing):
         if manifest:
             self._traps.reached("jobmaster.manifest")
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         before, after = self._points(journal_entry(path, data))
         self._traps.reached("recovery.beginning" if "/beginnings/" in path else before)
-        created: Created = self._real.create(path, data)
+        created: CreateResult = self._real.create(path, data)
         self._traps.reached(after)
         return created
 
@@ -398,13 +398,13 @@ class CommitTraps(Passing):
     one, so that there is a place between two of them.
     """
 
-    def __init__(self, real: TransactionLog, traps: Traps, phase: Phase) -> None:
+    def __init__(self, real: TransactionAdmin, traps: Traps, phase: Phase) -> None:
         super().__init__(real, traps)
         self._phase = phase
         self._between_ends = threading.Lock()
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
-        facts: TransactionFacts | None = self._real.describe(transactional_id)
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
+        facts: TransactionDescription | None = self._real.describe(transactional_id)
         if facts is not None and facts.state is TransactionState.ONGOING:
             self._traps.reached(self._phase("described"))
         elif facts is not None and facts.state is TransactionState.COMPLETE_COMMIT:
@@ -413,10 +413,10 @@ class CommitTraps(Passing):
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         trapped = any(trap.point.endswith(".ended") for trap in self._traps.plan.traps)
         with self._between_ends if trapped else nullcontext():
-            outcome: EndOutcome = self._real.end(
+            outcome: EndTxnResult = self._real.end(
                 transactional_id, producer_id, epoch, commit=commit
             )
             self._traps.reached(self._phase("ended"))

@@ -221,10 +221,10 @@ class Job:
 
     def open_transactions(self) -> list[str]:
         """Ids of this job that are Ongoing."""
-        from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+        from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
         from tidegate.ports.kafka import TransactionState
 
-        log = KafkaTransactionLog({"bootstrap.servers": self.bootstrap})
+        log = KafkaTransactionAdmin({"bootstrap.servers": self.bootstrap})
         try:
             listed = log.list(f"tidegate.{self.name}.")
         finally:

@@ -22,7 +22,7 @@ from tidegate.backfill.spark.levels import TaskAttempt
 from tidegate.backfill.spark.rows import MARKER_ORD, FrameRow, Report
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 
 FRAMES_PER_CHANNEL = 40
 LARGE_FRAME_BYTES = 3 << 20  # more than a batch holds
@@ -135,7 +135,7 @@ def trapped_wave_task(
 
 @functools.cache
 def _trapped_host() -> tuple[TaskHost, Traps]:
-    real, traps = RealDrivers(), Traps(Plan.from_environment())
+    real, traps = SystemDrivers(), Traps(Plan.from_environment())
     io = real.threads.pool(IO_THREADS, name="io")
     return TaskHost(drivers=SlotDrivers(real), io=io), traps
 

@@ -32,7 +32,7 @@ from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.backfill.spark.stream import streamed
 from tidegate.config import Config
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.errors import TidegateError
 from tidegate.protocol.waves import TaskReport
 
@@ -82,7 +82,7 @@ def _backfill(session: BackfillSession, options: DriverOptions, traps: Traps) ->
         parallelism=options.parallelism,
         wave_offsets=options.wave_offsets,
         executor=TrappedExecutor(SparkExecutor(session, WAVE_TASK), traps),
-        drivers=JobMasterDrivers(RealDrivers()),
+        drivers=JobMasterDrivers(SystemDrivers()),
         loop=_trapped(streamed(session), traps),
     )
     _say(f"waves {len(waves)}")

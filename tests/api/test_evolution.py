@@ -25,7 +25,7 @@ from pydantic import ConfigDict, create_model
 
 from tidegate import PipelineError
 from tidegate.api.evolution import mismatch, state_conflict
-from tidegate.api.fields import RecordField, class_of, fields_of
+from tidegate.api.fields import RecordField, fields_of, record_class
 from tidegate.api.shapes import branch_of, generic
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.api.stored import schema_text, state_text, stored_schema, without_marks
@@ -192,8 +192,8 @@ def is_of(value: Any, of: Any) -> bool:
         )
     fields: tuple[RecordField, ...] | None = fields_of(of)
     if fields is None or is_typeddict(of):
-        return type(value) is class_of(of)
-    return type(value) is class_of(of) and all(
+        return type(value) is record_class(of)
+    return type(value) is record_class(of) and all(
         is_of(getattr(value, field.name), field.of) for field in fields
     )
 

@@ -11,29 +11,29 @@ import tidegate.testing
 
 PUBLIC = [
     "Avro",
+    "ConsumerRecord",
     "Context",
     "Json",
-    "KafkaRecord",
     "KafkaSink",
     "KafkaSource",
     "KeyedProcess",
     "KeyedStream",
     "ListState",
     "MapState",
-    "OutgoingRecord",
     "Param",
     "Pipeline",
     "PipelineError",
     "Process",
+    "ProcessContext",
+    "ProducerRecord",
     "Raw",
-    "RecordContext",
     "SideOutput",
     "Stream",
     "Utf8",
     "ValueState",
     "build",
 ]
-TESTING = ["FunctionHarness", "PipelineTest", "TestSink", "TestSource"]
+TESTING = ["FunctionHarness", "PipelineTest", "PipelineSink", "PipelineSource"]
 
 
 def test_the_public_names_are_these() -> None:

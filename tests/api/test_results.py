@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tidegate import KafkaRecord, PipelineError
+from tidegate import ConsumerRecord, PipelineError
 from tidegate.api.results import item_type, result_type
 from tidegate.graph.logical import UNKNOWN
 
@@ -106,7 +106,7 @@ def test_what_is_stated_holds() -> None:
 
 
 def test_the_arguments_of_a_generic_record_are_filled_in() -> None:
-    assert result_type(lambda record: record.value.name, KafkaRecord[str, Person]) is str
+    assert result_type(lambda record: record.value.name, ConsumerRecord[str, Person]) is str
 
 
 def test_items_are_found_by_annotation_only() -> None:

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate import Json, OutgoingRecord
+from tidegate import Json, ProducerRecord
 from tidegate.api.keys import key_encoder
 from tidegate.api.values import ClassCheck, KeyCheck, class_check, counts_as, fault
 from tidegate.api.wire import column_codec
@@ -183,7 +183,7 @@ RIGHT: list[tuple[Any, Any]] = [
     (frozenset[str], frozenset("a")),
     (dict[str, int], collections.Counter("a")),
     (Mapping[str, list[int]], {"a": [1]}),
-    (OutgoingRecord[str, Click], OutgoingRecord("ann", CLICK)),
+    (ProducerRecord[str, Click], ProducerRecord("ann", CLICK)),
     (Any, [1, "a"]),
     (UNKNOWN, [1, "a"]),
     (object, CLICK),
@@ -289,7 +289,7 @@ WRONG_INSIDE: list[tuple[Any, Any, str]] = [
     (tuple[str, int], ("a", "b"), "[1] is a str, not an int"),
     (dict[str, int], {"a": "b"}, "['a'] is a str, not an int"),
     (dict[str, int], {1: 1}, " key 1 is an int, not a str"),
-    (OutgoingRecord[str, Click], OutgoingRecord("a", {}), ".value is a dict, not a Click | None"),
+    (ProducerRecord[str, Click], ProducerRecord("a", {}), ".value is a dict, not a Click | None"),
     (Click | None, click("ann", None), ".ms is a NoneType, not an int"),
 ]
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tidegate import Avro, Json, KafkaRecord, OutgoingRecord, PipelineError
+from tidegate import Avro, ConsumerRecord, Json, PipelineError, ProducerRecord
 from tidegate.api.evolution import check_evolution
 from tidegate.api.resolving import resolver
 from tidegate.api.stored import stored_schema
@@ -138,8 +138,11 @@ VALUES: list[tuple[Any, Any]] = [
     (Mapping[str, Order], {"a": ORDER}),
     (dict[Colour, Order], {Colour.RED: ORDER}),
     (int | str, "5"),
-    (KafkaRecord[str, Order], KafkaRecord("k", ORDER, "t", 1, 2, 3, (("h", b"1"), ("n", None)))),
-    (OutgoingRecord[str, Order], OutgoingRecord("k", None)),
+    (
+        ConsumerRecord[str, Order],
+        ConsumerRecord("k", ORDER, "t", 1, 2, 3, (("h", b"1"), ("n", None))),
+    ),
+    (ProducerRecord[str, Order], ProducerRecord("k", None)),
 ]
 UNIONS: list[tuple[Any, Any]] = [
     (Order | Keyed, ORDER),
@@ -318,13 +321,13 @@ def test_added_removed_and_widened_fields() -> None:
         (Basket, Basket, BASKET, BASKET),
         (Click, Click, CLICK, CLICK),
         (Session, Session, {"user": "a", "pages": []}, {"user": "a", "pages": []}),
-        (OutgoingRecord[str, int], OutgoingRecord[str, int | None], OutgoingRecord("k", 1), None),
+        (ProducerRecord[str, int], ProducerRecord[str, int | None], ProducerRecord("k", 1), None),
     ],
 )
 def test_older_values_are_resolved(written: Any, of: Any, value: Any, expected: Any) -> None:
     resolve = resolver(stored_schema(written), of)
     read = resolve(value_codec(written).encode(value))
-    assert read == (OutgoingRecord("k", 1) if expected is None and value is not None else expected)
+    assert read == (ProducerRecord("k", 1) if expected is None and value is not None else expected)
     assert type(read) is type(expected) or expected is None
 
 

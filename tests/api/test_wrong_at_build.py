@@ -31,7 +31,7 @@ from tidegate import (
     Pipeline,
     PipelineError,
     Process,
-    RecordContext,
+    ProcessContext,
     SideOutput,
     Utf8,
     ValueState,
@@ -74,12 +74,12 @@ class Tagged(KeyedProcess[str, Order, CustomerTotal]):
 
 
 class Pass(Process[CustomerTotal, CustomerTotal]):
-    def process(self, record: CustomerTotal, ctx: RecordContext) -> Iterable[CustomerTotal]:
+    def process(self, record: CustomerTotal, ctx: ProcessContext) -> Iterable[CustomerTotal]:
         return (record,)
 
 
 class Copy(Process[Order, CustomerTotal]):
-    def process(self, record: Order, ctx: RecordContext) -> Iterable[CustomerTotal]:
+    def process(self, record: Order, ctx: ProcessContext) -> Iterable[CustomerTotal]:
         return ()
 
 
@@ -464,7 +464,7 @@ LATER: dict[str, Callable[[], object]] = {
     "connect": built(lambda self: by_customer(self).connect(None)),
     "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
     "ctx.timers": lambda: Context[str]().timers,
-    "event time": lambda: RecordContext().timestamp_ms,
+    "event time": lambda: ProcessContext().timestamp_ms,
     "Tumbling": lambda: tidegate.Tumbling,  # type: ignore[attr-defined]
     "Protobuf(Order)": lambda: Protobuf(Order),
 }

@@ -15,7 +15,7 @@ import pytest
 
 from tidegate.backfill.driver import TRIES, Backfill, refuse_failures
 from tidegate.backfill.executor import WaveTasks
-from tidegate.checkpoint.restore import Restoration
+from tidegate.checkpoint.restore import RestorePlan
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import (
@@ -27,11 +27,11 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.errors import (
     BadRecordError,
-    DeposedError,
     Domain,
+    FencedError,
     IncompleteWaveError,
     JobClosedError,
     KafkaError,
@@ -100,7 +100,7 @@ class Answers:
             finished=False,
             stopped=False,
             submission=self.submission,
-            restoration=Restoration(
+            restoration=RestorePlan(
                 keyed=({},), splits=((),), new_partitions=(), begins=frozenset({Uid("orders")})
             ),
             transaction_timeout_ms=60_000,
@@ -172,7 +172,7 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
     )
     options = RunOptions(params={}, bounded=True)
     submission, _, _ = make_submission(reference, folder, pipeline, config, options)
-    drivers, answers, clock = RealDrivers(), Answers(folder, submission), Sleeper()
+    drivers, answers, clock = SystemDrivers(), Answers(folder, submission), Sleeper()
     drivers.clock = clock
     replaced = cast("Any", drivers)
     replaced.kafka_admin = lambda _: Brokers()
@@ -303,7 +303,7 @@ def test_a_submission_that_came_meanwhile_has_the_job(tmp_path: Path) -> None:
     """The runner of the procedures stops at the question whether the process is still wanted."""
     made = make(tmp_path)
     made.answers.recovery_fails = ProcedureStopped("not wanted")
-    with pytest.raises(DeposedError, match="submitted again"):
+    with pytest.raises(FencedError, match="submitted again"):
         made.backfill.run()
     assert (made.answers.recovered, made.answers.aborted) == (1, []), "nothing more is claimed"
 

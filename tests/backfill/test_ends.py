@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidegate.backfill.ends import choose_ends, parse_to
-from tidegate.checkpoint.partition_facts import PartitionFacts
-from tidegate.elements import Origin
+from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.elements import TopicPartition
 from tidegate.errors import ConfigError, RefusedError
 from tidegate.ids import Uid
 
@@ -14,8 +14,8 @@ HALF_PAST_MS = 1_769_862_600_000
 """2026-01-31 12:30 UTC."""
 
 
-def facts(partition: int, earliest: int, latest: int) -> PartitionFacts:
-    return PartitionFacts(
+def facts(partition: int, earliest: int, latest: int) -> PartitionOffsets:
+    return PartitionOffsets(
         source=Uid("orders"),
         topic="o",
         partition=partition,
@@ -28,7 +28,7 @@ def facts(partition: int, earliest: int, latest: int) -> PartitionFacts:
 TWO = (facts(0, 10, 100), facts(1, 0, 50))
 
 
-def never(_origins: list[Origin], _ms: int) -> dict[Origin, int]:
+def never(_origins: list[TopicPartition], _ms: int) -> dict[TopicPartition, int]:
     raise AssertionError("no time is asked for")
 
 
@@ -44,7 +44,7 @@ def test_a_time_without_a_zone_is_utc(text: str) -> None:
 
 
 def test_a_time_means_the_first_offset_at_or_after_it_and_never_more_than_can_be_read() -> None:
-    def at_time(origins: list[Origin], time_ms: int) -> dict[Origin, int]:
+    def at_time(origins: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         assert time_ms == HALF_PAST_MS
         return dict(zip(origins, (40, 60), strict=True))
 

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.backfill.progress import commit_to_groups
 from tidegate.checkpoint.lost_tail import parse_commit_metadata
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.ports.drivers import KafkaAdmin
@@ -23,10 +23,10 @@ class Groups:
     """What groups were told."""
 
     def __init__(self, refuses: dict[str, TidegateError] | None = None) -> None:
-        self.told: dict[str, Mapping[Origin, GroupCommit]] = {}
+        self.told: dict[str, Mapping[TopicPartition, GroupCommit]] = {}
         self._refuses = refuses or {}
 
-    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+    def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
         if group in self._refuses:
             raise self._refuses[group]
         self.told[group] = commits
@@ -61,8 +61,11 @@ def test_the_group_of_each_source_gets_its_offsets_and_the_checkpoint() -> None:
         group: {origin: each.offset for origin, each in commits.items()}
         for group, commits in groups.told.items()
     } == {
-        "tidegate.job.orders": {Origin("orders-topic", 0): 10, Origin("orders-topic", 1): 20},
-        "tidegate.job.rates": {Origin("rates-topic", 0): 5},
+        "tidegate.job.orders": {
+            TopicPartition("orders-topic", 0): 10,
+            TopicPartition("orders-topic", 1): 20,
+        },
+        "tidegate.job.rates": {TopicPartition("rates-topic", 0): 5},
     }
     for commits in groups.told.values():
         for each in commits.values():

@@ -16,7 +16,7 @@ from tidegate.backfill.refusals import (
     refuse_unread_sources,
 )
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import Edge, Exchange, Graph, Kind
+from tidegate.graph.logical import Edge, Exchange, Kind, StreamGraph
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ def test_pipelines_of_known_steps_are_not_refused() -> None:
 
 
 def test_a_step_of_another_kind_is_refused_by_its_uid() -> None:
-    made, window = Graph("test"), "window"
+    made, window = StreamGraph("test"), "window"
     kind: Any = window
     made.add("source", (), place="job.py:3", uid="orders")
     made.add(kind, (Edge(node="orders"),), place="job.py:7", uid="hourly")
@@ -57,10 +57,10 @@ def test_a_step_of_another_kind_is_refused_by_its_uid() -> None:
 
 
 def test_a_step_behind_another_exchange_is_refused_by_its_uid() -> None:
-    made, broadcast = Graph("test"), "broadcast"
+    made, broadcast = StreamGraph("test"), "broadcast"
     exchange: Any = broadcast
     made.add("source", (), place="job.py:3", uid="rules")
-    made.add("map", (Edge(node="rules", exchange=exchange),), place="job.py:8", uid="apply")
+    made.add("map", (Edge(node="rules", partitioning=exchange),), place="job.py:8", uid="apply")
     with pytest.raises(RefusedError, match=r"job.py:8: 'apply' is reached by .* 'broadcast'"):
         refuse_unknown_steps(made)
 

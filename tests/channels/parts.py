@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from tidegate.dataplane.channels.frames import FrameCodec
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import ExchangeError
 from tidegate.graph.plan import PlanEdge, PlanExchange
 from tidegate.ids import VertexId
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
 
-ORIGIN = Origin("orders", 3)
+ORIGIN = TopicPartition("orders", 3)
 
 
 class PlainColumn:
@@ -45,7 +45,7 @@ def edge(index: int = 0, exchange: PlanExchange = "key") -> PlanEdge:
     )
 
 
-def batch(first: int, size: int, origin: Origin = ORIGIN) -> RecordBatch:
+def batch(first: int, size: int, origin: TopicPartition = ORIGIN) -> RecordBatch:
     numbers = list(range(first, first + size))
     return RecordBatch([f"v{number}" for number in numbers], numbers, origin)
 

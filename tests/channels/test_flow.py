@@ -28,7 +28,7 @@ from tidegate.dataplane.channels.frames import (
     read_credit,
 )
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import Control, RemoteChannel
+from tidegate.dataplane.channels.outlet import Control, RemoteOutputChannel
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
@@ -53,21 +53,21 @@ class Flow:
     def __init__(
         self,
         seed: int,
-        make_sender: type[RemoteChannel] = RemoteChannel,
+        make_sender: type[RemoteOutputChannel] = RemoteOutputChannel,
         make_input: type[InputChannel] = InputChannel,
         make_gate: type[InputGate] = InputGate,
     ) -> None:
         self.random = random.Random(seed)
-        self.credits = self.random.choice([2, 3, 8])
+        self.credit = self.random.choice([2, 3, 8])
         self.network = Network()
         there, self.here = self.network.exchange(0), self.network.exchange(1)
         self.senders = [
-            make_sender(codec(), self.credits, partial(there.send, 1, number))
+            make_sender(codec(), self.credit, partial(there.send, 1, number))
             for number in range(CHANNELS)
         ]
         self.inputs = [
             make_input(
-                edge(number), SubtaskIndex(0), self.credits, codec(), partial(self._grant, number)
+                edge(number), SubtaskIndex(0), self.credit, codec(), partial(self._grant, number)
             )
             for number in range(CHANNELS)
         ]
@@ -146,31 +146,31 @@ class Flow:
                 for channel, payload in self.network.ways[1, 0]
                 if channel == number
             )
-            must(sender.credits >= 0, f"channel {number} sent without credit")
-            must(data <= self.credits, f"{data} frames under way with {self.credits} credits")
-            total = sender.credits + data + coming + receiver.ungranted
-            must(total == self.credits, f"channel {number} has {total} of {self.credits} credits")
+            must(sender.credit >= 0, f"channel {number} sent without credit")
+            must(data <= self.credit, f"{data} frames under way with {self.credit} credits")
+            total = sender.credit + data + coming + receiver.unannounced_credit
+            must(total == self.credit, f"channel {number} has {total} of {self.credit} credits")
 
     def check_end(self) -> None:
         must(self.received == self.sent, "something did not arrive")
         for sender, receiver in zip(self.senders, self.inputs, strict=True):
-            home = sender.credits + receiver.ungranted
-            must(home == self.credits, f"{home} of {self.credits} credits are home")
-            must(not sender.waiting and not sender.gathered, "something was never sent")
+            home = sender.credit + receiver.unannounced_credit
+            must(home == self.credit, f"{home} of {self.credit} credits are home")
+            must(not sender.waiting and not sender.buffered, "something was never sent")
 
     def _grant(self, number: int, frames: int) -> None:
         self.here.send(0, number, (credit_frame(frames),))
 
     def _at_sender(self, peer: int, frames: list[Frame]) -> None:
         for number, payload in frames:
-            self.senders[number].grant(read_credit(payload))
+            self.senders[number].add_credit(read_credit(payload))
 
     def _at_receiver(self, peer: int, frames: list[Frame]) -> None:
         for number, payload in frames:
             if frame_kind(payload) is FrameKind.DATA:
                 self.inputs[number].offer_frame(payload)
             else:
-                self.inputs[number].offer(read_control(payload))
+                self.inputs[number].put(read_control(payload))
 
 
 def _now(action: Callable[[], None]) -> None:
@@ -210,15 +210,15 @@ class GrantsTwice(InputChannel):
         return element
 
 
-class BarrierOvertakesWhatWaits(RemoteChannel):
+class BarrierOvertakesWhatWaits(RemoteOutputChannel):
     __slots__ = ()
 
     def put_control(self, element: Control) -> None:
-        self._cut()
+        self._finish_frame()
         self._send((control_frame(element),))
 
 
-class BarrierOvertakesWhatIsGathered(RemoteChannel):
+class BarrierOvertakesWhatIsGathered(RemoteOutputChannel):
     __slots__ = ()
 
     def put_control(self, element: Control) -> None:
@@ -228,21 +228,21 @@ class BarrierOvertakesWhatIsGathered(RemoteChannel):
             self._send((control_frame(element),))
 
 
-class SendsWithoutCredit(RemoteChannel):
+class SendsWithoutCredit(RemoteOutputChannel):
     __slots__ = ()
 
-    def _cut(self) -> None:
+    def _finish_frame(self) -> None:
         if self._segments:
             self._send(data_frame(self._segments))
             self._segments = []
             self._segments_records = self._segments_bytes = 0
 
 
-class ForgetsAFlush(RemoteChannel):
+class ForgetsAFlush(RemoteOutputChannel):
     __slots__ = ()
 
-    def grant(self, frames: int) -> None:
-        self.credits += frames
+    def add_credit(self, frames: int) -> None:
+        self.credit += frames
 
 
 class IgnoresBlocking(InputChannel):

@@ -20,7 +20,7 @@ from tidegate.dataplane.channels.frames import (
     read_credit,
     slice_batch,
 )
-from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import ExchangeError, RecordTooLargeError, UserCodeError
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.exchange import MAX_FRAME_BYTES
@@ -35,7 +35,7 @@ rows = st.lists(
     ),
     min_size=1,
 )
-origins = st.builds(Origin, st.text(max_size=249), st.integers(0, 2**31 - 1))
+origins = st.builds(TopicPartition, st.text(max_size=249), st.integers(0, 2**31 - 1))
 
 
 @st.composite
@@ -53,8 +53,8 @@ def test_golden_bytes() -> None:
     assert control_frame(BARRIER).hex() == "01020000000000000007000000000000000c01"
     assert control_frame(EndOfInput()).hex() == "0103"
     assert credit_frame(5).hex() == "010400000005"
-    one = RecordBatch(["a", "b"], [40, 41], Origin("t", 3))
-    two = RecordBatch(["c"], [300], Origin("t", 0), [b"k"])
+    one = RecordBatch(["a", "b"], [40, 41], TopicPartition("t", 3))
+    two = RecordBatch(["c"], [300], TopicPartition("t", 0), [b"k"])
     assert (
         payload(one, two).hex()
         == (

@@ -7,7 +7,7 @@ import pytest
 from tests.channels.parts import batch, codec, edge
 from tidegate.dataplane.channels.frames import data_frame
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.elements import Barrier, Element, EndOfInput
+from tidegate.elements import Barrier, EndOfInput, StreamElement
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
 
@@ -26,7 +26,7 @@ def frame(*firsts: int) -> bytes:
     return b"".join(data_frame([codec().encode(batch(first, 2))[0] for first in firsts]))
 
 
-def drain(gate: InputGate) -> list[tuple[int, Element]]:
+def drain(gate: InputGate) -> list[tuple[int, StreamElement]]:
     taken = []
     while (found := gate.next_element()) is not None:
         taken.append(found)
@@ -39,7 +39,7 @@ def test_channels_take_turns() -> None:
     assert (len(gate), gate.available(), gate.next_element()) == (3, False, None)
     for channel in channels:
         for first in range(3):
-            channel.offer(batch(first, 1))
+            channel.put(batch(first, 1))
     assert gate.depth() == 9
     taken = drain(gate)
     assert [index for index, _ in taken] == [0, 1, 2] * 3
@@ -50,12 +50,12 @@ def test_channels_take_turns() -> None:
 def test_a_busy_channel_does_not_starve_another() -> None:
     busy, calm = local(0), local(1)
     gate = InputGate([busy, calm])
-    busy.offer(batch(0, 1))
+    busy.put(batch(0, 1))
     calm_came = None
     for turn in range(10):
-        busy.offer(batch(turn + 1, 1))
+        busy.put(batch(turn + 1, 1))
         if turn == 3:
-            calm.offer(BARRIER)
+            calm.put(BARRIER)
         found = gate.next_element()
         assert found is not None
         if found[0] == 1:
@@ -67,13 +67,13 @@ def test_a_busy_channel_does_not_starve_another() -> None:
 def test_nothing_leaves_a_blocked_channel() -> None:
     first, second = local(0), local(1)
     gate = InputGate([first, second])
-    first.offer(BARRIER)
-    first.offer(batch(0, 1))
-    second.offer(batch(5, 1))
+    first.put(BARRIER)
+    first.put(batch(0, 1))
+    second.put(batch(5, 1))
     assert gate.next_element() == (0, BARRIER)
     gate.block(0)
     assert drain(gate) == [(1, batch(5, 1))]
-    first.offer(EndOfInput())
+    first.put(EndOfInput())
     assert not gate.available()
     assert first.peek_kind() == "records"
     with pytest.raises(InternalError, match="blocked"):
@@ -89,7 +89,7 @@ def test_unblocking_one_leaves_the_others_blocked() -> None:
     gate = InputGate(channels)
     for index, channel in enumerate(channels):
         gate.block(index)
-        channel.offer(batch(index, 1))
+        channel.put(batch(index, 1))
     gate.unblock(1)
     assert [index for index, _ in drain(gate)] == [1]
 
@@ -99,8 +99,8 @@ def test_kinds_are_seen_before_elements_are_taken() -> None:
     channel = remote(granted)
     assert channel.peek_kind() is None
     channel.offer_frame(frame(0, 10))
-    channel.offer(BARRIER)
-    channel.offer(EndOfInput())
+    channel.put(BARRIER)
+    channel.put(EndOfInput())
     seen = []
     while (kind := channel.peek_kind()) is not None:
         seen.append(kind)
@@ -114,7 +114,7 @@ def test_a_frame_counts_until_its_last_batch_is_taken() -> None:
     gate = InputGate([channel])
     channel.offer_frame(frame(0, 10, 20))
     channel.offer_frame(frame(30))
-    channel.offer(BARRIER)
+    channel.put(BARRIER)
     assert (channel.depth, len(channel)) == (2, 3)
     elements = []
     depths = []
@@ -133,9 +133,9 @@ def test_credits_come_back_by_halves() -> None:
     for _ in range(7):
         channel.pop()
     assert granted == [4]
-    assert channel.ungranted == 3
+    assert channel.unannounced_credit == 3
     channel.pop()
-    assert (granted, channel.ungranted) == ([4, 4], 0)
+    assert (granted, channel.unannounced_credit) == ([4, 4], 0)
 
 
 def test_a_sender_without_credit_is_found_out() -> None:

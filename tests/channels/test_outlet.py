@@ -12,10 +12,10 @@ from tidegate.dataplane.channels.frames import FrameKind, frame_kind
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
 from tidegate.dataplane.channels.outlet import (
     Control,
-    ForwardOutlet,
-    KeyOutlet,
-    LocalChannel,
-    RemoteChannel,
+    ForwardWriter,
+    KeyGroupWriter,
+    LocalOutputChannel,
+    RemoteOutputChannel,
 )
 from tidegate.dataplane.refusals import Refusals
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
@@ -59,7 +59,7 @@ class Wire:
 
     def __init__(self, initial: int = 4) -> None:
         self.payloads: list[bytes] = []
-        self.channel = RemoteChannel(
+        self.channel = RemoteOutputChannel(
             codec(), initial, lambda parts: self.payloads.append(b"".join(parts))
         )
 
@@ -75,8 +75,10 @@ class Wire:
         ]
 
 
-def key_outlet(channels: list[Heard], max_parallelism: int = 128) -> KeyOutlet:
-    return KeyOutlet(lambda value: value[0], str.encode, max_parallelism, channels, step="orders")
+def key_outlet(channels: list[Heard], max_parallelism: int = 128) -> KeyGroupWriter:
+    return KeyGroupWriter(
+        lambda value: value[0], str.encode, max_parallelism, channels, step="orders"
+    )
 
 
 @given(
@@ -118,7 +120,7 @@ def test_a_known_key_is_not_encoded_again_and_the_cache_is_bounded(
         encoded.append(key)
         return key.encode()
 
-    outlet = KeyOutlet(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
+    outlet = KeyGroupWriter(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
     outlet.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), ORIGIN))
     assert encoded == ["a", "b", "c"]
     outlet.emit(RecordBatch(["d", "d", "a"], list(range(3)), ORIGIN))
@@ -140,7 +142,7 @@ def test_a_failing_key_function_names_step_and_record() -> None:
 
 def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
     channels = [Heard(), Heard()]
-    outlet = KeyOutlet(lambda items: next(iter(items)), str.encode, 128, channels, step="s")
+    outlet = KeyGroupWriter(lambda items: next(iter(items)), str.encode, 128, channels, step="s")
     with pytest.raises(UserCodeError, match="orders-3@2: StopIteration"):
         outlet.emit(RecordBatch(["a", "", "a"], [1, 2, 3], ORIGIN))
     assert not channels[0].elements
@@ -148,7 +150,7 @@ def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
 
 
 def test_a_key_that_cannot_be_encoded_names_the_record() -> None:
-    outlet = KeyOutlet(lambda value: value, str.encode, 128, [Heard(), Heard()], step="s")
+    outlet = KeyGroupWriter(lambda value: value, str.encode, 128, [Heard(), Heard()], step="s")
     with pytest.raises(UserCodeError, match="orders-3@2"):
         outlet.emit(RecordBatch(["a", 5], [1, 2], ORIGIN))
 
@@ -168,7 +170,7 @@ def test_control_goes_everywhere_and_writing_needs_everybody() -> None:
 
 def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:
     one = Heard()
-    forward = ForwardOutlet(one)
+    forward = ForwardWriter(one)
     forward.emit(batch(0, 2))
     forward.emit(batch(0, 0))
     assert one.elements == [batch(0, 2)]
@@ -180,7 +182,7 @@ def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:
 def test_a_local_channel_hands_on_the_very_batch_up_to_its_capacity() -> None:
     receiver = InputChannel(edge(), SubtaskIndex(0), 2)
     gate = InputGate([receiver])
-    channel = LocalChannel(receiver)
+    channel = LocalOutputChannel(receiver)
     sent = batch(0, 3)
     channel.put(sent)
     assert channel.writable()
@@ -199,7 +201,7 @@ def test_small_batches_share_a_frame_until_it_is_full() -> None:
     for first in range(0, 520, 10):
         wire.channel.put(batch(first, 10))
     assert wire.offsets() == [list(range(520))]
-    assert wire.channel.gathered == 0
+    assert wire.channel.buffered == 0
     wire.channel.put(batch(520, 10))
     assert len(wire.payloads) == 1
     wire.channel.flush()
@@ -240,7 +242,7 @@ def test_without_credit_frames_wait_and_the_task_stops() -> None:
     assert not wire.channel.writable()
     assert len(wire.payloads) == 2
     assert wire.channel.waiting == 1
-    wire.channel.grant(1)
+    wire.channel.add_credit(1)
     assert wire.channel.writable()
     assert wire.offsets() == [list(range(n, n + 512)) for n in (0, 512, 1024)]
 
@@ -253,7 +255,7 @@ def test_a_barrier_flushes_and_queues_behind_what_waits_for_credit() -> None:
     wire.channel.put(batch(5, 5))
     wire.channel.put_control(EndOfInput())
     assert wire.kinds() == ["DATA", "BARRIER"]
-    wire.channel.grant(1)
+    wire.channel.add_credit(1)
     assert wire.kinds() == ["DATA", "BARRIER", "DATA", "END_OF_INPUT"]
 
 
@@ -261,7 +263,7 @@ def test_a_barrier_needs_no_credit() -> None:
     wire = Wire(initial=1)
     wire.channel.put(batch(0, 5))
     wire.channel.flush()
-    assert wire.channel.credits == 0
+    assert wire.channel.credit == 0
     wire.channel.put_control(BARRIER)
     assert wire.kinds() == ["DATA", "BARRIER"]
 
@@ -275,7 +277,7 @@ def test_a_flush_without_credit_is_made_up_for_when_credit_comes() -> None:
     wire.channel.put(batch(10, 5))
     assert wire.channel.writable()
     assert len(wire.payloads) == 1
-    wire.channel.grant(1)
+    wire.channel.add_credit(1)
     assert wire.offsets() == [list(range(5)), list(range(5, 15))]
 
 
@@ -283,4 +285,4 @@ def test_credit_that_was_never_spent_is_our_bug() -> None:
     wire = Wire(initial=2)
     wire.channel.put(batch(0, 600))
     with pytest.raises(InternalError, match="credits came back"):
-        wire.channel.grant(2)
+        wire.channel.add_credit(2)

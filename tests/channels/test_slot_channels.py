@@ -15,10 +15,10 @@ from tests.channels.parts import Network, PlainColumn, no_loss
 from tidegate.dataplane.channels.frames import control_frame, credit_frame
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.elements import Barrier, Element, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.graph.key_groups import key_group, subtask_of
-from tidegate.graph.logical import Edge, Graph
+from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import plan
 from tidegate.ids import Attempt, CheckpointId, VertexId
 
@@ -29,15 +29,15 @@ PAYMENTS = VertexId("payments")
 BARRIER = Barrier(CheckpointId(Attempt(1), 1))
 
 
-def graph() -> Graph:
+def graph() -> StreamGraph:
     """Two sources by key into one step, whose results go forward into a sink of its own vertex."""
-    made = Graph("joined")
+    made = StreamGraph("joined")
     for source in (ORDERS, PAYMENTS):
         made.add("source", (), place="x:1", uid=source, record_type=str)
     by_key = [
         Edge(
             node=source,
-            exchange="key",
+            partitioning="key",
             key=lambda value: value[:2],
             key_type=str,
             record_type=list[str],
@@ -82,7 +82,7 @@ class Slots:
 
 def records(source: str, ordinal: int, keys: list[int]) -> RecordBatch:
     values = [f"{key:02d}-{source}-{ordinal}-{number}" for number, key in enumerate(keys)]
-    return RecordBatch(values, list(range(len(keys))), Origin(source, ordinal))
+    return RecordBatch(values, list(range(len(keys))), TopicPartition(source, ordinal))
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 50), max_size=100))
@@ -96,13 +96,15 @@ def test_every_record_reaches_the_owner_of_its_key_once_and_in_order(
             outlet.emit(records(source, ordinal, keys))
             outlet.emit_control(BARRIER)
             outlet.emit_control(EndOfInput())
-    arrived: dict[Origin, list[str]] = defaultdict(list)
+    arrived: dict[TopicPartition, list[str]] = defaultdict(list)
     controls = []
     while slots.network.deliver() or any(slot.gate(TOTALS).available() for slot in slots.slots):
         for ordinal, slot in enumerate(slots.slots):
             for channel, element in _drain(slot):
                 if isinstance(element, RecordBatch):
-                    assert element.origin == Origin(channel.edge.source_node, channel.sender)
+                    assert element.origin == TopicPartition(
+                        channel.edge.source_node, channel.sender
+                    )
                     assert {_owner(value[:2], parallelism) for value in element.values} == {ordinal}
                     arrived[element.origin].extend(element.values)
                 else:
@@ -111,12 +113,12 @@ def test_every_record_reaches_the_owner_of_its_key_once_and_in_order(
     for ordinal in range(parallelism):
         for source in (ORDERS, PAYMENTS):
             sent = records(source, ordinal, keys).values
-            got = arrived[Origin(source, ordinal)]
+            got = arrived[TopicPartition(source, ordinal)]
             # Stable sorts: equal where each key's records kept their order.
             assert sorted(got, key=_key) == sorted(sent, key=_key)
 
 
-def _drain(slot: SlotChannels) -> Iterator[tuple[InputChannel, Element]]:
+def _drain(slot: SlotChannels) -> Iterator[tuple[InputChannel, StreamElement]]:
     gate = slot.gate(TOTALS)
     while (found := gate.next_element()) is not None:
         yield gate.channels[found[0]], found[1]
@@ -218,11 +220,11 @@ class Order:
 
 def test_records_of_a_declared_type_travel_as_that_type() -> None:
     network = Network()
-    logical = Graph("typed")
+    logical = StreamGraph("typed")
     logical.add("source", (), place="x:1", uid=ORDERS, record_type=Order)
     edge = Edge(
         node=ORDERS,
-        exchange="key",
+        partitioning="key",
         key=lambda order: order.customer,
         key_type=str,
         record_type=Order,
@@ -242,7 +244,7 @@ def test_records_of_a_declared_type_travel_as_that_type() -> None:
         slot.connect(["memory:0", "memory:1"], post=lambda action: action(), on_lost=no_loss)
     sent = [Order(f"customer-{n}", Decimal(n) / 7) for n in range(50)]
     ((_, outlet),) = slots[0].outlets(ORDERS)
-    outlet.emit(RecordBatch(list(sent), list(range(50)), Origin("orders", 0)))
+    outlet.emit(RecordBatch(list(sent), list(range(50)), TopicPartition("orders", 0)))
     outlet.flush()
     network.deliver()
     got = [

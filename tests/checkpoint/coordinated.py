@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tidegate.checkpoint.coordination import (
     Acknowledged,
-    Complete,
-    Started,
+    AttemptStarted,
+    PublishCheckpoint,
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
@@ -54,12 +54,14 @@ def ack(
 
 def started(settings: CoordinatorSettings = SETTINGS) -> CheckpointCoordinator:
     coordinator = CheckpointCoordinator(ATTEMPT, [A, B], settings)
-    assert coordinator.handle(Started(now_s=100)) == [WakeAt(time_s=100 + settings.interval_s)]
+    assert coordinator.handle(AttemptStarted(now_s=100)) == [
+        WakeAt(time_s=100 + settings.interval_s)
+    ]
     return coordinator
 
 
-def complete(coordinator: CheckpointCoordinator, counter: int) -> Complete:
+def complete(coordinator: CheckpointCoordinator, counter: int) -> PublishCheckpoint:
     assert coordinator.handle(ack(counter, A)) == []
     found = coordinator.handle(ack(counter, B))[0]
-    assert isinstance(found, Complete)
+    assert isinstance(found, PublishCheckpoint)
     return found

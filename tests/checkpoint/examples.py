@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.ports.kafka import TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 CLUSTER = "cluster-1"
@@ -22,9 +22,9 @@ def txn(number: int, *, epoch: int = 0, attempt: int = 1) -> PreparedTransaction
 
 def facts(
     transaction: PreparedTransaction, state: TransactionState, **changes: int
-) -> TransactionFacts:
+) -> TransactionDescription:
     """What a broker says of a transaction that is as it was recorded, but for the changes."""
-    return TransactionFacts(
+    return TransactionDescription(
         state=state,
         producer_id=changes.get("producer_id", transaction.producer_id),
         epoch=changes.get("epoch", transaction.epoch),

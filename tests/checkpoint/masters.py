@@ -27,24 +27,24 @@ from tests.checkpoint.world import (
 )
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect, Procedure
-from tidegate.checkpoint.journal import HINT_INTERVAL, Lost
+from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL, Lost
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts
+from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata
 from tidegate.checkpoint.procedures import (
-    OwnJournal,
+    ClaimedJournal,
     claim,
     close,
     commit,
+    fence_zombies,
     load_manifest,
     publish,
     settle,
-    sweep,
-    trim,
+    truncate,
 )
 from tidegate.checkpoint.transactional_ids import format_transactional_id, parse_transactional_id
 from tidegate.errors import (
     DataLossError,
-    DeposedError,
+    FencedError,
     JobClosedError,
     KafkaError,
     OutcomeUnknownError,
@@ -150,7 +150,7 @@ class JobMaster:
         self.claim_args = {"submission": "s1", **claim_args}
         self.final = final
         self.locked = False
-        self.journal: OwnJournal | None = None
+        self.journal: ClaimedJournal | None = None
         self.tasks: Tasks | None = None
         self.outcome: TidegateError | str | None = None
         self.position = 0
@@ -177,7 +177,7 @@ class JobMaster:
             return
         if isinstance(effect, Step):
             return
-        if isinstance(effect, effects.Together):
+        if isinstance(effect, effects.Gather):
             self.advance(self._started_together(thread, effect))
             return
         try:
@@ -185,7 +185,7 @@ class JobMaster:
         except TidegateError as error:
             self.answers[id(thread)] = error
 
-    def _started_together(self, parent: Thread, effect: effects.Together) -> Thread:
+    def _started_together(self, parent: Thread, effect: effects.Gather) -> Thread:
         """Threads of their own, which the scheduler interleaves; the parent stands until the last
         has ended. Who goes on.
         """
@@ -243,14 +243,14 @@ class JobMaster:
             counter += 1
             yield from self._checkpoint(journal, self.tasks, counter)
             if self.world.chance.random() < 0.1:
-                yield from sweep(journal, patience=PATIENCE)
+                yield from fence_zombies(journal, patience=PATIENCE)
         while self.locked:
             yield Step()
         self.locked = True
         yield from close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
         self.stop("closed")  # the committer's generator ends with the process
 
-    def _checkpoint(self, journal: OwnJournal, tasks: Tasks, counter: int) -> Iterator[Any]:
+    def _checkpoint(self, journal: ClaimedJournal, tasks: Tasks, counter: int) -> Iterator[Any]:
         rules = self.world.rules
         tasks.prepare()
         if tasks.failed:
@@ -272,7 +272,7 @@ class JobMaster:
         )
         self.locked = False
 
-    def _publish(self, journal: OwnJournal, tasks: Tasks, manifest: Manifest) -> Iterator[Any]:
+    def _publish(self, journal: ClaimedJournal, tasks: Tasks, manifest: Manifest) -> Iterator[Any]:
         rules, acknowledged = self.world.rules, manifest.transactions
         try:
             published = yield from publish(
@@ -296,7 +296,7 @@ class JobMaster:
         assert self.tasks is not None
         while True:
             yield Step()
-            if not self.journal.unended:
+            if not self.journal.uncommitted:
                 continue
             result = yield from commit(self.journal, patience=PATIENCE)
             while self.locked:
@@ -311,15 +311,18 @@ class JobMaster:
             if freed:
                 yield from self._trim(self.journal)
 
-    def _trim(self, journal: OwnJournal) -> Iterator[Any]:
+    def _trim(self, journal: ClaimedJournal) -> Iterator[Any]:
         try:
-            yield from trim(journal)
+            yield from truncate(journal)
         except StorageError:
             return  # with the next checkpoint
 
 
 def _manifest(
-    journal: OwnJournal, counter: int, position: int, transactions: tuple[PreparedTransaction, ...]
+    journal: ClaimedJournal,
+    counter: int,
+    position: int,
+    transactions: tuple[PreparedTransaction, ...],
 ) -> Manifest:
     split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=position)
     return Manifest(
@@ -330,10 +333,10 @@ def _manifest(
         final=False,
         kafka_cluster=journal.state.kafka_cluster,
         fingerprint="f",
-        plan=PlanFacts(
+        plan=StateMetadata(
             parallelism=1,
             max_parallelism=128,
-            sources=(SourceFacts(uid=Uid("orders"), topic="orders"),),
+            sources=(SourceMetadata(uid=Uid("orders"), topic="orders"),),
         ),
         subtasks=(
             SubtaskSnapshot(
@@ -347,7 +350,7 @@ def _manifest(
 
 
 EXPECTED = (
-    DeposedError,
+    FencedError,
     OutcomeUnknownError,
     TransactionError,
     StorageError,
@@ -443,7 +446,7 @@ def simulate(
     timeouts: int = 0,
     intruders: int = 0,
     attempts: int = 4,
-    hint_interval: int = HINT_INTERVAL,
+    hint_interval: int = SNAPSHOT_INTERVAL,
 ) -> World:
     """One whole run; Violation (with the log so far) if an invariant breaks."""
     chance = random.Random(seed)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from tests.checkpoint.masters import Tasks
 from tests.checkpoint.world import JOB, PATIENCE, Faults, Rules, World
-from tidegate.checkpoint.effects import Effect, Procedure, Together
+from tidegate.checkpoint.effects import Effect, Gather, Procedure
 from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.plan_facts import StateMetadata
 from tidegate.checkpoint.procedures import (
-    OwnJournal,
+    ClaimedJournal,
     claim,
     close,
     commit,
@@ -53,7 +53,7 @@ class Quiet:
                 result: T = end.value
                 return result
             value, failure = None, None
-            if isinstance(effect, Together):  # one after the other is an order, too
+            if isinstance(effect, Gather):  # one after the other is an order, too
                 value = [self.run(each, answer) for each in effect.procedures]
                 continue
             self.asked.append(effect)
@@ -64,10 +64,10 @@ class Quiet:
             except TidegateError as error:
                 failure = error
 
-    def claim(self, submission: str = "s1", **more: Any) -> OwnJournal:
+    def claim(self, submission: str = "s1", **more: Any) -> ClaimedJournal:
         return self.run(claim(JOB, submission=submission, patience=PATIENCE, **more))
 
-    def prepared(self, journal: OwnJournal, *records: int) -> tuple[PreparedTransaction, ...]:
+    def prepared(self, journal: ClaimedJournal, *records: int) -> tuple[PreparedTransaction, ...]:
         """Both sinks write and prepare."""
         tasks = Tasks(self.world, journal.attempt, journal.name, records[0])
         for _ in records:
@@ -76,20 +76,20 @@ class Quiet:
         return tuple(tasks.carry)
 
     def publish(
-        self, journal: OwnJournal, counter: int, *named: PreparedTransaction, **more: Any
+        self, journal: ClaimedJournal, counter: int, *named: PreparedTransaction, **more: Any
     ) -> Any:
         published = manifest(journal, counter, named, **more)
         return self.run(publish(journal, published, named, checking=PATIENCE, storing=PATIENCE))
 
-    def commit(self, journal: OwnJournal) -> tuple[PreparedTransaction, ...]:
+    def commit(self, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
         result = self.run(commit(journal, patience=PATIENCE))
         return self.run(settle(journal, result, ending=PATIENCE, storing=PATIENCE))
 
-    def recover(self, journal: OwnJournal, answer: Answer | None = None) -> Any:
+    def recover(self, journal: ClaimedJournal, answer: Answer | None = None) -> Any:
         procedure = recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
         return self.run(procedure, answer)
 
-    def close(self, journal: OwnJournal) -> None:
+    def close(self, journal: ClaimedJournal) -> None:
         self.run(close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE))
 
     def entries(self) -> list[AnyEntry]:
@@ -100,7 +100,7 @@ class Quiet:
 
 
 def manifest(
-    journal: OwnJournal,
+    journal: ClaimedJournal,
     counter: int,
     named: tuple[PreparedTransaction, ...] = (),
     *,
@@ -123,7 +123,7 @@ def manifest(
         final=final,
         kafka_cluster=journal.state.kafka_cluster,
         fingerprint="f",
-        plan=PlanFacts(parallelism=1, max_parallelism=128),
+        plan=StateMetadata(parallelism=1, max_parallelism=128),
         subtasks=(
             SubtaskSnapshot(
                 vertex=VertexId("v"),

@@ -14,7 +14,7 @@ from tidegate.checkpoint.alignment import (
     Alignment,
     AlignmentInstruction,
     Block,
-    InputEnded,
+    ChannelInputEnded,
     TakeSnapshot,
     Unblock,
 )
@@ -95,7 +95,7 @@ def test_barriers_flow_after_the_end_of_input() -> None:
     alignment = Alignment(2)
     assert alignment.end_of_input(0) == []
     assert alignment.barrier(0, bar(1)) == [Block(channel=0)]
-    assert alignment.end_of_input(1) == [InputEnded()]
+    assert alignment.end_of_input(1) == [ChannelInputEnded()]
     assert alignment.barrier(1, bar(1)) == [TakeSnapshot(barrier=bar(1)), Unblock(channels=(0,))]
 
 
@@ -212,7 +212,7 @@ class Reader:
                 case Unblock(channels=channels):
                     assert self.blocked >= set(channels)
                     self.blocked -= set(channels)
-                case InputEnded():
+                case ChannelInputEnded():
                     self.ended += 1
                 case TakeSnapshot(barrier=barrier):
                     self._snapshot(barrier.checkpoint.counter, exact=exact)

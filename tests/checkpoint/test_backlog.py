@@ -14,8 +14,8 @@ def fed(*looks: Look, window_s: float = WINDOW_S) -> list[bool]:
     backlog = Backlog(window_s)
     found = []
     for each in looks:
-        found.append(backlog.look(*each))
-        assert backlog.behind is found[-1]
+        found.append(backlog.sample(*each))
+        assert backlog.is_processing_backlog is found[-1]
     return found
 
 

@@ -13,13 +13,13 @@ from tests.checkpoint.quiet import Quiet
 from tests.checkpoint.world import JOB, PATIENCE
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.envelope import seal, unseal
-from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
-from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.envelope import decode_file, encode_file
+from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
+from tidegate.checkpoint.plan_facts import StateMetadata
 from tidegate.checkpoint.procedures.beginnings import (
     beginnings_path,
-    fix_beginnings,
     read_beginnings,
+    record_initial_offsets,
 )
 from tidegate.checkpoint.restore import restore
 from tidegate.errors import (
@@ -29,10 +29,10 @@ from tidegate.errors import (
     StorageError,
 )
 from tidegate.ids import Uid
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 
 PATH = beginnings_path(JOB, "s1")
-ONE_SLOT = PlanFacts(parallelism=1, max_parallelism=128)
+ONE_SLOT = StateMetadata(parallelism=1, max_parallelism=128)
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def facts(
     end: int | None = None,
     at: int = 0,
     kind: StartKind = "latest",
-) -> PartitionFacts:
-    return PartitionFacts(
+) -> PartitionOffsets:
+    return PartitionOffsets(
         source=Uid("in"),
         topic="t",
         partition=at,
@@ -59,8 +59,8 @@ def facts(
     )
 
 
-def fixed(quiet: Quiet, *found: PartitionFacts, submission: str = "s1") -> list[PartitionFacts]:
-    return list(quiet.run(fix_beginnings(JOB, submission, found, patience=PATIENCE)))
+def fixed(quiet: Quiet, *found: PartitionOffsets, submission: str = "s1") -> list[PartitionOffsets]:
+    return list(quiet.run(record_initial_offsets(JOB, submission, found, patience=PATIENCE)))
 
 
 def test_latest_and_the_ends_of_a_bounded_run_are_those_of_the_first_attempt(quiet: Quiet) -> None:
@@ -124,10 +124,10 @@ def test_a_file_of_an_earlier_version_has_the_kind_of_start_that_the_source_has(
     quiet: Quiet,
 ) -> None:
     fixed(quiet, facts(100), facts(100, at=1))
-    stored = unseal(quiet.world.store.objects[PATH], what="the file")
+    stored = decode_file(quiet.world.store.objects[PATH], what="the file")
     kinds_left_out = re.sub(rb',"start_kind":"latest"', b"", stored)
     assert b"start_kind" not in kinds_left_out != stored
-    quiet.world.store.objects[PATH] = seal(msgspec.json.decode(kinds_left_out))
+    quiet.world.store.objects[PATH] = encode_file(msgspec.json.decode(kinds_left_out))
     oldest = facts(200, earliest=200, kind="earliest")
     latest = facts(200, earliest=200, at=1)
     found = fixed(quiet, oldest, latest)
@@ -147,25 +147,25 @@ def test_of_two_that_look_at_once_both_go_by_the_first(quiet: Quiet) -> None:
             fixed(quiet, facts(100))
         return NotImplemented
 
-    procedure = fix_beginnings(JOB, "s1", [facts(170)], patience=PATIENCE)
+    procedure = record_initial_offsets(JOB, "s1", [facts(170)], patience=PATIENCE)
     assert quiet.run(procedure, other_was_first)[0].start == 100
 
 
 def test_a_create_without_an_answer_is_sent_again_and_given_up_in_time(quiet: Quiet) -> None:
-    answers = [Created.UNKNOWN]
+    answers = [CreateResult.UNKNOWN]
 
     def once(effect: Effect) -> Any:
         unknown = isinstance(effect, effects.CreateEntry) and answers
         return answers.pop() if unknown else NotImplemented
 
-    procedure = fix_beginnings(JOB, "s1", [facts(100)], patience=PATIENCE)
+    procedure = record_initial_offsets(JOB, "s1", [facts(100)], patience=PATIENCE)
     assert quiet.run(procedure, once)[0].start == 100
 
     def never(effect: Effect) -> Any:
-        return Created.UNKNOWN if isinstance(effect, effects.CreateEntry) else NotImplemented
+        return CreateResult.UNKNOWN if isinstance(effect, effects.CreateEntry) else NotImplemented
 
     with pytest.raises(StorageError, match="did not say"):
-        quiet.run(fix_beginnings(JOB, "s2", [facts(1)], patience=PATIENCE), never)
+        quiet.run(record_initial_offsets(JOB, "s2", [facts(1)], patience=PATIENCE), never)
 
 
 def test_a_torn_file_is_named_with_the_remedy(quiet: Quiet) -> None:

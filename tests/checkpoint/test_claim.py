@@ -12,14 +12,14 @@ from tests.checkpoint.world import JOB, PATIENCE
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal import (
-    HINT_INTERVAL,
+    SNAPSHOT_INTERVAL,
     encode_entry,
     entry_path,
     hint_path,
 )
 from tidegate.checkpoint.journal_state import decode_hint, encode_hint
 from tidegate.checkpoint.procedures import (
-    OwnJournal,
+    ClaimedJournal,
     claim,
     claim_to_close,
     publish,
@@ -33,7 +33,7 @@ from tidegate.errors import (
     StorageError,
 )
 from tidegate.ids import CheckpointId, TransactionalId
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import TransactionState
 
 
@@ -44,10 +44,10 @@ def quiet() -> Quiet:
 
 def test_the_attempt_is_the_number_of_its_claim(quiet: Quiet) -> None:
     first = quiet.claim()
-    assert (first.attempt, first.fresh_submit) == (1, True)
+    assert (first.attempt, first.is_first_claim) == (1, True)
     quiet.publish(first, 1)
     second = quiet.claim()
-    assert (second.attempt, second.fresh_submit) == (3, False)
+    assert (second.attempt, second.is_first_claim) == (3, False)
     assert second.name == first.name
     assert quiet.kinds() == ["Claim", "Publication", "Claim"]
 
@@ -68,7 +68,7 @@ def test_a_claim_competes_with_a_publication_and_then_stands_on_it(quiet: Quiet)
 
 
 def test_an_unknown_create_is_sent_again_and_recognised(quiet: Quiet) -> None:
-    answers = [Created.UNKNOWN, Created.UNKNOWN]
+    answers = [CreateResult.UNKNOWN, CreateResult.UNKNOWN]
     sent: list[bytes] = []
 
     def unknown(effect: Effect) -> Any:
@@ -91,7 +91,7 @@ def test_a_create_that_stays_unknown_is_given_up_as_such(quiet: Quiet) -> None:
 
     def unknown(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry):
-            return Created.UNKNOWN
+            return CreateResult.UNKNOWN
         return NotImplemented
 
     with pytest.raises(OutcomeUnknownError, match="did not say in 2 s"):
@@ -100,14 +100,14 @@ def test_a_create_that_stays_unknown_is_given_up_as_such(quiet: Quiet) -> None:
 
 def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Quiet) -> None:
     journal = quiet.claim()
-    outcomes: list[object] = [Created.UNKNOWN, StorageError("full"), Created.CREATED]
+    outcomes: list[object] = [CreateResult.UNKNOWN, StorageError("full"), CreateResult.CREATED]
 
     def answer(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry):
             outcome = outcomes.pop(0)
             if isinstance(outcome, StorageError):
                 raise outcome
-            return NotImplemented if outcome is Created.CREATED else outcome
+            return NotImplemented if outcome is CreateResult.CREATED else outcome
         return NotImplemented
 
     found = quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), answer)
@@ -154,13 +154,13 @@ def test_ids_of_another_journal_do_not_bother_a_journal_that_is_there(quiet: Qui
 
 def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
     journal = quiet.claim()
-    for counter in range(1, HINT_INTERVAL):
+    for counter in range(1, SNAPSHOT_INTERVAL):
         quiet.publish(journal, counter)
     objects = quiet.world.store.objects
-    hint = hint_path(JOB, HINT_INTERVAL)
-    assert decode_hint(objects[hint], "hint").number == HINT_INTERVAL
-    quiet.publish(journal, HINT_INTERVAL)
-    path = entry_path(JOB, HINT_INTERVAL)
+    hint = hint_path(JOB, SNAPSHOT_INTERVAL)
+    assert decode_hint(objects[hint], "hint").number == SNAPSHOT_INTERVAL
+    quiet.publish(journal, SNAPSHOT_INTERVAL)
+    path = entry_path(JOB, SNAPSHOT_INTERVAL)
     whole = objects[path]
 
     objects[path] = whole[:-9]
@@ -214,13 +214,13 @@ def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
 
 def test_claims_alone_write_hints_too(quiet: Quiet) -> None:
     """A job that restarts for days and never publishes: each claim reads no more than the last."""
-    for _ in range(3 * HINT_INTERVAL):
+    for _ in range(3 * SNAPSHOT_INTERVAL):
         quiet.asked.clear()
         journal = quiet.claim()
         read = sum(isinstance(effect, effects.ReadObject) for effect in quiet.asked)
-        assert read <= HINT_INTERVAL + 5, "and its hint, its entry, the end and itself"
+        assert read <= SNAPSHOT_INTERVAL + 5, "and its hint, its entry, the end and itself"
     hints = sorted(path for path in quiet.world.store.objects if path.endswith(".hint"))
-    assert hints == [hint_path(JOB, n * HINT_INTERVAL) for n in (1, 2, 3)]
+    assert hints == [hint_path(JOB, n * SNAPSHOT_INTERVAL) for n in (1, 2, 3)]
     assert quiet.run(read_journal(JOB)) == journal.state
 
 
@@ -300,14 +300,14 @@ def test_a_restore_point_that_is_not_kept_any_more_is_refused_before_the_claim(
 
 def test_a_store_that_does_not_keep_what_it_confirmed_is_found(quiet: Quiet) -> None:
     def forget(effect: Effect) -> Any:
-        return Created.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented
+        return CreateResult.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented
 
     with pytest.raises(CorruptCheckpointError, match="reads back as nothing"):
         quiet.run(claim(JOB, submission="s1", patience=PATIENCE), forget)
 
 
 def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(quiet: Quiet) -> None:
-    def to_close(submission: str) -> OwnJournal | None:
+    def to_close(submission: str) -> ClaimedJournal | None:
         return quiet.run(claim_to_close(JOB, submission=submission, patience=PATIENCE))
 
     assert to_close("s1") is None, "there is no journal"

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.checkpoint.procedures import OwnJournal, claim
+from tidegate.checkpoint.procedures import ClaimedJournal, claim
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import DeposedError
+from tidegate.errors import FencedError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.kafka import TransactionState
 
 if TYPE_CHECKING:
-    from tidegate.ports.kafka import TransactionLog
+    from tidegate.ports.kafka import TransactionAdmin
 
 
 class NothingListed:
@@ -35,7 +35,7 @@ class Process:
     """Claims as one JobMaster process does."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        log = cast("TransactionLog", NothingListed())
+        log = cast("TransactionAdmin", NothingListed())
         self._runner = EffectRunner(
             LocalStore(folder),
             log,
@@ -45,7 +45,7 @@ class Process:
         )
         self._name, self._has_claimed = name, False
 
-    def claim(self) -> OwnJournal:
+    def claim(self) -> ClaimedJournal:
         journal = self._runner.run(
             claim(JobName("a"), submission="s", claimant=self._name, again=self._has_claimed)
         )
@@ -69,6 +69,6 @@ def test_a_process_that_was_replaced_never_claims_again(tmp_path: Path) -> None:
     zombie.claim()
     successor.claim()
     for _ in range(2):
-        with pytest.raises(DeposedError):
+        with pytest.raises(FencedError):
             zombie.claim()
     assert successor.claim().attempt == 3

@@ -17,8 +17,8 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.manifest import manifest_path
 from tidegate.checkpoint.procedures import (
-    Cleaning,
-    delete_unneeded,
+    CheckpointCleanup,
+    clean_up,
     load_manifest,
 )
 from tidegate.errors import (
@@ -82,10 +82,10 @@ def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None
     quiet.publish(older, 1, files=("files/1/v/0/total/a",))
     quiet.publish(older, 2, files=("files/1/v/0/total/a", "files/1/v/0/total/b"))
     journal = quiet.claim()
-    cleaning, answer = Cleaning(), with_files(quiet)
+    cleaning, answer = CheckpointCleanup(), with_files(quiet)
 
     def clean() -> tuple[str, ...]:
-        return quiet.run(delete_unneeded(journal, cleaning, retained=2), answer)
+        return quiet.run(clean_up(journal, cleaning, retained=2), answer)
 
     assert clean() == (), "nothing before a publication of its own"
     put(quiet, "files/2/zombie", "files/4/v/0/total/c", "files/9/newer", "files/strange")
@@ -117,13 +117,13 @@ def test_what_a_retraction_may_need_is_kept(quiet: Quiet) -> None:
     put(quiet, "files/1/a", "files/1/b", "files/1/orphan")
     quiet.publish(older, 1, files=("files/1/a",))
     quiet.publish(older, 2, files=("files/1/b",))
-    journal, cleaning = quiet.claim(), Cleaning()
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
     quiet.publish(journal, 1)
     for record in range(2):
         quiet.publish(journal, 2 + record, *quiet.prepared(journal, record))
-        assert quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet)) == ()
+        assert quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet)) == ()
     quiet.commit(journal)
-    assert len(quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet))) == 6
+    assert len(quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))) == 6
 
 
 def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None:
@@ -136,7 +136,7 @@ def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None
     journal = quiet.claim()
     quiet.recover(journal)
     quiet.publish(journal, 1, files=("files/1/a",))
-    assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == (
+    assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == (
         "job/manifests/1-2.json",
         "job/files/1/b",
     )
@@ -148,7 +148,7 @@ def test_no_manifest_is_there_without_its_files_wherever_a_cleaning_breaks_off(
     quiet: Quiet, deletions: int, *, restarts: bool
 ) -> None:
     """Or a restore of it by hand would claim the journal first and find it corrupt then."""
-    journal, cleaning, answer = quiet.claim(), Cleaning(), with_files(quiet)
+    journal, cleaning, answer = quiet.claim(), CheckpointCleanup(), with_files(quiet)
     files = {n: (f"files/1/shared-{(n + 1) // 2}", f"files/1/own-{n}") for n in range(1, 5)}
     put(quiet, *(file for both in files.values() for file in both))
     left = 0
@@ -162,14 +162,14 @@ def test_no_manifest_is_there_without_its_files_wherever_a_cleaning_breaks_off(
         return answer(effect)
 
     def clean(answer: Answer) -> None:
-        quiet.run(delete_unneeded(journal, cleaning, retained=2), answer)
+        quiet.run(clean_up(journal, cleaning, retained=2), answer)
 
     for counter, both in files.items():
         quiet.publish(journal, counter, files=both)
         with contextlib.suppress(StorageError):
             clean(breaks_off)
     if restarts:
-        journal, cleaning = quiet.claim(), Cleaning()
+        journal, cleaning = quiet.claim(), CheckpointCleanup()
     quiet.publish(journal, 5)
     left = deletions
     with pytest.raises(StorageError):
@@ -188,16 +188,16 @@ def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     put(quiet, f"files/{journal.attempt}/v/0/total/of-the-next-checkpoint")
-    assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == ()
+    assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
 
 
 def test_the_folder_is_listed_with_the_first_of_twenty_publications(quiet: Quiet) -> None:
-    journal, cleaning = quiet.claim(), Cleaning()
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
     listings = []
     for counter in range(1, 42):
         quiet.publish(journal, counter)
         quiet.asked.clear()
-        quiet.run(delete_unneeded(journal, cleaning, retained=2), with_files(quiet))
+        quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))
         listings.append(sum(isinstance(effect, effects.ListObjects) for effect in quiet.asked))
     assert listings == [2, *[0] * 19] * 2 + [2], "files and manifests"
 
@@ -206,7 +206,7 @@ def test_what_aborted_checkpoints_left_goes_with_the_second_listing(quiet: Quiet
     """A file of an aborted checkpoint may be in a later one; what is in none by then, is in no
     other.
     """
-    journal, cleaning = quiet.claim(), Cleaning()
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
     own = f"files/{journal.attempt}/v/0/total"
     put(quiet, f"{own}/aborted", f"{own}/pending", f"manifests/{journal.attempt}-7.json")
     deleted: list[str] = []
@@ -214,7 +214,7 @@ def test_what_aborted_checkpoints_left_goes_with_the_second_listing(quiet: Quiet
         files = (f"{own}/pending",) if counter > 10 else ()
         quiet.publish(journal, counter, files=files)
         put(quiet, f"{own}/uploaded-since-{counter}")
-        run = delete_unneeded(journal, cleaning, retained=2)
+        run = clean_up(journal, cleaning, retained=2)
         deleted += [path for path in quiet.run(run, with_files(quiet)) if "since" not in path]
     gone = {f"job/{own}/aborted", f"job/manifests/{journal.attempt}-7.json"}
     assert {path for path in deleted if "manifests" not in path or path in gone} == gone
@@ -229,7 +229,7 @@ def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Qui
     quiet.world.store.objects["job/manifests/1-1.json"] = b"torn"
     journal = quiet.claim()
     quiet.publish(journal, 1)
-    assert quiet.run(delete_unneeded(journal, Cleaning(), retained=2), with_files(quiet)) == ()
+    assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
 
 
 def test_an_entry_file_is_what_the_store_holds(quiet: Quiet) -> None:

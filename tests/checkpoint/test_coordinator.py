@@ -24,22 +24,22 @@ from tests.checkpoint.coordinated import (
 )
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.coordination import (
-    Abort,
+    AbortCheckpoint,
     Acknowledged,
+    AttemptStarted,
     BacklogChanged,
-    Complete,
+    CheckpointTick,
     CoordinatorInstruction,
     Declined,
     FailAttempt,
-    Ignored,
+    LogIgnoredAcknowledge,
+    PublishCheckpoint,
     Published,
     PublishFailed,
-    Started,
     StopRequested,
     TaskEnded,
-    Tick,
     TransactionsEnded,
-    Trigger,
+    TriggerBarriers,
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import (
@@ -64,11 +64,11 @@ from tidegate.protocol.snapshots import (
 
 def test_all_acknowledgements_complete_it_with_everything_prepared() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.missing == {A, B}
     assert coordinator.handle(ack(1, B, txn(1), txn(2))) == []
     assert coordinator.handle(ack(1, A)) == [
-        Complete(
+        PublishCheckpoint(
             checkpoint=cid(1),
             final=False,
             snapshots=(part(B, txn(1), txn(2)), part(A)),
@@ -78,13 +78,13 @@ def test_all_acknowledgements_complete_it_with_everything_prepared() -> None:
     coordinator.validate()
 
 
-def ignored(counter: int, subtask: SubtaskId, result: AcknowledgeResult) -> Ignored:
-    return Ignored(checkpoint=cid(counter), subtask=subtask, result=result)
+def ignored(counter: int, subtask: SubtaskId, result: AcknowledgeResult) -> LogIgnoredAcknowledge:
+    return LogIgnoredAcknowledge(checkpoint=cid(counter), subtask=subtask, result=result)
 
 
 def test_acknowledgements_that_change_nothing_say_so() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
     stranger = SubtaskId(VertexId("other"), SubtaskIndex(0))
     assert coordinator.handle(ack(1, A)) == [ignored(1, A, AcknowledgeResult.DUPLICATE)]
@@ -92,7 +92,9 @@ def test_acknowledgements_that_change_nothing_say_so() -> None:
     assert coordinator.handle(ack(2, A)) == [ignored(2, A, AcknowledgeResult.UNKNOWN)]
     old = Acknowledged(checkpoint=CheckpointId(Attempt(6), 1), snapshot=part(A), now_s=0)
     assert coordinator.handle(old) == [
-        Ignored(checkpoint=old.checkpoint, subtask=A, result=AcknowledgeResult.UNKNOWN)
+        LogIgnoredAcknowledge(
+            checkpoint=old.checkpoint, subtask=A, result=AcknowledgeResult.UNKNOWN
+        )
     ]
     coordinator.handle(ack(1, B))
     assert coordinator.handle(ack(1, B)) == [ignored(1, B, AcknowledgeResult.DUPLICATE)]
@@ -100,74 +102,74 @@ def test_acknowledgements_that_change_nothing_say_so() -> None:
 
 def test_what_was_prepared_for_an_aborted_checkpoint_is_in_the_next() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, B, txn(1)))
     coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
-    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(CheckpointTick(now_s=120))
     coordinator.handle(ack(2, A))
     found = coordinator.handle(ack(2, B, txn(1), txn(2)))[0]
-    assert isinstance(found, Complete)
+    assert isinstance(found, PublishCheckpoint)
     assert found.transactions == (txn(1), txn(2))
 
 
 def test_a_late_acknowledgement_is_remembered_for_a_subtask_that_then_ends() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
     late = coordinator.handle(ack(1, B, txn(1)))
     assert late == [ignored(1, B, AcknowledgeResult.DISCARDED)]
     coordinator.handle(TaskEnded(subtask=B, now_s=112))
-    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(CheckpointTick(now_s=120))
     found = coordinator.handle(ack(2, A))[0]
-    assert isinstance(found, Complete)
+    assert isinstance(found, PublishCheckpoint)
     assert found.transactions == (txn(1),)
 
 
 def test_an_older_acknowledgement_does_not_hide_a_newer_one() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
-    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(CheckpointTick(now_s=120))
     coordinator.handle(ack(2, B, txn(1), txn(2)))
     coordinator.handle(ack(1, B, txn(1)))
     found = coordinator.handle(ack(2, A))[0]
-    assert isinstance(found, Complete)
+    assert isinstance(found, PublishCheckpoint)
     assert found.transactions == (txn(1), txn(2))
 
 
 def test_a_subtask_that_has_ended_is_carried_without_what_was_ended() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
     coordinator.handle(ack(1, B, txn(1), txn(2)))
     coordinator.handle(Published(checkpoint=cid(1), now_s=112))
     coordinator.handle(TaskEnded(subtask=B, now_s=113))
     coordinator.handle(TransactionsEnded(transactions=(txn(1),)))
-    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(CheckpointTick(now_s=120))
     assert coordinator.missing == {A}
     found = coordinator.handle(ack(2, A))[0]
-    assert isinstance(found, Complete)
+    assert isinstance(found, PublishCheckpoint)
     assert found.snapshots == (part(B, txn(2)), part(A))
     assert found.transactions == (txn(2),)
 
 
 def test_a_subtask_that_ends_instead_of_acknowledging_aborts_without_a_failure() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.handle(TaskEnded(subtask=B, now_s=112))[:2] == [
-        Abort(checkpoint=cid(1), reason="subtask sink#0 has finished"),
-        Trigger(checkpoint=cid(2), final=False),
+        AbortCheckpoint(checkpoint=cid(1), reason="subtask sink#0 has finished"),
+        TriggerBarriers(checkpoint=cid(2), final=False),
     ]
     assert coordinator.counts.failed == 0
 
 
 def test_a_subtask_that_ends_after_its_acknowledgement_is_in_it_once() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, B, txn(1)))
     coordinator.handle(TaskEnded(subtask=B, now_s=112))
     found = coordinator.handle(ack(1, A))[0]
-    assert isinstance(found, Complete)
+    assert isinstance(found, PublishCheckpoint)
     assert found.snapshots == (part(B, txn(1)), part(A))
 
 
@@ -176,26 +178,26 @@ def test_a_subtask_that_ends_after_its_acknowledgement_is_in_it_once() -> None:
 
 def test_one_decline_aborts_and_is_counted_once() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     declined = Declined(checkpoint=cid(1), subtask=B, reason="disk full", now_s=111)
     assert coordinator.handle(declined) == [
-        Abort(checkpoint=cid(1), reason="declined by subtask sink#0: disk full"),
+        AbortCheckpoint(checkpoint=cid(1), reason="declined by subtask sink#0: disk full"),
         WakeAt(time_s=120),
     ]
     assert coordinator.handle(declined) == []
     assert coordinator.counts.failed == 1
-    coordinator.handle(Tick(now_s=120))
+    coordinator.handle(CheckpointTick(now_s=120))
     assert coordinator.handle(declined) == [], "of an older checkpoint"
     coordinator.validate()
 
 
 def test_the_timeout_aborts_and_names_who_is_missing() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
-    assert coordinator.handle(Tick(now_s=169.9)) == []
-    abort = coordinator.handle(Tick(now_s=170))[0]
-    assert isinstance(abort, Abort)
+    assert coordinator.handle(CheckpointTick(now_s=169.9)) == []
+    abort = coordinator.handle(CheckpointTick(now_s=170))[0]
+    assert isinstance(abort, AbortCheckpoint)
     assert "expired after 60 s (checkpoint.timeout)" in abort.reason
     assert "sink#0" in abort.reason
     assert "source#0" not in abort.reason
@@ -205,16 +207,16 @@ def test_more_failures_in_a_row_than_tolerable_fail_the_attempt() -> None:
     coordinator = started()
     now_s = 110.0
     for counter in (1, 2):
-        coordinator.handle(Tick(now_s=now_s))
+        coordinator.handle(CheckpointTick(now_s=now_s))
         coordinator.handle(Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=now_s))
         now_s += 10
-    coordinator.handle(Tick(now_s=now_s))
+    coordinator.handle(CheckpointTick(now_s=now_s))
     complete(coordinator, 3)
     failed = coordinator.handle(PublishFailed(checkpoint=cid(3), reason="no disk", now_s=now_s))
     assert isinstance(failed[1], FailAttempt)
     assert "3 checkpoints in a row failed" in str(failed[1].error)
     assert "could not be published: no disk" in str(failed[1].error)
-    assert coordinator.handle(Tick(now_s=10_000)) == []
+    assert coordinator.handle(CheckpointTick(now_s=10_000)) == []
     coordinator.validate()
 
 
@@ -222,7 +224,7 @@ def test_a_publication_resets_the_failures() -> None:
     coordinator = started()
     for counter in range(1, 12):
         now_s = 110.0 + 10 * counter
-        coordinator.handle(Tick(now_s=now_s))
+        coordinator.handle(CheckpointTick(now_s=now_s))
         if counter % 3 == 0:
             complete(coordinator, counter)
             coordinator.handle(Published(checkpoint=cid(counter), now_s=now_s + 1))
@@ -238,27 +240,31 @@ def test_a_publication_resets_the_failures() -> None:
 
 def test_a_stop_begins_the_final_checkpoint_at_once() -> None:
     coordinator = started()
-    assert coordinator.handle(StopRequested(now_s=101))[0] == Trigger(checkpoint=cid(1), final=True)
+    assert coordinator.handle(StopRequested(now_s=101))[0] == TriggerBarriers(
+        checkpoint=cid(1), final=True
+    )
     assert complete(coordinator, 1).final
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=102)) == []
     assert coordinator.phase is Phase.FINISHED
-    assert coordinator.handle(Tick(now_s=1000)) == []
+    assert coordinator.handle(CheckpointTick(now_s=1000)) == []
 
 
 def test_a_stop_waits_for_the_one_under_way_and_for_nothing_else() -> None:
     settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=100)
     coordinator = started(settings)
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.handle(StopRequested(now_s=111)) == []
     assert not complete(coordinator, 1).final
     published = coordinator.handle(Published(checkpoint=cid(1), now_s=112))
-    assert published[0] == Trigger(checkpoint=cid(2), final=True)
+    assert published[0] == TriggerBarriers(checkpoint=cid(2), final=True)
 
 
 def test_a_stop_before_the_start_is_remembered() -> None:
     coordinator = CheckpointCoordinator(ATTEMPT, [A, B], SETTINGS)
     assert coordinator.handle(StopRequested(now_s=1)) == []
-    assert coordinator.handle(Started(now_s=2))[0] == Trigger(checkpoint=cid(1), final=True)
+    assert coordinator.handle(AttemptStarted(now_s=2))[0] == TriggerBarriers(
+        checkpoint=cid(1), final=True
+    )
 
 
 def test_a_final_checkpoint_is_retried_after_growing_pauses_until_too_many_fail() -> None:
@@ -268,9 +274,9 @@ def test_a_final_checkpoint_is_retried_after_growing_pauses_until_too_many_fail(
         now_s = 101 + counter
         declined = Declined(checkpoint=cid(counter), subtask=A, reason="x", now_s=now_s)
         assert coordinator.handle(declined)[1:] == [WakeAt(time_s=due_s)]
-        assert coordinator.handle(Tick(now_s=due_s - 0.1)) == []
-        again = Trigger(checkpoint=cid(counter + 1), final=True)
-        assert coordinator.handle(Tick(now_s=due_s))[0] == again
+        assert coordinator.handle(CheckpointTick(now_s=due_s - 0.1)) == []
+        again = TriggerBarriers(checkpoint=cid(counter + 1), final=True)
+        assert coordinator.handle(CheckpointTick(now_s=due_s))[0] == again
     last = coordinator.handle(Declined(checkpoint=cid(3), subtask=A, reason="x", now_s=106))
     assert isinstance(last[-1], FailAttempt)
 
@@ -284,7 +290,7 @@ def test_the_pause_before_a_final_checkpoint_has_a_limit() -> None:
         (wake,) = coordinator.handle(declined)[1:]
         assert isinstance(wake, WakeAt)
         assert wake.time_s <= 200 + FINAL_RETRY_S_MAX
-        coordinator.handle(Tick(now_s=wake.time_s))
+        coordinator.handle(CheckpointTick(now_s=wake.time_s))
 
 
 # --- the machine --------------------------------------------------------------------------------
@@ -292,15 +298,17 @@ def test_the_pause_before_a_final_checkpoint_has_a_limit() -> None:
 
 def test_an_illegal_event_is_a_bug_that_tells_its_story() -> None:
     coordinator = started()
-    with pytest.raises(InternalError, match=r"Started is illegal.*created: Started \| idle: Start"):
-        coordinator.handle(Started(now_s=1))
+    with pytest.raises(
+        InternalError, match=r"Started is illegal.*created: AttemptStarted \| idle: Att"
+    ):
+        coordinator.handle(AttemptStarted(now_s=1))
     with pytest.raises(InternalError, match="Published is illegal"):
         coordinator.handle(Published(checkpoint=cid(1), now_s=1))
 
 
 def test_a_publication_of_another_checkpoint_is_a_bug() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
     with pytest.raises(InternalError, match="7-2 is not under way"):
         coordinator.handle(Published(checkpoint=cid(2), now_s=1))
@@ -311,13 +319,13 @@ def test_the_tables_are_whole() -> None:
     methods = set(CheckpointCoordinator.TRANSITIONS.values())
     assert all(callable(getattr(CheckpointCoordinator, method)) for method in methods)
     for phase in Phase:
-        assert (phase, Tick) in CheckpointCoordinator.TRANSITIONS
+        assert (phase, CheckpointTick) in CheckpointCoordinator.TRANSITIONS
         assert (phase, StopRequested) in CheckpointCoordinator.TRANSITIONS
 
 
 def test_counts_for_display() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     for subtask, alignment_ms in ((A, 0), (B, 40)):
         coordinator.handle(
             Acknowledged(
@@ -357,7 +365,7 @@ class Slots:
         self.mail: list[Acknowledged] = []
         self.seen: set[CheckpointId] = set()
         self.live: CheckpointId | None = None
-        self.publishing: Complete | None = None
+        self.publishing: PublishCheckpoint | None = None
         self.wake_s = 0.0
         self.published: list[CheckpointId] = []
         self.failed = False
@@ -366,24 +374,24 @@ class Slots:
         for instruction in instructions:
             assert not self.failed
             match instruction:
-                case Trigger(checkpoint=checkpoint):
+                case TriggerBarriers(checkpoint=checkpoint):
                     assert self.live is None, "one at a time"
                     assert checkpoint not in self.seen, "no id twice"
                     self.seen.add(checkpoint)
                     self.live = checkpoint
                     for subtask in self.subtasks:
                         self.prepare(checkpoint, subtask)
-                case Complete():
+                case PublishCheckpoint():
                     self.check_complete(instruction)
                     self.publishing = instruction
-                case Abort(checkpoint=checkpoint):
+                case AbortCheckpoint(checkpoint=checkpoint):
                     assert checkpoint == self.live
                     self.live = self.publishing = None
                 case FailAttempt():
                     self.failed = True
                 case WakeAt(time_s=time_s):
                     self.wake_s = time_s
-                case Ignored():
+                case LogIgnoredAcknowledge():
                     pass
 
     def prepare(self, checkpoint: CheckpointId, subtask: SubtaskId) -> None:
@@ -395,7 +403,7 @@ class Slots:
             event = Acknowledged(checkpoint=checkpoint, snapshot=snapshot, now_s=self.now_s)
             self.mail.append(event)
 
-    def check_complete(self, found: Complete) -> None:
+    def check_complete(self, found: PublishCheckpoint) -> None:
         assert found.checkpoint == self.live
         of_subtasks = [t for snapshot in found.snapshots for t in snapshot.transactions]
         assert set(found.transactions) == set(of_subtasks)
@@ -433,7 +441,7 @@ class Slots:
             self.obey(handle(BacklogChanged(behind=behind, now_s=self.now_s)))
         else:
             idle = self.live is None and not self.failed
-            self.obey(handle(Tick(now_s=self.now_s)))
+            self.obey(handle(CheckpointTick(now_s=self.now_s)))
             due = idle and self.now_s >= self.wake_s
             assert not due or self.live is not None, "a wake-up is lost"
         self.coordinator.validate()
@@ -444,7 +452,7 @@ def test_whatever_happens_one_is_under_way_and_nothing_prepared_is_dropped(
     chance: random.Random,
 ) -> None:
     slots = Slots(chance)
-    slots.obey(slots.coordinator.handle(Started(now_s=0)))
+    slots.obey(slots.coordinator.handle(AttemptStarted(now_s=0)))
     for _ in range(120):
         slots.step()
         if slots.failed:

@@ -14,9 +14,9 @@ from tidegate.checkpoint.diagnosis import (
     OPEN,
     TIMEOUT_SCAN_MS,
     AbortOutcome,
-    Cause,
-    Standing,
-    Stuck,
+    JournalStatus,
+    OpenReason,
+    PartitionStatus,
     aborted,
     classify,
     selected,
@@ -24,17 +24,17 @@ from tidegate.checkpoint.diagnosis import (
 )
 from tidegate.checkpoint.journal import Closed, Publication
 from tidegate.checkpoint.journal_state import JournalState
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import Attempt, CheckpointId, JournalNumber, TransactionalId
-from tidegate.ports.inspection import Ends, PartitionProducer, Transaction
+from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 NOW = 10_000_000_000
 LATE = MAX_TIMEOUT_MS + 1
 ABORTING = TransactionState.PREPARE_ABORT
-HERE, THERE = Origin("orders", 0), Origin("orders", 1)
-PRODUCER = PartitionProducer(
+HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
+PRODUCER = ProducerState(
     producer_id=7, epoch=2, coordinator_epoch=-1, last_ms=NOW - 500, start_offset=12
 )
 OPENED = Transaction(
@@ -53,51 +53,51 @@ def changed(**fields: object) -> Transaction:
     return msgspec.structs.replace(OPENED, **fields)
 
 
-def old(age_ms: int) -> PartitionProducer:
+def old(age_ms: int) -> ProducerState:
     return msgspec.structs.replace(PRODUCER, last_ms=NOW - age_ms)
 
 
 @pytest.mark.parametrize(
     ("producer", "known", "complete", "cause", "age_ms"),
     [
-        (PRODUCER, OPENED, True, Cause.OPEN, 1_000),
+        (PRODUCER, OPENED, True, OpenReason.OPEN, 1_000),
         # Its coordinator knows it: then it hangs at no age.
-        (old(LATE), OPENED, True, Cause.OPEN, 1_000),
-        (PRODUCER, OPENED, False, Cause.OPEN, 1_000),
+        (old(LATE), OPENED, True, OpenReason.OPEN, 1_000),
+        (PRODUCER, OPENED, False, OpenReason.OPEN, 1_000),
         # A coordinator raises the epoch before it writes the marker.
-        (PRODUCER, changed(state=ABORTING, epoch=3), True, Cause.ENDING, 1_000),
-        (PRODUCER, changed(state=TransactionState.PREPARE_COMMIT), True, Cause.ENDING, 1_000),
+        (PRODUCER, changed(state=ABORTING, epoch=3), True, OpenReason.ENDING, 1_000),
+        (PRODUCER, changed(state=TransactionState.PREPARE_COMMIT), True, OpenReason.ENDING, 1_000),
         (
             PRODUCER,
             changed(start_ms=NOW - 60_000 - TIMEOUT_SCAN_MS),
             True,
-            Cause.OPEN,
+            OpenReason.OPEN,
             60_000 + TIMEOUT_SCAN_MS,
         ),
         (
             PRODUCER,
             changed(start_ms=NOW - 60_001 - TIMEOUT_SCAN_MS),
             True,
-            Cause.OVERDUE,
+            OpenReason.OVERDUE,
             60_001 + TIMEOUT_SCAN_MS,
         ),
         # Nobody's: the age of its last record decides.
-        (old(MAX_TIMEOUT_MS), None, True, Cause.UNCLAIMED, MAX_TIMEOUT_MS),
-        (old(LATE), None, True, Cause.HANGING, LATE),
-        (old(LATE), None, False, Cause.UNKNOWN, LATE),
+        (old(MAX_TIMEOUT_MS), None, True, OpenReason.UNCLAIMED, MAX_TIMEOUT_MS),
+        (old(LATE), None, True, OpenReason.HANGING, LATE),
+        (old(LATE), None, False, OpenReason.UNKNOWN, LATE),
         # Its producer's, but its coordinator ends it elsewhere only; that one has answered.
-        (old(LATE), changed(partitions=(THERE,)), True, Cause.HANGING, LATE),
-        (old(LATE), changed(partitions=(THERE,)), False, Cause.HANGING, LATE),
-        (PRODUCER, changed(partitions=()), True, Cause.UNCLAIMED, 500),
+        (old(LATE), changed(partitions=(THERE,)), True, OpenReason.HANGING, LATE),
+        (old(LATE), changed(partitions=(THERE,)), False, OpenReason.HANGING, LATE),
+        (PRODUCER, changed(partitions=()), True, OpenReason.UNCLAIMED, 500),
         # Another machine's clock may be ahead of ours.
-        (old(-5_000), None, True, Cause.UNCLAIMED, 0),
+        (old(-5_000), None, True, OpenReason.UNCLAIMED, 0),
     ],
 )  # fmt: skip
 def test_why_a_transaction_is_open(
-    producer: PartitionProducer,
+    producer: ProducerState,
     known: Transaction | None,
     complete: bool,
-    cause: Cause,
+    cause: OpenReason,
     age_ms: int,
 ) -> None:
     by_producer = {} if known is None else {known.producer_id: known}
@@ -108,12 +108,16 @@ def test_why_a_transaction_is_open(
 def test_another_producer_s_transaction_is_not_its() -> None:
     stranger = changed(producer_id=8)
     found = classify(HERE, PRODUCER, {8: stranger}, complete=True, now_ms=NOW)
-    assert (found.cause, found.transaction) == (Cause.UNCLAIMED, None)
+    assert (found.cause, found.transaction) == (OpenReason.UNCLAIMED, None)
 
 
 def test_waiting_is_never_negative() -> None:
-    for ends, waiting in ((None, 0), (Ends(stable=3, end=10), 7), (Ends(stable=10, end=9), 0)):
-        assert Stuck(origin=HERE, leader=1, ends=ends, held=()).waiting == waiting
+    for ends, waiting in (
+        (None, 0),
+        (PartitionEndOffsets(stable=3, end=10), 7),
+        (PartitionEndOffsets(stable=10, end=9), 0),
+    ):
+        assert PartitionStatus(origin=HERE, leader=1, ends=ends, held=()).waiting == waiting
 
 
 OURS = TransactionalId("tidegate.totals.j1.out.3.0.0")
@@ -158,33 +162,33 @@ CLOSED = Closed(
 @pytest.mark.parametrize(
     ("name", "state", "expected"),
     [
-        ("order-service", None, Standing.FOREIGN),
-        ("tidegate.totals", journal(), Standing.FOREIGN),
-        (OURS, None, Standing.UNKNOWN),
-        (OURS, JournalState(), Standing.UNKNOWN),
-        (OURS, journal(name="j2"), Standing.UNKNOWN),
+        ("order-service", None, JournalStatus.FOREIGN),
+        ("tidegate.totals", journal(), JournalStatus.FOREIGN),
+        (OURS, None, JournalStatus.UNKNOWN),
+        (OURS, JournalState(), JournalStatus.UNKNOWN),
+        (OURS, journal(name="j2"), JournalStatus.UNKNOWN),
         # A journal that knows less than the id was restored from a copy.
-        (OURS, journal(attempt=Attempt(2)), Standing.UNKNOWN),
-        (OURS, journal(), Standing.CURRENT),
-        (OURS, journal(closed=CLOSED), Standing.FREE),
-        (OURS, journal(attempt=Attempt(4)), Standing.FREE),
-        (OURS, journal(publication=publication(OURS)), Standing.NAMED),
-        (OURS, journal(publication=publication(OURS), attempt=Attempt(4)), Standing.NAMED),
-        (OURS, journal(publication=publication(OURS), settled=True), Standing.CURRENT),
+        (OURS, journal(attempt=Attempt(2)), JournalStatus.UNKNOWN),
+        (OURS, journal(), JournalStatus.CURRENT),
+        (OURS, journal(closed=CLOSED), JournalStatus.FREE),
+        (OURS, journal(attempt=Attempt(4)), JournalStatus.FREE),
+        (OURS, journal(publication=publication(OURS)), JournalStatus.NAMED),
+        (OURS, journal(publication=publication(OURS), attempt=Attempt(4)), JournalStatus.NAMED),
+        (OURS, journal(publication=publication(OURS), settled=True), JournalStatus.CURRENT),
         (
             OURS,
             journal(publication=publication(OURS), settled=True, attempt=Attempt(4)),
-            Standing.FREE,
+            JournalStatus.FREE,
         ),
         (
             OURS,
             journal(publication=publication("tidegate.totals.j1.out.3.1.0"), attempt=Attempt(4)),
-            Standing.FREE,
+            JournalStatus.FREE,
         ),
     ],
 )
 def test_how_an_id_stands_with_its_journal(
-    name: str, state: JournalState | None, expected: Standing
+    name: str, state: JournalState | None, expected: JournalStatus
 ) -> None:
     assert standing(TransactionalId(name), state) is expected
 
@@ -226,7 +230,7 @@ def test_selection_is_by_job_partition_and_age_and_oldest_first() -> None:
     rows = [never, OPENED, ours]
 
     def chosen(
-        job: str | None = None, origins: set[Origin] | None = None, older_than_ms: int = 0
+        job: str | None = None, origins: set[TopicPartition] | None = None, older_than_ms: int = 0
     ) -> list[Transaction]:
         return selected(rows, job=job, origins=origins, older_than_ms=older_than_ms, now_ms=NOW)
 

@@ -8,12 +8,18 @@ import msgspec
 
 from tests.checkpoint.quiet import Quiet
 from tidegate.checkpoint import effects
-from tidegate.checkpoint.coordination import Acknowledged, Published, Started, Tick, Trigger
+from tidegate.checkpoint.coordination import (
+    Acknowledged,
+    AttemptStarted,
+    CheckpointTick,
+    Published,
+    TriggerBarriers,
+)
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal_state import RECENT_MAX
-from tidegate.checkpoint.procedures import Cleaning, delete_unneeded, trim
+from tidegate.checkpoint.procedures import CheckpointCleanup, clean_up, truncate
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import SubtaskSnapshot
 
@@ -22,11 +28,15 @@ def test_ten_thousand_idle_checkpoints_leave_nothing_in_the_coordinator() -> Non
     subtask = SubtaskId(VertexId("v"), SubtaskIndex(0))
     settings = CoordinatorSettings(interval_s=1, timeout_s=10)
     coordinator = CheckpointCoordinator(Attempt(1), {subtask}, settings)
-    coordinator.handle(Started(now_s=0.0))
+    coordinator.handle(AttemptStarted(now_s=0.0))
     part = SubtaskSnapshot(vertex=subtask.vertex, index=subtask.index)
     for second in range(1, 10_001):
         now_s = float(second)
-        (trigger,) = (i for i in coordinator.handle(Tick(now_s=now_s)) if isinstance(i, Trigger))
+        (trigger,) = (
+            i
+            for i in coordinator.handle(CheckpointTick(now_s=now_s))
+            if isinstance(i, TriggerBarriers)
+        )
         coordinator.handle(
             Acknowledged(
                 checkpoint=trigger.checkpoint, snapshot=part, now_s=now_s, alignment_ms=0, sync_ms=0
@@ -41,7 +51,7 @@ def test_ten_thousand_idle_checkpoints_leave_nothing_in_the_coordinator() -> Non
 def test_a_thousand_idle_checkpoints_leave_little_in_the_journal_and_in_memory() -> None:
     quiet = Quiet()
     objects = quiet.world.store.objects
-    journal, cleaning = quiet.claim(), Cleaning()
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
 
     def delete(effect: Effect) -> Any:
         if isinstance(effect, effects.DeleteObject):
@@ -52,8 +62,8 @@ def test_a_thousand_idle_checkpoints_leave_little_in_the_journal_and_in_memory()
     most = 0
     for counter in range(1, 1_001):
         quiet.publish(journal, counter)
-        quiet.run(delete_unneeded(journal, cleaning, retained=2), delete)
-        quiet.run(trim(journal), delete)
+        quiet.run(clean_up(journal, cleaning, retained=2), delete)
+        quiet.run(truncate(journal), delete)
         most = max(most, len(objects))
         quiet.asked.clear()
     assert most < 320, "three hundred entries, their hints and two manifests"

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from tests.checkpoint.examples import txn
-from tidegate.checkpoint.envelope import seal
+from tidegate.checkpoint.envelope import encode_file
 from tidegate.checkpoint.journal import (
-    Accepted,
     AnyEntry,
     Claim,
     Closed,
+    LossAccepted,
     Lost,
     Publication,
-    Retracted,
+    RolledBack,
     Settled,
     decode_entry,
     encode_entry,
@@ -83,14 +83,14 @@ class Book:
         fields = {"attempt": self.state.attempt, "publication": self.state.publication.number}
         return Settled(**self.header(), **{**fields, **changes})
 
-    def retracted(self, **changes: Any) -> Retracted:
+    def retracted(self, **changes: Any) -> RolledBack:
         assert self.state.publication is not None
         fields: dict[str, Any] = {
             "attempt": self.state.attempt,
             "publication": self.state.publication.number,
             "aborted": self.state.own,
         }
-        return Retracted(**self.header(), **{**fields, **changes})
+        return RolledBack(**self.header(), **{**fields, **changes})
 
     def lost(self, *transactions: PreparedTransaction) -> Lost:
         assert self.state.publication is not None
@@ -138,7 +138,7 @@ def test_a_loss_is_named_until_it_is_accepted(book: Book) -> None:
     state = book.add(book.lost(txn(2)))
     assert state.lost is not None
     assert state.named == (txn(1), txn(2))
-    state = book.add(Accepted(**book.header(), lost=state.number, submission="s2"))
+    state = book.add(LossAccepted(**book.header(), lost=state.number, submission="s2"))
     assert state.accepted
     assert state.named == ()
     book.claim("s2")
@@ -197,7 +197,7 @@ def test_a_publication_whose_loss_was_accepted_is_as_good_as_settled(book: Book)
     book.add(book.publication(1, txn(1)))
     book.add(book.lost(txn(1)))
     refused(book, book.retracted(), "decided before")
-    book.add(Accepted(**book.header(), lost=book.state.number, submission="s2"))
+    book.add(LossAccepted(**book.header(), lost=book.state.number, submission="s2"))
     book.claim("s2")
     book.add(book.publication(1, txn(2)))
     state = book.add(book.retracted())
@@ -316,7 +316,9 @@ def test_only_the_last_loss_can_be_accepted(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     refused(
-        book, Accepted(**book.header(), lost=JournalNumber(2), submission="s"), "not the last loss"
+        book,
+        LossAccepted(**book.header(), lost=JournalNumber(2), submission="s"),
+        "not the last loss",
     )
 
 
@@ -332,7 +334,7 @@ def full_book() -> Book:
     book.add(book.retracted())
     book.add(book.publication(3, txn(3), final=True))
     lost = book.add(book.lost(txn(3)))
-    book.add(Accepted(**book.header(), lost=lost.number, submission="s2"))
+    book.add(LossAccepted(**book.header(), lost=lost.number, submission="s2"))
     book.add(Closed(**book.header(), attempt=Attempt(1), outcome="failed"))
     return book
 
@@ -382,7 +384,7 @@ def test_an_entry_of_an_unknown_kind_was_written_by_a_newer_version() -> None:
         number: int = 4
 
     with pytest.raises(CorruptCheckpointError, match=r"newer version of tidegate.*something"):
-        decode_entry(seal(Unknown(kind="something")), "p")
+        decode_entry(encode_file(Unknown(kind="something")), "p")
 
 
 def test_a_file_of_a_newer_format_says_so() -> None:
@@ -396,7 +398,7 @@ def test_an_entry_with_missing_fields_names_the_file_and_the_remedy() -> None:
         kind: str = "claim"
 
     with pytest.raises(CorruptCheckpointError, match=r"entry p does not read.*nothing is skipped"):
-        decode_entry(seal(Half()), "p")
+        decode_entry(encode_file(Half()), "p")
 
 
 def test_unknown_fields_of_a_later_version_are_passed_over() -> None:

@@ -14,7 +14,7 @@ from tidegate.checkpoint.lost_tail import (
     parse_commit_metadata,
     read_again,
 )
-from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.checkpoint.procedures import ClaimedJournal
 from tidegate.errors import JournalLostError, RefusedError
 from tidegate.ids import CheckpointId, TransactionalId, Uid
 from tidegate.ports.kafka import GroupCommit, TransactionState
@@ -31,7 +31,7 @@ class Backup:
         self.publish(self.first, 1, 1, 2)
         self._kept = dict(self.quiet.world.store.objects)
 
-    def publish(self, journal: OwnJournal, counter: int, *records: int) -> None:
+    def publish(self, journal: ClaimedJournal, counter: int, *records: int) -> None:
         self.quiet.publish(journal, counter, *self.quiet.prepared(journal, *records))
         self.quiet.commit(journal)
 
@@ -51,7 +51,7 @@ def backup() -> Backup:
     return Backup()
 
 
-def with_newer_attempt(backup: Backup) -> OwnJournal:
+def with_newer_attempt(backup: Backup) -> ClaimedJournal:
     """Another attempt runs and writes; then the journal is put back."""
     newer = backup.quiet.claim("s2")
     backup.quiet.recover(newer)

@@ -9,7 +9,7 @@ from tests.checkpoint.world import CLUSTER, JOB, PATIENCE
 from tidegate.checkpoint.journal import Claim, Lost
 from tidegate.checkpoint.journal_state import decode_hint, encode_hint
 from tidegate.checkpoint.manifest import manifest_path
-from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.checkpoint.procedures import ClaimedJournal
 from tidegate.checkpoint.procedures.claim import claim_to_close
 from tidegate.checkpoint.procedures.cluster_check import is_other_cluster, refuse_manifest
 from tidegate.errors import ClusterMismatchError, JournalLostError, RefusedError
@@ -23,7 +23,7 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def published_and_settled(quiet: Quiet, submission: str = "s1") -> OwnJournal:
+def published_and_settled(quiet: Quiet, submission: str = "s1") -> ClaimedJournal:
     journal = quiet.claim(submission)
     quiet.recover(journal)
     quiet.publish(journal, 1, *quiet.prepared(journal, 0, 1))
@@ -181,10 +181,10 @@ def test_where_that_cluster_is_gone_its_transactions_are_given_up(quiet: Quiet, 
     moved = quiet.claim("s2", restore_to_other_cluster=True, accept_loss=True)
     if end == "recover":
         assert quiet.recover(moved).given_up == named
-        assert quiet.kinds()[-2:] == ["Lost", "Accepted"]
+        assert quiet.kinds()[-2:] == ["Lost", "LossAccepted"]
     else:
         quiet.close(moved)
-        assert quiet.kinds()[-3:] == ["Lost", "Accepted", "Closed"]
+        assert quiet.kinds()[-3:] == ["Lost", "LossAccepted", "Closed"]
     lost = next(entry for entry in quiet.entries() if isinstance(entry, Lost))
     assert lost.transactions == named
     assert f"on Kafka cluster {CLUSTER}" in lost.statement

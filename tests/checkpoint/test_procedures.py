@@ -14,20 +14,20 @@ from tidegate.checkpoint import effects
 from tidegate.checkpoint.confirmation import REPEATED_S
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal import (
-    HINT_INTERVAL,
+    SNAPSHOT_INTERVAL,
     hint_path,
 )
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import (
-    OwnJournal,
+    ClaimedJournal,
     commit,
+    fence_zombies,
     publish,
     settle,
-    sweep,
 )
 from tidegate.errors import (
     DataLossError,
-    DeposedError,
+    FencedError,
     KafkaError,
     KafkaUnavailableError,
     OutcomeUnknownError,
@@ -36,8 +36,8 @@ from tidegate.errors import (
     TransactionError,
 )
 from tidegate.ids import TransactionalId, Uid
-from tidegate.ports.blobs import Created
-from tidegate.ports.kafka import EndOutcome, TransactionState
+from tidegate.ports.blobs import CreateResult
+from tidegate.ports.kafka import EndTxnResult, TransactionState
 from tidegate.protocol.snapshots import (
     PreparedTransaction,
     SourceSplit,
@@ -56,7 +56,7 @@ def test_a_checkpoint_from_publication_to_settled(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     published = quiet.publish(journal, 1, *named)
-    assert published.named == named == journal.unended
+    assert published.named == named == journal.uncommitted
     assert published.freed == ()
     assert not quiet.world.output
     assert quiet.commit(journal) == named
@@ -108,7 +108,7 @@ def test_an_end_that_was_only_answered_is_not_ended(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named)
-    answers = [EndOutcome.ACCEPTED, EndOutcome.RETRY, EndOutcome.REFUSED]
+    answers = [EndTxnResult.ACCEPTED, EndTxnResult.RETRY, EndTxnResult.REFUSED]
 
     def without_effect(effect: Effect) -> Any:
         if isinstance(effect, effects.EndTransaction) and answers:
@@ -126,7 +126,7 @@ def test_ending_gives_up_with_what_stood_in_the_way(quiet: Quiet) -> None:
 
     def forbidden(effect: Effect) -> Any:
         if isinstance(effect, effects.EndTransaction):
-            return EndOutcome.NOT_AUTHORISED
+            return EndTxnResult.NOT_AUTHORISED
         return NotImplemented
 
     def away(effect: Effect) -> Any:
@@ -135,7 +135,7 @@ def test_ending_gives_up_with_what_stood_in_the_way(quiet: Quiet) -> None:
         return NotImplemented
 
     def useless(effect: Effect) -> Any:
-        return EndOutcome.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
+        return EndTxnResult.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
 
     with pytest.raises(KafkaError, match="does not authorise ending transaction"):
         quiet.run(commit(journal, patience=PATIENCE), forbidden)
@@ -155,7 +155,7 @@ def test_a_prepared_transaction_that_is_gone_is_not_published(quiet: Quiet) -> N
     assert quiet.kinds() == ["Claim"]
 
 
-def with_topic_ids(journal: OwnJournal, *topic_ids: str) -> Manifest:
+def with_topic_ids(journal: ClaimedJournal, *topic_ids: str) -> Manifest:
     """A manifest with a position in each of the topics t0, t1, ..."""
     splits = tuple(
         SourceSplit(source=Uid("in"), topic=f"t{n}", partition=0, offset=7, topic_id=each)
@@ -259,17 +259,17 @@ def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
     quiet.publish(older, 1, *named)
     result = quiet.run(commit(older, patience=PATIENCE))
     quiet.claim()
-    with pytest.raises(DeposedError, match="attempt 3 has claimed the job"):
+    with pytest.raises(FencedError, match="attempt 3 has claimed the job"):
         quiet.publish(older, 2)
-    with pytest.raises(DeposedError, match="attempt 1 of job 'job' was deposed"):
+    with pytest.raises(FencedError, match="attempt 1 of job 'job' was deposed"):
         quiet.run(settle(older, result))
-    with pytest.raises(DeposedError):
+    with pytest.raises(FencedError):
         quiet.close(older)
 
 
 def test_a_hint_that_can_not_be_written_fails_nothing_and_is_written_later(quiet: Quiet) -> None:
     journal = quiet.claim()
-    for counter in range(1, HINT_INTERVAL - 1):
+    for counter in range(1, SNAPSHOT_INTERVAL - 1):
         quiet.publish(journal, counter)
 
     def no_hint(effect: Effect) -> Any:
@@ -277,11 +277,11 @@ def test_a_hint_that_can_not_be_written_fails_nothing_and_is_written_later(quiet
             raise StorageError("full")
         return NotImplemented
 
-    last = manifest(journal, HINT_INTERVAL - 1)
-    assert quiet.run(publish(journal, last, ()), no_hint).number == HINT_INTERVAL
-    assert hint_path(JOB, HINT_INTERVAL) not in quiet.world.store.objects
-    quiet.publish(journal, HINT_INTERVAL)
-    assert hint_path(JOB, HINT_INTERVAL + 1) in quiet.world.store.objects
+    last = manifest(journal, SNAPSHOT_INTERVAL - 1)
+    assert quiet.run(publish(journal, last, ()), no_hint).number == SNAPSHOT_INTERVAL
+    assert hint_path(JOB, SNAPSHOT_INTERVAL) not in quiet.world.store.objects
+    quiet.publish(journal, SNAPSHOT_INTERVAL)
+    assert hint_path(JOB, SNAPSHOT_INTERVAL + 1) in quiet.world.store.objects
 
 
 # --- recovery -----------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_recovery_waits_while_the_broker_can_not_be_asked(quiet: Quiet) -> None:
     assert quiet.recover(newer, answer).ended == named
 
 
-def lose_one(quiet: Quiet) -> tuple[OwnJournal, tuple[PreparedTransaction, ...]]:
+def lose_one(quiet: Quiet) -> tuple[ClaimedJournal, tuple[PreparedTransaction, ...]]:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -389,7 +389,7 @@ def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
         quiet.claim("s1", accept_loss=True)
     assert len(quiet.entries()) == 4
     accepted = quiet.claim("s2", accept_loss=True)
-    assert quiet.kinds()[4:] == ["Accepted", "Claim"]
+    assert quiet.kinds()[4:] == ["LossAccepted", "Claim"]
     recovered = quiet.recover(accepted)
     assert recovered.ended == ()
     assert recovered.fenced == (named[0].transactional_id,), "the other one is complete"
@@ -430,13 +430,13 @@ def test_a_final_publication_leaves_only_the_close(quiet: Quiet) -> None:
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named, final=True)
     successor = quiet.claim()
-    assert successor.finished
+    assert successor.final_checkpoint_published
     quiet.recover(successor)
     quiet.close(successor)
     assert quiet.world.output == {0: 1}
     new = quiet.claim("s2")
-    assert not new.finished, "a new submit goes on from there"
-    assert not quiet.claim("s2").finished, "and so does its restart"
+    assert not new.final_checkpoint_published, "a new submit goes on from there"
+    assert not quiet.claim("s2").final_checkpoint_published, "and so does its restart"
 
 
 def test_a_close_settles_fences_its_own_ids_too_and_ends_the_journal(quiet: Quiet) -> None:
@@ -458,7 +458,7 @@ def test_a_publication_that_may_stand_is_not_aborted_by_a_close(quiet: Quiet) ->
     def written_and_never_confirmed(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry):
             quiet.world.store.land(effect.path, effect.data)
-            return Created.UNKNOWN
+            return CreateResult.UNKNOWN
         return NotImplemented
 
     with pytest.raises(OutcomeUnknownError):
@@ -480,9 +480,9 @@ def test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else(quiet: Quiet)
     newer = quiet.claim()
     quiet.recover(newer)
     zombie, own = quiet.prepared(older, 0), quiet.prepared(newer, 1)
-    assert quiet.run(sweep(newer, patience=PATIENCE)) == (zombie[0].transactional_id,)
-    assert quiet.run(sweep(newer, patience=PATIENCE)) == ()
-    assert quiet.run(sweep(older, patience=PATIENCE)) == ()
+    assert quiet.run(fence_zombies(newer, patience=PATIENCE)) == (zombie[0].transactional_id,)
+    assert quiet.run(fence_zombies(newer, patience=PATIENCE)) == ()
+    assert quiet.run(fence_zombies(older, patience=PATIENCE)) == ()
     assert quiet.world.broker[own[0].transactional_id].state is TransactionState.ONGOING
 
 

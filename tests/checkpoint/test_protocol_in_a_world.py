@@ -16,14 +16,19 @@ import pytest
 
 from tests.checkpoint.masters import calm, simulate
 from tests.checkpoint.mutants import Patch, caught, under
-from tidegate.checkpoint.effects import Now, Procedure, create_entry, list_transactions
+from tidegate.checkpoint.effects import MonotonicTime, Procedure, create_entry, list_transactions
 from tidegate.checkpoint.journal import AnyEntry, Claim, encode_entry, entry_path
-from tidegate.checkpoint.procedures import OwnJournal, Patience, fence_older, recover
+from tidegate.checkpoint.procedures import (
+    ClaimedJournal,
+    RetryPolicy,
+    fence_older_attempts,
+    recover,
+)
 from tidegate.checkpoint.procedures.ending import end_transactions
 from tidegate.checkpoint.recovery import Decision, decide, may_fence
 from tidegate.errors import StorageError
 from tidegate.ids import Attempt, JobName
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
@@ -61,7 +66,7 @@ def test_without_faults_no_attempt_ever_fails() -> None:
 
 
 def _place_without_looking(
-    job: JobName, entry: AnyEntry, patience: Patience
+    job: JobName, entry: AnyEntry, patience: RetryPolicy
 ) -> Procedure[AnyEntry]:
     del patience
     yield from create_entry(entry_path(job, entry.number), encode_entry(entry))
@@ -69,16 +74,16 @@ def _place_without_looking(
 
 
 def test_mutant_a_publication_does_not_look_for_a_newer_claim(patch: Patch) -> None:
-    patch("own_journal.place", _place_without_looking)
+    patch("own_journal.write_entry", _place_without_looking)
     caught(simulate)
 
 
 def test_mutant_a_claim_does_not_compare_what_stands_there(patch: Patch) -> None:
     def no_read_back(job: JobName, own: Claim) -> Procedure[None]:
         del job, own
-        yield Now()
+        yield MonotonicTime()
 
-    patch("claim.place", _place_without_looking)
+    patch("claim.write_entry", _place_without_looking)
     patch("claim._read_back", no_read_back)
     caught(simulate)
 
@@ -93,8 +98,8 @@ def _fencing_everything_older(*args: Any, **kwargs: Any) -> bool:
 
 
 def test_mutant_recovery_fences_what_is_named_before_it_ends_it(patch: Patch) -> None:
-    def fence_first(journal: OwnJournal, **patience: Patience) -> Procedure[None]:
-        yield from fence_older(journal, patience=patience["fencing"])
+    def fence_first(journal: ClaimedJournal, **patience: RetryPolicy) -> Procedure[None]:
+        yield from fence_older_attempts(journal, patience=patience["fencing"])
         yield from recover(journal, **patience)
 
     patch("fencing.may_fence", _fencing_everything_older)
@@ -102,9 +107,9 @@ def test_mutant_recovery_fences_what_is_named_before_it_ends_it(patch: Patch) ->
 
 
 def test_mutant_recovery_fences_what_it_has_committed_but_not_settled(patch: Patch) -> None:
-    def unsettled(journal: OwnJournal, **patience: Patience) -> Procedure[None]:
-        yield from end_transactions(journal.unended, settled=False, patience=patience["ending"])
-        yield from fence_older(journal, patience=patience["fencing"])
+    def unsettled(journal: ClaimedJournal, **patience: RetryPolicy) -> Procedure[None]:
+        yield from end_transactions(journal.uncommitted, settled=False, patience=patience["ending"])
+        yield from fence_older_attempts(journal, patience=patience["fencing"])
 
     patch("fencing.may_fence", _fencing_everything_older)
     patch("fencing.list_transactions", lambda prefix, **_: list_transactions(prefix))
@@ -123,7 +128,7 @@ def test_mutant_a_sweep_fences_newer_attempts(patch: Patch) -> None:
 
 def test_mutant_what_is_published_and_not_ended_is_not_carried(patch: Patch) -> None:
     def names(
-        journal: OwnJournal, transactions: Sequence[PreparedTransaction]
+        journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
     ) -> tuple[PreparedTransaction, ...]:
         return tuple(txn for txn in transactions if txn not in journal.state.named)
 
@@ -136,14 +141,14 @@ def test_mutant_a_checkpoint_that_failed_drops_what_was_prepared() -> None:
 
 
 def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
-    def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEntry]:
+    def place(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedure[AnyEntry]:
         del patience
         outcome = yield from create_entry(entry_path(job, entry.number), encode_entry(entry))
-        if outcome is not Created.CREATED:
+        if outcome is not CreateResult.CREATED:
             raise StorageError("not created, it seems")
         return entry
 
-    patch("own_journal.place", place)
+    patch("own_journal.write_entry", place)
     found = caught(under(keep_transactions_of_unknown_publications=False))
     assert "false alarm" in str(found)
 
@@ -154,9 +159,9 @@ def test_mutant_a_slot_is_free_once_committed() -> None:
 
 def test_mutant_what_was_seen_ended_is_named_again(patch: Patch) -> None:
     def names(
-        journal: OwnJournal, transactions: Sequence[PreparedTransaction]
+        journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
     ) -> tuple[PreparedTransaction, ...]:
-        return tuple(dict.fromkeys((*journal.unended, *transactions)))
+        return tuple(dict.fromkeys((*journal.uncommitted, *transactions)))
 
     patch("publish.names", names)
     assert "TransactionError" in str(caught(calm))

@@ -12,19 +12,19 @@ from tidegate.checkpoint.recovery import (
     is_as_prepared,
     is_complete,
     may_fence,
-    may_retract,
+    may_roll_back,
     was_aborted,
 )
 from tidegate.checkpoint.transactional_ids import TransactionalIdParts
 from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
-from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.ports.kafka import TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 S = TransactionState
 T = txn(1)
 OTHERS = [S.EMPTY, S.PREPARE_ABORT, S.COMPLETE_ABORT, S.DEAD, S.PREPARE_EPOCH_FENCE]
 
-ROWS: list[tuple[str, TransactionFacts | None, str, str]] = [
+ROWS: list[tuple[str, TransactionDescription | None, str, str]] = [
     # what the broker says; then the decision without and with `settled`
     ("open", facts(T, S.ONGOING), "end", "end"),
     ("committing", facts(T, S.PREPARE_COMMIT), "done", "done"),
@@ -41,7 +41,7 @@ ROWS: list[tuple[str, TransactionFacts | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("said", "unsettled", "settled"), [row[1:] for row in ROWS])
-def test_each_row(said: TransactionFacts | None, unsettled: str, settled: str) -> None:
+def test_each_row(said: TransactionDescription | None, unsettled: str, settled: str) -> None:
     for known, expected in ((False, unsettled), (True, settled)):
         decision = decide([T], settled=known, facts={T: said})
         for name in ("end", "done", "lost"):
@@ -63,7 +63,7 @@ def test_all_are_decided_together_in_the_order_of_the_names() -> None:
     assert decision.done == (named[2], named[5])
 
 
-PROOFS: list[tuple[str, TransactionFacts | None, bool]] = [
+PROOFS: list[tuple[str, TransactionDescription | None, bool]] = [
     ("ended by abort", facts(T, S.COMPLETE_ABORT), True),
     ("aborting", facts(T, S.PREPARE_ABORT), True),
     ("timed out, or fenced by half", facts(T, S.COMPLETE_ABORT, epoch=T.epoch + 1), True),
@@ -79,7 +79,7 @@ PROOFS: list[tuple[str, TransactionFacts | None, bool]] = [
 
 
 @pytest.mark.parametrize(("said", "proven"), [row[1:] for row in PROOFS])
-def test_what_proves_an_abort(said: TransactionFacts | None, proven: bool) -> None:
+def test_what_proves_an_abort(said: TransactionDescription | None, proven: bool) -> None:
     assert was_aborted(T, said) is proven
 
 
@@ -94,7 +94,7 @@ def test_a_publication_is_taken_back_only_if_all_that_is_its_own_is_open_or_abor
 
     def ask(*own: PreparedTransaction, **known: Any) -> bool:
         known = {"lost": True, "firm": False, "ended": (), **known}
-        return may_retract(own, facts=said, **known)
+        return may_roll_back(own, facts=said, **known)
 
     assert ask(open_, gone)
     assert ask(), "what is lost is of the publication before"

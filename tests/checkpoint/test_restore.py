@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
-from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
+from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
+from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.checkpoint.restore import (
-    ordinal_of_split,
+    assign_splits,
     restore,
-    spread,
+    slot_of_split,
 )
 from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.errors import (
@@ -40,26 +40,26 @@ from tidegate.protocol.snapshots import (
 ORDERS, TOTAL = Uid("orders"), Uid("total")
 
 
-def plan(parallelism: int = 2, max_parallelism: int = 128, **changes: Any) -> PlanFacts:
+def plan(parallelism: int = 2, max_parallelism: int = 128, **changes: Any) -> StateMetadata:
     return msgspec.structs.replace(
-        PlanFacts(
+        StateMetadata(
             parallelism=parallelism,
             max_parallelism=max_parallelism,
-            steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "int"}),),
-            sources=(SourceFacts(uid=ORDERS, topic="orders"),),
+            steps=(StepMetadata(uid=TOTAL, key_type="str", states={"total": "int"}),),
+            sources=(SourceMetadata(uid=ORDERS, topic="orders"),),
         ),
         **changes,
     )
 
 
 def checkpoint(
-    facts: PlanFacts,
+    facts: StateMetadata,
     partitions: int = 3,
     schemas: dict[str, list[str]] | None = None,
     **split: Any,
 ) -> Manifest:
     """What a run of that plan would have written: a snapshot per subtask, splits dealt out."""
-    splits = spread(
+    splits = assign_splits(
         [
             SourceSplit(source=ORDERS, topic="orders", partition=p, offset=100 + p, **split)
             for p in range(partitions)
@@ -95,9 +95,9 @@ def checkpoint(
     )
 
 
-def now(partitions: int = 3, *, source: Uid = ORDERS, **changes: Any) -> list[PartitionFacts]:
+def now(partitions: int = 3, *, source: Uid = ORDERS, **changes: Any) -> list[PartitionOffsets]:
     return [
-        PartitionFacts(
+        PartitionOffsets(
             source=source,
             topic="orders",
             partition=p,
@@ -133,12 +133,12 @@ def test_every_key_group_and_every_split_has_exactly_one_owner(
 
 
 def test_the_spread_is_the_same_everywhere_and_even() -> None:
-    assert [ordinal_of_split("orders", p, 4) for p in range(5)] == [2, 3, 0, 1, 2]
-    assert [ordinal_of_split("clicks", p, 4) for p in range(2)] == [1, 2]
+    assert [slot_of_split("orders", p, 4) for p in range(5)] == [2, 3, 0, 1, 2]
+    assert [slot_of_split("clicks", p, 4) for p in range(2)] == [1, 2]
 
 
 def test_a_restoration_says_which_sources_have_no_position_in_the_checkpoint() -> None:
-    both = plan(sources=(*plan().sources, SourceFacts(uid=Uid("clicks"), topic="orders")))
+    both = plan(sources=(*plan().sources, SourceMetadata(uid=Uid("clicks"), topic="orders")))
     partitions = [*now(3), *now(3, source=Uid("clicks"))]
     assert restore(None, both, partitions).begins == {ORDERS, "clicks"}
     assert restore(checkpoint(plan()), both, partitions).begins == {"clicks"}
@@ -162,7 +162,10 @@ def test_a_new_partition_begins_at_its_earliest_offset() -> None:
 def test_a_new_source_begins_where_it_says() -> None:
     clicks = Uid("clicks")
     facts = plan(
-        sources=(SourceFacts(uid=ORDERS, topic="orders"), SourceFacts(uid=clicks, topic="orders"))
+        sources=(
+            SourceMetadata(uid=ORDERS, topic="orders"),
+            SourceMetadata(uid=clicks, topic="orders"),
+        )
     )
     restoration = restore(checkpoint(plan()), facts, [*now(), *now(1, source=clicks)])
     offsets = {(s.source, s.partition): s.offset for part in restoration.splits for s in part}
@@ -182,14 +185,16 @@ def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
 
 
 def test_a_new_step_begins_empty() -> None:
-    facts = plan(steps=(*plan().steps, StepFacts(uid=Uid("added"), key_type="int")))
+    facts = plan(steps=(*plan().steps, StepMetadata(uid=Uid("added"), key_type="int")))
     assert list(restore(checkpoint(plan()), facts, now()).keyed[0]) == [TOTAL]
 
 
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def refusal(facts: PlanFacts, partitions: list[PartitionFacts] | None = None, **more: Any) -> str:
+def refusal(
+    facts: StateMetadata, partitions: list[PartitionOffsets] | None = None, **more: Any
+) -> str:
     with pytest.raises(RefusedError) as caught:
         restore(checkpoint(plan()), facts, now() if partitions is None else partitions, **more)
     return str(caught.value)
@@ -210,7 +215,7 @@ def test_without_keyed_state_the_number_of_key_groups_may_change() -> None:
 
 
 def test_state_without_a_step_is_refused() -> None:
-    renamed = plan(steps=(StepFacts(uid=Uid("sum"), key_type="str"),))
+    renamed = plan(steps=(StepMetadata(uid=Uid("sum"), key_type="str"),))
     said = refusal(renamed)
     assert "state of a step 'total'" in said
     assert "its keyed steps are: sum" in said
@@ -218,12 +223,12 @@ def test_state_without_a_step_is_refused() -> None:
 
 
 def test_another_key_type_is_refused() -> None:
-    said = refusal(plan(steps=(StepFacts(uid=TOTAL, key_type="int"),)))
+    said = refusal(plan(steps=(StepMetadata(uid=TOTAL, key_type="int"),)))
     assert "is keyed by int, but its state was written with keys of type str" in said
 
 
 def test_a_schema_that_does_not_fit_is_refused_by_the_callers_rule() -> None:
-    changed = plan(steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "string"}),))
+    changed = plan(steps=(StepMetadata(uid=TOTAL, key_type="str", states={"total": "string"}),))
 
     def conflict(old: str, new: str) -> str | None:
         return None if old == new else f"field x: {old} is no {new}"
@@ -232,7 +237,7 @@ def test_a_schema_that_does_not_fit_is_refused_by_the_callers_rule() -> None:
     assert "state 'total'" in refusal(changed, schemas=rules)
     restore(checkpoint(plan()), plan(), now(), schemas=rules)
     added = plan(
-        steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "int", "new": "string"}),)
+        steps=(StepMetadata(uid=TOTAL, key_type="str", states={"total": "int", "new": "string"}),)
     )
     restore(checkpoint(plan()), added, now(), schemas=rules)
 
@@ -243,7 +248,7 @@ def test_every_schema_that_values_may_be_stored_under_must_be_readable() -> None
     def conflict(old: str, new: str) -> str | None:
         return f"{old} is no {new}" if (old, new) == ("v1", "v3") else None
 
-    third = plan(steps=(StepFacts(uid=TOTAL, key_type="str", states={"total": "v3"}),))
+    third = plan(steps=(StepMetadata(uid=TOTAL, key_type="str", states={"total": "v3"}),))
     rules = SchemaRules(conflict=conflict)
     restore(checkpoint(plan(), schemas={"total": ["v2"]}), third, now(), schemas=rules)
     with pytest.raises(RefusedError, match=r"state 'total' in the checkpoint.*v1 is no v3"):
@@ -251,7 +256,7 @@ def test_every_schema_that_values_may_be_stored_under_must_be_readable() -> None
 
 
 def test_a_key_class_whose_fields_changed_is_refused_before_anything_is_deployed() -> None:
-    now_keyed = StepFacts(uid=TOTAL, key_type="str", states={"total": "int"}, key_schema="b")
+    now_keyed = StepMetadata(uid=TOTAL, key_type="str", states={"total": "int"}, key_schema="b")
     manifest = checkpoint(plan(), schemas={KEY_TYPE: ["a"], "total": ["int"]})
     rules = SchemaRules(same_keys=lambda old, new: old == new)
     with pytest.raises(RefusedError, match="the fields of this type have changed"):
@@ -261,7 +266,7 @@ def test_a_key_class_whose_fields_changed_is_refused_before_anything_is_deployed
 
 
 def test_a_source_that_reads_another_topic_is_refused() -> None:
-    said = refusal(plan(sources=(SourceFacts(uid=ORDERS, topic="orders-2"),)))
+    said = refusal(plan(sources=(SourceMetadata(uid=ORDERS, topic="orders-2"),)))
     assert "reads topic 'orders-2', but the checkpoint has its position in topic 'orders'" in said
 
 

@@ -9,11 +9,11 @@ import pytest
 from tests.checkpoint.quiet import Quiet
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import Retracted
-from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.checkpoint.journal import RolledBack
+from tidegate.checkpoint.procedures import ClaimedJournal
 from tidegate.errors import DataLossError, KafkaUnavailableError, TransactionError
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, TransactionState
+from tidegate.ports.kafka import EndTxnResult, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
@@ -33,7 +33,7 @@ def state_of(quiet: Quiet, transactional_id: TransactionalId) -> TransactionStat
     return quiet.world.broker[transactional_id].state
 
 
-def published(quiet: Quiet, journal: OwnJournal) -> tuple[PreparedTransaction, ...]:
+def published(quiet: Quiet, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
     """Checkpoint 1 is settled; 2 names two transactions, which are open."""
     quiet.publish(journal, 1, *quiet.prepared(journal, 0))
     quiet.commit(journal)
@@ -59,7 +59,7 @@ def test_what_is_not_visible_is_taken_back_and_nothing_is_lost(quiet: Quiet) -> 
     order = [type(effect).__name__ for effect in quiet.asked]
     assert order.index("EndTransaction") < order.index("CreateEntry") < order.index("Fence")
     entry = quiet.entries()[-1]
-    assert isinstance(entry, Retracted)
+    assert isinstance(entry, RolledBack)
     assert entry.aborted == named
     point = newer.restore_point("latest")
     assert point is not None
@@ -72,11 +72,11 @@ def test_the_first_publication_of_a_job_is_taken_back_to_nothing(quiet: Quiet) -
     named = quiet.prepared(journal, 0, 1)
     quiet.publish(journal, 1, *named, final=True)
     time_out(quiet, *named)
-    assert quiet.claim().finished
+    assert quiet.claim().final_checkpoint_published
     newer = quiet.claim()
     quiet.recover(newer)
     assert newer.restore_point("latest") is None
-    assert not newer.finished, "its last part is done again"
+    assert not newer.final_checkpoint_published, "its last part is done again"
     again = quiet.prepared(newer, 0, 1)
     quiet.publish(newer, 1, *again)
     quiet.commit(newer)
@@ -135,14 +135,14 @@ def test_a_loss_in_the_publication_before_is_found_after_the_last_is_taken_back(
     quiet.world.arrive(first[1], commit=True)
     with pytest.raises(DataLossError, match="checkpoint 1-1"):
         quiet.recover(quiet.claim())
-    assert quiet.kinds()[-2:] == ["Retracted", "Lost"]
+    assert quiet.kinds()[-2:] == ["RolledBack", "Lost"]
     assert quiet.world.output == {1: 1}, "2 is written again and not lost"
 
 
 def test_an_abort_that_is_answered_and_not_done_is_sent_again(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
-    answers = [EndOutcome.ACCEPTED, EndOutcome.RETRY]
+    answers = [EndTxnResult.ACCEPTED, EndTxnResult.RETRY]
 
     def without_effect(effect: Effect) -> Any:
         return (
@@ -160,7 +160,7 @@ def test_what_can_not_be_aborted_in_time_is_left_to_the_next_attempt(quiet: Quie
     time_out(quiet, named[0])
 
     def useless(effect: Effect) -> Any:
-        return EndOutcome.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
+        return EndTxnResult.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
 
     with pytest.raises(KafkaUnavailableError, match=named[1].transactional_id):
         quiet.recover(quiet.claim(), useless)
@@ -180,7 +180,7 @@ def test_a_job_that_is_closed_takes_back_what_it_can_not_complete(quiet: Quiet) 
     named = published(quiet, journal)
     time_out(quiet, *named)
     quiet.close(journal)
-    assert quiet.kinds()[-2:] == ["Retracted", "Closed"]
+    assert quiet.kinds()[-2:] == ["RolledBack", "Closed"]
     point = quiet.claim("s2").restore_point("latest")
     assert point is not None
     assert str(point.checkpoint) == "1-1"

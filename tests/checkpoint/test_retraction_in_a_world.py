@@ -17,18 +17,18 @@ import pytest
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.mutants import Patch, caught
 from tidegate.checkpoint.effects import Procedure, fence
-from tidegate.checkpoint.journal import Lost, Retracted
+from tidegate.checkpoint.journal import Lost, RolledBack
 from tidegate.checkpoint.journal_state import JournalState, _taken_back
-from tidegate.checkpoint.procedures import OwnJournal
+from tidegate.checkpoint.procedures import ClaimedJournal
 from tidegate.checkpoint.recovery import is_complete
-from tidegate.ports.kafka import TransactionFacts
+from tidegate.ports.kafka import TransactionDescription
 from tidegate.protocol.snapshots import PreparedTransaction
 
 pytestmark = pytest.mark.seeds
 aborting = partial(simulate, timeouts=4)
 intruded = partial(simulate, timeouts=1, intruders=2)
 
-Facts = Mapping[PreparedTransaction, TransactionFacts | None]
+Facts = Mapping[PreparedTransaction, TransactionDescription | None]
 
 
 def test_what_the_broker_aborts_is_replayed_or_its_loss_is_stated() -> None:
@@ -36,8 +36,8 @@ def test_what_the_broker_aborts_is_replayed_or_its_loss_is_stated() -> None:
     for seed in range(200):
         kinds = Counter(type(entry).__name__ for entry in aborting(seed).entries())
         seen += Counter(kinds.keys())
-        seen["two in a run"] += kinds[Retracted.__name__] > 1
-    assert seen[Retracted.__name__] > 60, "the world must be rough enough"
+        seen["two in a run"] += kinds[RolledBack.__name__] > 1
+    assert seen[RolledBack.__name__] > 60, "the world must be rough enough"
     assert seen[Lost.__name__] > 60
     assert seen["two in a run"] > 20
 
@@ -55,7 +55,7 @@ def test_an_intruder_costs_a_replay_or_a_stated_loss_and_never_doubles() -> None
 def without_proof(
     own: Sequence[PreparedTransaction], *, lost: bool, facts: Facts, **known: Any
 ) -> bool:
-    """A mutant of `may_retract` that takes every transaction for aborted of which Kafka knows
+    """A mutant of `may_roll_back` that takes every transaction for aborted of which Kafka knows
     nothing any more.
     """
     committed = any(is_complete(txn, facts[txn]) or txn in known["ended"] for txn in own)
@@ -69,7 +69,7 @@ def test_mutant_a_publication_is_taken_back_after_a_commit(patch: Patch) -> None
         del own, facts
         return lost and not known["firm"]
 
-    patch("retract.may_retract", whatever)
+    patch("retract.may_roll_back", whatever)
     assert "twice in the output" in str(caught(aborting))
 
 
@@ -79,15 +79,15 @@ def test_mutant_what_is_taken_back_is_fenced_instead_of_ended(patch: Patch) -> N
         for transaction in open_:
             yield from fence(transaction.transactional_id)
 
-    patch("retract.send_ends", fenced)
+    patch("retract.send_end_txn", fenced)
     assert "nothing of the publication is visible" in str(caught(aborting))
     # A fence also hides a commit. Where less is aborted, more is committed before the fence.
-    patch("retract.may_retract", without_proof)
+    patch("retract.may_roll_back", without_proof)
     assert "twice in the output" in str(caught(partial(simulate, timeouts=2)))
 
 
 def test_mutant_what_an_intruder_has_fenced_is_taken_for_aborted(patch: Patch) -> None:
-    patch("retract.may_retract", without_proof)
+    patch("retract.may_roll_back", without_proof)
     assert "twice in the output" in str(caught(intruded))
 
 
@@ -105,14 +105,14 @@ def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patc
 
 
 def test_mutant_a_running_attempt_states_the_loss_at_once(patch: Patch) -> None:
-    def no(journal: OwnJournal) -> bool:
+    def no(journal: ClaimedJournal) -> bool:
         del journal
         return False
 
-    patch("settle.could_retract", no)
+    patch("settle.can_still_roll_back", no)
     assert "nothing of the publication is visible" in str(caught(aborting))
 
 
 def test_mutant_nothing_is_ever_taken_back(patch: Patch) -> None:
-    patch("retract.may_retract", lambda *args, **kwargs: False)
+    patch("retract.may_roll_back", lambda *args, **kwargs: False)
     assert "nothing of the publication is visible" in str(caught(aborting))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoint.test_restore import TOTAL, checkpoint, now, plan
-from tidegate.checkpoint.plan_facts import StepFacts
+from tidegate.checkpoint.plan_facts import StepMetadata
 from tidegate.checkpoint.restore import restore
 from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.checkpoint.state_names import assign_stored_names, match_states
@@ -56,8 +56,8 @@ def test_no_two_states_ever_share_a_stored_name(history: list[tuple[set[str], bo
             assert known[name] not in before.values()
 
 
-def step(states: list[str], dropped: tuple[str, ...] = (), **renamed: str) -> StepFacts:
-    return StepFacts(
+def step(states: list[str], dropped: tuple[str, ...] = (), **renamed: str) -> StepMetadata:
+    return StepMetadata(
         uid=TOTAL,
         key_type="str",
         states=dict.fromkeys(states, "int"),
@@ -66,7 +66,7 @@ def step(states: list[str], dropped: tuple[str, ...] = (), **renamed: str) -> St
     )
 
 
-def refused(new: StepFacts, stored: dict[str, list[str]]) -> str:
+def refused(new: StepMetadata, stored: dict[str, list[str]]) -> str:
     with pytest.raises(RefusedError) as caught:
         restore(checkpoint(plan(), schemas=stored), plan(steps=(new,)), now())
     return str(caught.value)
@@ -106,5 +106,5 @@ def test_a_renamed_state_is_checked_against_the_schemas_of_its_former_name() -> 
 
 def test_a_manifest_of_an_earlier_version_knows_no_renamed_states() -> None:
     old = b'{"uid": "total", "key_type": "str", "states": {"total": "x"}}'
-    read = msgspec.json.decode(old, type=StepFacts)
+    read = msgspec.json.decode(old, type=StepMetadata)
     assert (read.renamed_from, read.dropped_states, read.key_schema) == ({}, (), "")

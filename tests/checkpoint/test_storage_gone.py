@@ -9,19 +9,19 @@ from tests.checkpoint.coordinated import SETTINGS, A, ack, cid, complete, starte
 from tests.checkpoint.quiet import Quiet
 from tests.checkpoint.world import JOB
 from tidegate.checkpoint.coordination import (
-    Abort,
+    AbortCheckpoint,
+    CheckpointTick,
     FailAttempt,
     Published,
     PublishFailed,
     StopRequested,
     StorageSeen,
-    Tick,
-    Trigger,
+    TriggerBarriers,
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import Phase
 from tidegate.checkpoint.journal import entry_path
-from tidegate.errors import DeposedError, StorageGoneError
+from tidegate.errors import FencedError, StorageGoneError
 
 OUTAGE = msgspec.structs.replace(SETTINGS, tolerated_outage_s=180)
 
@@ -30,15 +30,15 @@ class TestCoordinator:
     def test_no_checkpoint_begins_until_the_storage_is_back(self) -> None:
         coordinator = started(OUTAGE)
         assert coordinator.handle(StorageSeen(gone="gone", now_s=105)) == [WakeAt(time_s=285)]
-        assert coordinator.handle(Tick(now_s=120)) == []
+        assert coordinator.handle(CheckpointTick(now_s=120)) == []
         back = coordinator.handle(StorageSeen(gone="", now_s=130))
-        assert back[0] == Trigger(checkpoint=cid(1), final=False)
+        assert back[0] == TriggerBarriers(checkpoint=cid(1), final=False)
 
     def test_the_checkpoint_under_way_is_aborted_and_not_counted(self) -> None:
         coordinator = started(OUTAGE)
-        coordinator.handle(Tick(now_s=110))
+        coordinator.handle(CheckpointTick(now_s=110))
         gone = coordinator.handle(StorageSeen(gone="X is gone", now_s=111))
-        assert gone == [Abort(checkpoint=cid(1), reason="X is gone"), WakeAt(time_s=291)]
+        assert gone == [AbortCheckpoint(checkpoint=cid(1), reason="X is gone"), WakeAt(time_s=291)]
         assert coordinator.counts.failed_in_a_row == 0
         assert coordinator.phase is Phase.IDLE
         coordinator.validate()
@@ -47,16 +47,16 @@ class TestCoordinator:
 
     def test_a_publication_that_fails_meanwhile_is_not_counted(self) -> None:
         coordinator = started(msgspec.structs.replace(OUTAGE, tolerable_failed_checkpoints=0))
-        coordinator.handle(Tick(now_s=110))
+        coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
         coordinator.handle(StorageSeen(gone="gone", now_s=111))
         failed = PublishFailed(checkpoint=cid(1), reason="gone", now_s=112)
-        assert isinstance(coordinator.handle(failed)[0], Abort)
+        assert isinstance(coordinator.handle(failed)[0], AbortCheckpoint)
         assert coordinator.phase is Phase.IDLE
 
     def test_a_publication_that_stands_is_none_the_worse(self) -> None:
         coordinator = started(OUTAGE)
-        coordinator.handle(Tick(now_s=110))
+        coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
         coordinator.handle(StorageSeen(gone="gone", now_s=111))
         coordinator.handle(Published(checkpoint=cid(1), now_s=112))
@@ -67,14 +67,14 @@ class TestCoordinator:
         coordinator.handle(StorageSeen(gone="gone", now_s=105))
         assert coordinator.handle(StopRequested(now_s=106)) == []
         back = coordinator.handle(StorageSeen(gone="", now_s=107))
-        assert back[0] == Trigger(checkpoint=cid(1), final=True)
+        assert back[0] == TriggerBarriers(checkpoint=cid(1), final=True)
 
     def test_the_attempt_ends_before_its_transactions_time_out(self) -> None:
         coordinator = started(OUTAGE)
         coordinator.handle(StorageSeen(gone="X is gone.", now_s=105))
         coordinator.handle(StorageSeen(gone="X is another.", now_s=200))
-        assert coordinator.handle(Tick(now_s=284)) == []
-        (given_up,) = coordinator.handle(Tick(now_s=285))
+        assert coordinator.handle(CheckpointTick(now_s=284)) == []
+        (given_up,) = coordinator.handle(CheckpointTick(now_s=285))
         assert isinstance(given_up, FailAttempt)
         assert isinstance(given_up.error, StorageGoneError)
         assert "gone for 180 s (checkpoint.tolerated_outage). X is another." in str(given_up.error)
@@ -92,7 +92,7 @@ class TestJournal:
         with pytest.raises(StorageGoneError, match=r"Journal entry .* is not in the checkpoint"):
             quiet.publish(journal, 1)
         assert entry_path(JOB, 2) not in quiet.world.store.objects
-        assert not journal.in_doubt
+        assert not journal.last_write_unknown
         quiet.world.store.objects.update(stored)
         quiet.publish(journal, 2)
         assert quiet.kinds() == ["Claim", "Publication"]
@@ -102,5 +102,5 @@ class TestJournal:
         newer = quiet.claim("s2", hint_interval=1)
         quiet.publish(newer, 1)
         del quiet.world.store.objects[entry_path(JOB, 1)]
-        with pytest.raises(DeposedError):
+        with pytest.raises(FencedError):
             quiet.publish(journal, 1)

@@ -6,12 +6,12 @@ import pytest
 
 from tests.checkpoint.coordinated import ATTEMPT, A, B, cid, complete, started
 from tidegate.checkpoint.coordination import (
+    AttemptStarted,
     BacklogChanged,
+    CheckpointTick,
     Published,
-    Started,
     StopRequested,
-    Tick,
-    Trigger,
+    TriggerBarriers,
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
@@ -21,9 +21,9 @@ from tidegate.config import CheckpointSettings
 
 def test_the_first_checkpoint_begins_one_interval_after_the_start() -> None:
     coordinator = started()
-    assert coordinator.handle(Tick(now_s=109.9)) == []
-    assert coordinator.handle(Tick(now_s=110)) == [
-        Trigger(checkpoint=cid(1), final=False),
+    assert coordinator.handle(CheckpointTick(now_s=109.9)) == []
+    assert coordinator.handle(CheckpointTick(now_s=110)) == [
+        TriggerBarriers(checkpoint=cid(1), final=False),
         WakeAt(time_s=170),
     ]
 
@@ -39,26 +39,28 @@ def test_the_first_begins_sooner_where_the_interval_is_long(
         interval_s=interval_s, timeout_s=60, first_s=0.5, min_pause_s=min_pause_s
     )
     coordinator = CheckpointCoordinator(ATTEMPT, [A], settings)
-    assert coordinator.handle(Started(now_s=100)) == [WakeAt(time_s=100 + after_s)]
-    assert coordinator.handle(Tick(now_s=100 + after_s))[0] == Trigger(
+    assert coordinator.handle(AttemptStarted(now_s=100)) == [WakeAt(time_s=100 + after_s)]
+    assert coordinator.handle(CheckpointTick(now_s=100 + after_s))[0] == TriggerBarriers(
         checkpoint=cid(1), final=False
     )
 
 
 def test_the_next_begins_one_interval_after_the_last_trigger() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=120)]
-    assert coordinator.handle(Tick(now_s=120))[0] == Trigger(checkpoint=cid(2), final=False)
+    assert coordinator.handle(CheckpointTick(now_s=120))[0] == TriggerBarriers(
+        checkpoint=cid(2), final=False
+    )
 
 
 def test_an_overdue_one_begins_with_the_end_of_the_last() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=125)) == [
-        Trigger(checkpoint=cid(2), final=False),
+        TriggerBarriers(checkpoint=cid(2), final=False),
         WakeAt(time_s=185),
     ]
 
@@ -66,19 +68,23 @@ def test_an_overdue_one_begins_with_the_end_of_the_last() -> None:
 def test_the_pause_is_measured_from_the_last_publication() -> None:
     settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=30)
     coordinator = started(settings)
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=125)) == [WakeAt(time_s=155)]
-    assert coordinator.handle(Tick(now_s=154)) == []
-    assert coordinator.handle(Tick(now_s=155))[0] == Trigger(checkpoint=cid(2), final=False)
+    assert coordinator.handle(CheckpointTick(now_s=154)) == []
+    assert coordinator.handle(CheckpointTick(now_s=155))[0] == TriggerBarriers(
+        checkpoint=cid(2), final=False
+    )
 
 
 def test_nothing_begins_while_one_is_under_way() -> None:
     coordinator = started()
-    coordinator.handle(Tick(now_s=110))
-    assert coordinator.handle(Tick(now_s=160)) == []
+    coordinator.handle(CheckpointTick(now_s=110))
+    assert coordinator.handle(CheckpointTick(now_s=160)) == []
     complete(coordinator, 1)
-    assert coordinator.handle(Tick(now_s=1000)) == [], "no timeout once it may be in the journal"
+    assert coordinator.handle(CheckpointTick(now_s=1000)) == [], (
+        "no timeout once it may be in the journal"
+    )
 
 
 BACKLOG = CoordinatorSettings(interval_s=10, interval_during_backlog_s=40, timeout_s=60)
@@ -86,17 +92,19 @@ BACKLOG = CoordinatorSettings(interval_s=10, interval_during_backlog_s=40, timeo
 
 def test_during_a_backlog_the_longer_interval_counts_from_the_last_trigger() -> None:
     coordinator = started(BACKLOG)
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(BacklogChanged(behind=True, now_s=111))
     complete(coordinator, 1)
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=150)]
-    assert coordinator.handle(Tick(now_s=149)) == []
-    assert coordinator.handle(Tick(now_s=150))[0] == Trigger(checkpoint=cid(2), final=False)
+    assert coordinator.handle(CheckpointTick(now_s=149)) == []
+    assert coordinator.handle(CheckpointTick(now_s=150))[0] == TriggerBarriers(
+        checkpoint=cid(2), final=False
+    )
 
 
 def test_a_shorter_interval_for_a_backlog_changes_nothing() -> None:
     coordinator = started(CoordinatorSettings(interval_s=10, timeout_s=60))
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(BacklogChanged(behind=True, now_s=111))
     complete(coordinator, 1)
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=120)]
@@ -104,7 +112,7 @@ def test_a_shorter_interval_for_a_backlog_changes_nothing() -> None:
 
 def idle_in_a_backlog() -> CheckpointCoordinator:
     coordinator = started(BACKLOG)
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
     coordinator.handle(Published(checkpoint=cid(1), now_s=113))
     assert coordinator.handle(BacklogChanged(behind=True, now_s=114)) == [WakeAt(time_s=150)]
@@ -119,20 +127,24 @@ def test_the_end_of_a_backlog_brings_the_next_one_forward() -> None:
 def test_what_is_overdue_at_the_end_of_a_backlog_begins_at_once() -> None:
     coordinator = idle_in_a_backlog()
     ended = coordinator.handle(BacklogChanged(behind=False, now_s=130))
-    assert ended == [Trigger(checkpoint=cid(2), final=False), WakeAt(time_s=190)]
+    assert ended == [TriggerBarriers(checkpoint=cid(2), final=False), WakeAt(time_s=190)]
 
 
 def test_neither_the_first_nor_the_final_checkpoint_waits_for_a_backlog() -> None:
     coordinator = started(BACKLOG)
     coordinator.handle(BacklogChanged(behind=True, now_s=101))
-    assert coordinator.handle(Tick(now_s=110))[0] == Trigger(checkpoint=cid(1), final=False)
+    assert coordinator.handle(CheckpointTick(now_s=110))[0] == TriggerBarriers(
+        checkpoint=cid(1), final=False
+    )
     coordinator = idle_in_a_backlog()
-    assert coordinator.handle(StopRequested(now_s=116))[0] == Trigger(checkpoint=cid(2), final=True)
+    assert coordinator.handle(StopRequested(now_s=116))[0] == TriggerBarriers(
+        checkpoint=cid(2), final=True
+    )
 
 
 def test_what_a_backlog_does_to_a_checkpoint_under_way_is_nothing() -> None:
     coordinator = started(BACKLOG)
-    coordinator.handle(Tick(now_s=110))
+    coordinator.handle(CheckpointTick(now_s=110))
     for behind in (True, False):
         assert coordinator.handle(BacklogChanged(behind=behind, now_s=130)) == []
     assert coordinator.missing == {A, B}

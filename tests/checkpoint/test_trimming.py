@@ -20,11 +20,11 @@ from tidegate.checkpoint.journal import (
     hint_path,
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef
-from tidegate.checkpoint.procedures import OwnJournal, claim, publish, read_journal, trim
-from tidegate.checkpoint.retention import first_entry_to_keep
-from tidegate.errors import CorruptCheckpointError, DeposedError, OutcomeUnknownError, StorageError
+from tidegate.checkpoint.procedures import ClaimedJournal, claim, publish, read_journal, truncate
+from tidegate.checkpoint.retention import log_start
+from tidegate.errors import CorruptCheckpointError, FencedError, OutcomeUnknownError, StorageError
 from tidegate.ids import Attempt, CheckpointId, JournalNumber
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 
 EVERY = 4
 """Entries between two hints here."""
@@ -35,13 +35,13 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def begun(quiet: Quiet, **more: Any) -> OwnJournal:
+def begun(quiet: Quiet, **more: Any) -> ClaimedJournal:
     journal = quiet.claim(**more)
     journal.hint_interval = EVERY
     return journal
 
 
-def publish_up_to(quiet: Quiet, journal: OwnJournal, number: int) -> None:
+def publish_up_to(quiet: Quiet, journal: ClaimedJournal, number: int) -> None:
     while journal.state.number < number:
         quiet.publish(journal, journal.state.number + 1)
 
@@ -55,11 +55,11 @@ def numbers(quiet: Quiet) -> tuple[list[int], list[int]]:
     )
 
 
-def trimmed(quiet: Quiet, number: int = 14) -> OwnJournal:
+def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
     """A journal of 14 entries, hints at 4, 8 and 12, trimmed below 8."""
     journal = begun(quiet)
     publish_up_to(quiet, journal, number)
-    quiet.run(trim(journal))
+    quiet.run(truncate(journal))
     return journal
 
 
@@ -69,14 +69,14 @@ def trimmed(quiet: Quiet, number: int = 14) -> OwnJournal:
 def test_the_oldest_go_and_the_newest_two_hints_stay(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 7)
-    assert quiet.run(trim(journal)) == 0, "one hint is not enough"
+    assert quiet.run(truncate(journal)) == 0, "one hint is not enough"
     publish_up_to(quiet, journal, 14)
-    assert quiet.run(trim(journal)) == 7
+    assert quiet.run(truncate(journal)) == 7
     assert numbers(quiet) == ([8, 9, 10, 11, 12, 13, 14], [8, 12])
     deleted = [e.path for e in quiet.asked if isinstance(e, effects.DeleteObject)]
     assert deleted == [*(entry_path(JOB, n) for n in range(1, 8)), hint_path(JOB, 4)]
     quiet.asked.clear()
-    assert quiet.run(trim(journal)) == 0
+    assert quiet.run(truncate(journal)) == 0
     assert quiet.asked == [], "nothing is asked before the next hint"
 
 
@@ -85,22 +85,22 @@ def test_what_the_newest_two_publications_need_stays(quiet: Quiet) -> None:
     publish_up_to(quiet, journal, 3)
     for _ in range(12):
         journal = begun(quiet)
-    assert quiet.run(trim(journal)) == 0, "claims alone trim nothing"
+    assert quiet.run(truncate(journal)) == 0, "claims alone trim nothing"
     publish_up_to(quiet, journal, 20)
     assert numbers(quiet)[1] == [16, 20]
     last = begun(quiet)
     last.trim_due = True
     quiet.publish(last, 1)
-    assert quiet.run(trim(last)) == 15
+    assert quiet.run(truncate(last)) == 15
 
 
 def test_nothing_goes_while_the_last_publication_may_be_taken_back(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 13)
     quiet.publish(journal, 14, *quiet.prepared(journal, 0))
-    assert quiet.run(trim(journal)) == 0
+    assert quiet.run(truncate(journal)) == 0
     quiet.commit(journal)
-    assert quiet.run(trim(journal)) == 7
+    assert quiet.run(truncate(journal)) == 7
 
 
 @pytest.mark.parametrize("number", [8, 12])
@@ -108,9 +108,9 @@ def test_nothing_goes_that_only_a_torn_hint_could_replace(quiet: Quiet, number: 
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
     quiet.world.store.objects[hint_path(JOB, number)] = b"{torn"
-    assert quiet.run(trim(journal)) == 0
+    assert quiet.run(truncate(journal)) == 0
     publish_up_to(quiet, journal, 21)
-    assert quiet.run(trim(journal)) == 15, "two newer ones can be read"
+    assert quiet.run(truncate(journal)) == 15, "two newer ones can be read"
 
 
 @given(
@@ -132,14 +132,14 @@ def test_the_first_entry_to_keep(hints: list[int], publications: list[int], tail
         for n in publications
     )
     state = JournalState(number=JournalNumber(number), recent=refs)
-    keep = first_entry_to_keep(state, hints)
+    keep = log_start(state, hints)
     assert 1 <= keep <= number, "never the tail"
     assert sum(n >= keep for n in publications) >= min(2, len(publications))
     assert sum(n >= keep for n in hints) >= min(2, len(hints))
     if hints and hints[-1] > number - tail and keep > 1:
         assert keep <= hints[-2]
     deposed = JournalState(number=JournalNumber(1), recent=refs)
-    assert first_entry_to_keep(deposed, [*hints, 400, 500]) == 1
+    assert log_start(deposed, [*hints, 400, 500]) == 1
 
 
 # --- reading what is left -----------------------------------------------------------------------
@@ -182,9 +182,9 @@ def test_a_crash_in_the_middle_of_trimming_leaves_a_whole_journal(quiet: Quiet) 
     for deletions in range(3):
         budget[0] = deletions
         with pytest.raises(StorageError):
-            quiet.run(trim(journal), dies)
+            quiet.run(truncate(journal), dies)
         assert quiet.run(read_journal(JOB)) == whole
-    quiet.run(trim(journal))
+    quiet.run(truncate(journal))
     assert numbers(quiet)[0] == list(range(8, 15))
 
 
@@ -198,7 +198,7 @@ def test_a_reader_that_the_trimming_overtakes_begins_again(quiet: Quiet, nth: in
         asked.append(effect)
         if len(asked) == nth + 1:
             publish_up_to(quiet, journal, 40)
-            quiet.run(trim(journal))
+            quiet.run(truncate(journal))
         return NotImplemented
 
     assert quiet.run(read_journal(JOB), held_up) == journal.state
@@ -212,7 +212,7 @@ def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
     journal = begun(quiet)
     quiet.recover(journal)
     publish_up_to(quiet, journal, 14)
-    quiet.run(trim(journal))
+    quiet.run(truncate(journal))
     own_claim = entry_path(JOB, 1)
 
     def saw_its_claim_before(effect: Effect) -> Any:
@@ -221,12 +221,12 @@ def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
         return NotImplemented
 
     late = publish(zombie, manifest(zombie, 1), (), storing=PATIENCE)
-    with pytest.raises(DeposedError, match="others have gone on"):
+    with pytest.raises(FencedError, match="others have gone on"):
         quiet.run(late, saw_its_claim_before)
     assert entry_path(JOB, 2) in quiet.world.store.objects, "it did land, in the past"
     assert quiet.run(read_journal(JOB)) == journal.state
     publish_up_to(quiet, journal, 18)
-    quiet.run(trim(journal))
+    quiet.run(truncate(journal))
     assert numbers(quiet)[0][0] == 12, "and goes with the next trimming"
 
 
@@ -237,9 +237,9 @@ def test_the_entry_before_it_being_there_again_proves_nothing(quiet: Quiet) -> N
     twice = encode_entry(quiet.entries()[-1])
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
-    quiet.run(trim(journal))
+    quiet.run(truncate(journal))
     assert quiet.world.store.land(entry_path(JOB, 2), twice)
-    with pytest.raises(DeposedError, match="others have gone on"):
+    with pytest.raises(FencedError, match="others have gone on"):
         quiet.publish(zombie, 2)
 
 
@@ -250,7 +250,7 @@ def test_a_claim_at_a_trimmed_number_is_made_again_at_the_end(quiet: Quiet) -> N
     def held_up(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry) and effect.path == entry_path(JOB, 6):
             publish_up_to(quiet, journal, 20)
-            quiet.run(trim(journal))
+            quiet.run(truncate(journal))
         return NotImplemented
 
     newer = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), held_up)
@@ -268,7 +268,7 @@ def test_a_create_that_can_not_be_looked_after_is_in_doubt(quiet: Quiet) -> None
 
     with pytest.raises(OutcomeUnknownError):
         quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), blind)
-    assert journal.in_doubt
+    assert journal.last_write_unknown
 
 
 def test_an_own_entry_that_was_created_late_is_seen_to_be_too_late(quiet: Quiet) -> None:
@@ -276,8 +276,8 @@ def test_an_own_entry_that_was_created_late_is_seen_to_be_too_late(quiet: Quiet)
     zombie = quiet.claim()
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
-    quiet.run(trim(journal))
-    answers = [Created.UNKNOWN]
+    quiet.run(truncate(journal))
+    answers = [CreateResult.UNKNOWN]
 
     def lost(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry) and answers:
@@ -285,5 +285,5 @@ def test_an_own_entry_that_was_created_late_is_seen_to_be_too_late(quiet: Quiet)
             return answers.pop()
         return NotImplemented
 
-    with pytest.raises(DeposedError):
+    with pytest.raises(FencedError):
         quiet.run(publish(zombie, manifest(zombie, 1), (), storing=PATIENCE), lost)

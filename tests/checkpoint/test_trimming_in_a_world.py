@@ -14,11 +14,11 @@ from functools import partial
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.mutants import Patch, caught
 from tests.checkpoint.world import World
-from tidegate.checkpoint.effects import Now, Procedure
+from tidegate.checkpoint.effects import MonotonicTime, Procedure
 from tidegate.checkpoint.journal import entry_number
 from tidegate.checkpoint.journal_state import JournalState
-from tidegate.checkpoint.procedures.reading import Listing, list_journal
-from tidegate.checkpoint.retention import first_entry_to_keep
+from tidegate.checkpoint.procedures.reading import JournalListing, list_journal
+from tidegate.checkpoint.retention import log_start
 from tidegate.ids import JobName
 
 trimming = partial(simulate, hint_interval=2)
@@ -41,22 +41,22 @@ def test_exactly_once_while_the_journal_is_trimmed() -> None:
 
 def test_mutant_the_tail_is_trimmed(patch: Patch) -> None:
     def all_of_it(state: JournalState, hints: Sequence[int]) -> int:
-        return state.number + 1 if first_entry_to_keep(state, hints) > 1 else 1
+        return state.number + 1 if log_start(state, hints) > 1 else 1
 
-    patch("trimming.first_entry_to_keep", all_of_it)
+    patch("trimming.log_start", all_of_it)
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
 def test_mutant_what_the_newest_two_publications_need_is_trimmed(patch: Patch) -> None:
     def only_the_newest(state: JournalState, hints: Sequence[int]) -> int:
-        return state.recent[-1].number if first_entry_to_keep(state, hints) > 1 else 1
+        return state.recent[-1].number if log_start(state, hints) > 1 else 1
 
-    patch("trimming.first_entry_to_keep", only_the_newest)
+    patch("trimming.log_start", only_the_newest)
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
 def test_mutant_the_newest_go_first(patch: Patch) -> None:
-    def reversed_(job: JobName) -> Procedure[Listing]:
+    def reversed_(job: JobName) -> Procedure[JournalListing]:
         listing = yield from list_journal(job)
         return replace(listing, entries=listing.entries[::-1])
 
@@ -69,8 +69,8 @@ def test_mutant_a_create_counts_wherever_it_lands(patch: Patch) -> None:
 
     def never(job: JobName, number: int) -> Procedure[bool]:
         del job, number
-        yield Now()
+        yield MonotonicTime()
         return False
 
-    patch("own_journal._overtaken", never)
+    patch("own_journal._is_superseded", never)
     caught(trimming)

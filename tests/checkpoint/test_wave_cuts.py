@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import Uid
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -61,12 +61,12 @@ def test_waves_reach_every_end_and_no_wave_is_much_larger_than_asked(
 HOUR_MS = 3_600_000
 
 
-def at_hours(*hours: list[int]) -> Callable[[int], dict[Origin, int]]:
+def at_hours(*hours: list[int]) -> Callable[[int], dict[TopicPartition, int]]:
     """Kafka's index of timestamps for partitions whose records have these hours, in order."""
 
-    def at_time(time_ms: int) -> dict[Origin, int]:
+    def at_time(time_ms: int) -> dict[TopicPartition, int]:
         return {
-            Origin("t", number): next(
+            TopicPartition("t", number): next(
                 (at for at, hour in enumerate(given) if hour * HOUR_MS >= time_ms), len(given)
             )
             for number, given in enumerate(hours)

@@ -27,17 +27,17 @@ from typing import Any
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal import (
-    HINT_INTERVAL,
-    Accepted,
+    SNAPSHOT_INTERVAL,
     AnyEntry,
+    LossAccepted,
     Publication,
-    Retracted,
+    RolledBack,
     Settled,
     decode_entry,
     entry_number,
 )
 from tidegate.checkpoint.procedures import (
-    Patience,
+    RetryPolicy,
     recover,
 )
 from tidegate.errors import (
@@ -48,8 +48,8 @@ from tidegate.ids import (
     JobName,
     TransactionalId,
 )
-from tidegate.ports.blobs import Created
-from tidegate.ports.kafka import UNFINISHED, EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.blobs import CreateResult
+from tidegate.ports.kafka import UNFINISHED, EndTxnResult, TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 JOB = JobName("job")
@@ -57,7 +57,7 @@ CLUSTER = "cluster-1"
 RECORDS = 16
 SINKS = 2
 SLOTS = 5
-PATIENCE = Patience(pause_s=0.01, give_up_s=2.0)
+PATIENCE = RetryPolicy(pause_s=0.01, timeout_s=2.0)
 
 
 class Violation(AssertionError):
@@ -146,7 +146,7 @@ class World:
     intruded: list[TransactionalId] = field(default_factory=list)
     lost_records: set[int] = field(default_factory=set)
     time_s: float = 0.0
-    hint_interval: int = HINT_INTERVAL
+    hint_interval: int = SNAPSHOT_INTERVAL
     """Entries between two hints, which is how often a journal is trimmed."""
     producer_ids: int = 0
     nonces: int = 0
@@ -156,15 +156,15 @@ class World:
 
     # --- the store ------------------------------------------------------------------------------
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         if self.chance.random() >= self.faults.unknown_create:
-            return Created.CREATED if self.store.land(path, data) else Created.EXISTS
+            return CreateResult.CREATED if self.store.land(path, data) else CreateResult.EXISTS
         kind = self.chance.randrange(3)
         if kind == 0:
             self.store.land(path, data)
         elif kind == 1:
             self.store.in_flight.append((path, data))
-        return Created.UNKNOWN
+        return CreateResult.UNKNOWN
 
     def entries(self) -> list[AnyEntry]:
         """The journal, also what of it was trimmed."""
@@ -180,7 +180,7 @@ class World:
         for entry in self.entries():
             if isinstance(entry, Publication):
                 named |= set(entry.transactions)
-            elif isinstance(entry, Retracted):
+            elif isinstance(entry, RolledBack):
                 named -= set(entry.aborted)
         return named
 
@@ -198,9 +198,9 @@ class World:
             if isinstance(entry, Publication):
                 stack.append(tuple(t for t in entry.transactions if t not in names[-1]))
                 names.append(entry.transactions)
-            elif isinstance(entry, Settled | Accepted):
+            elif isinstance(entry, Settled | LossAccepted):
                 names[-1] = ()
-            elif isinstance(entry, Retracted):
+            elif isinstance(entry, RolledBack):
                 stack.pop()
                 carried = names.pop()
                 names[-1] = tuple(t for t in names[-1] if t in carried)
@@ -238,20 +238,20 @@ class World:
         found.records += (record,)
         return True
 
-    def arrive(self, txn: PreparedTransaction, *, commit: bool) -> EndOutcome:
+    def arrive(self, txn: PreparedTransaction, *, commit: bool) -> EndTxnResult:
         """An EndTxn reaches the coordinator."""
         found = self.broker.get(txn.transactional_id)
         if found is None or (found.producer_id, found.epoch) != (txn.producer_id, txn.epoch):
-            return EndOutcome.REFUSED
+            return EndTxnResult.REFUSED
         wanted = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
         if found.state is wanted:
-            return EndOutcome.ACCEPTED
+            return EndTxnResult.ACCEPTED
         if found.state is not TransactionState.ONGOING:
-            return EndOutcome.REFUSED
+            return EndTxnResult.REFUSED
         if not commit:
             found.state = wanted
             self.log.append(f"aborted {txn.transactional_id} with {found.records}")
-            return EndOutcome.ACCEPTED
+            return EndTxnResult.ACCEPTED
         mine = f"{txn.transactional_id} with {found.records}"
         if txn not in self.named():
             raise Violation(f"committed before its publication: {mine}")
@@ -262,20 +262,20 @@ class World:
         self.log.append(f"committed {mine}")
         if max(self.output.values()) > 1:
             raise Violation(f"twice in the output: {mine}; {self.output}")
-        return EndOutcome.ACCEPTED
+        return EndTxnResult.ACCEPTED
 
-    def end(self, txn: PreparedTransaction, *, commit: bool) -> EndOutcome:
+    def end(self, txn: PreparedTransaction, *, commit: bool) -> EndTxnResult:
         if self.chance.random() < self.faults.late_end:
             if self.chance.random() < 0.7:
                 self.ends.append((txn, commit))
-            return EndOutcome.RETRY
+            return EndTxnResult.RETRY
         return self.arrive(txn, commit=commit)
 
-    def describe(self, tid: TransactionalId) -> TransactionFacts | None:
+    def describe(self, tid: TransactionalId) -> TransactionDescription | None:
         found = self.broker.get(tid)
         if found is None:
             return None
-        return TransactionFacts(
+        return TransactionDescription(
             state=found.state,
             producer_id=found.producer_id,
             epoch=found.epoch,
@@ -353,17 +353,17 @@ class World:
             effects.EndTransaction: self._end,
             effects.ListTransactions: lambda e: self._listed(e.prefix, unfinished=e.unfinished),
             effects.Fence: lambda e: self._fence(e.transactional_id),
-            effects.Pause: lambda e: self._pass(e.seconds),
-            effects.Now: lambda _: self.time_s,
+            effects.Sleep: lambda e: self._pass(e.seconds),
+            effects.MonotonicTime: lambda _: self.time_s,
             effects.WallClock: lambda _: round(self.time_s * 1000),
             effects.Nonce: lambda _: self._nonce(),
         }
 
-    def _describe(self, effect: effects.Describe) -> TransactionFacts | None:
+    def _describe(self, effect: effects.Describe) -> TransactionDescription | None:
         self._same_cluster(effect.cluster_id)
         return self.describe(effect.transactional_id)
 
-    def _end(self, effect: effects.EndTransaction) -> EndOutcome:
+    def _end(self, effect: effects.EndTransaction) -> EndTxnResult:
         self._same_cluster(effect.transaction.cluster_id)
         return self.end(effect.transaction, commit=effect.commit)
 

@@ -11,13 +11,13 @@ from typer.testing import CliRunner, Result
 
 from tidegate.cli.main import app
 from tidegate.cli.remote import with_jobmanager
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     GetJob,
     JobList,
     JobReport,
@@ -48,7 +48,7 @@ class JobManager:
                 self.stops.append(message)
                 if self.state == "RUNNING" and not self.start_refused:
                     self.state = "FINISHED" if message.final_checkpoint else "CANCELED"
-                return Done()
+                return Acknowledge()
             case _:
                 return Refused(reason="This cluster knows no such job.")
 
@@ -70,7 +70,7 @@ def jobmanager() -> JobManager:
 @pytest.fixture
 def run(jobmanager: JobManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
-    server = RealDrivers().rpc.serve(jobmanager.answer)
+    server = SystemDrivers().rpc.serve(jobmanager.answer)
     yield lambda *words: CliRunner().invoke(app, [*words, "--jobmanager", server.address])
     server.close()
 

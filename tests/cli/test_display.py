@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.display import JsonLines, Lines, Live, _table, describe
+from tidegate.cli.display import JsonLines, LineDisplay, LiveDisplay, _table, describe
 from tidegate.config import Config
 from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
@@ -76,7 +76,7 @@ def test_the_text_of_an_exception_is_no_markup() -> None:
 def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown = Lines(SUBMISSION, Config())
+    shown = LineDisplay(SUBMISSION, Config())
     report = failing(KafkaError, "no broker")
     for state in (JobState.BACKING_OFF, JobState.DEPLOYING, JobState.FAILED):
         shown.show(msgspec.structs.replace(report, state=state))
@@ -87,7 +87,7 @@ def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
 def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown = Lines(SUBMISSION, Config())
+    shown = LineDisplay(SUBMISSION, Config())
     seen, unseen = failing(KafkaError, "no broker"), failing(UserCodeError, "no database")
     assert seen.error is not None
     assert unseen.error is not None
@@ -105,7 +105,7 @@ def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
 def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown = Lines(SUBMISSION, Config())
+    shown = LineDisplay(SUBMISSION, Config())
     for kind, expected in ((UserCodeError, True), (InternalError, True), (KafkaError, False)):
         report = failing(kind, "it failed")
         assert report.error is not None
@@ -115,7 +115,7 @@ def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
 
 
 def test_bad_records_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Lines(SUBMISSION, Config())
+    shown = LineDisplay(SUBMISSION, Config())
     shown.end(
         JobReport(job=JobName("totals"), state=JobState.FINISHED, skipped=3, dead_letters=1_000)
     )
@@ -140,7 +140,7 @@ def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
 
 
 def test_a_note_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Lines(SUBMISSION, Config())
+    shown = LineDisplay(SUBMISSION, Config())
     note = "Records after the restored checkpoint are read again: orders-0 offsets 1 to 9."
     report = JobReport(job=JobName("totals"), state=JobState.RUNNING, notes=(note,))
     shown.show(report)
@@ -153,5 +153,5 @@ def test_a_note_of_the_live_table_outlives_it(capsys: pytest.CaptureFixture[str]
     report = JobReport(
         job=JobName("totals"), state=JobState.FINISHED, notes=("Offsets are read again.",)
     )
-    Live(SUBMISSION, Config()).end(report)
+    LiveDisplay(SUBMISSION, Config()).end(report)
     assert "totals: Offsets are read again." in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_checkpoints_names_those_that_are_still_there(
     state = SimpleNamespace(
         number=3, recent=[named(1), named(2)], closed=None, publication=None, lost=None
     )
-    monkeypatch.setattr(effects, "run_reading", lambda *_: state)
+    monkeypatch.setattr(effects, "run_read_only", lambda *_: state)
     store = open_store(str(folder / ".tidegate/checkpoints"))
     store.put(manifest_path(JOB, CheckpointId(Attempt(1), 2)), b"{}")
     result = CliRunner().invoke(app, ["checkpoints", "orders", "--json"])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tidegate.cli import remote, running, sim
 from tidegate.cli.main import app
-from tidegate.cli.options import pairs
+from tidegate.cli.options import parse_pairs
 from tidegate.cli.running import with_enough_slots
 from tidegate.config_load import load
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -53,10 +53,10 @@ def test_more_slots_than_a_taskmanager_can_have_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["limit", "=5", ""])
 def test_an_option_that_is_no_pair_is_refused_with_an_example(text: str) -> None:
-    assert pairs(["a=1", "b = x=y"], "--set", "") == {"a": "1", "b": " x=y"}
+    assert parse_pairs(["a=1", "b = x=y"], "--set", "") == {"a": "1", "b": " x=y"}
     shown = re.escape(text.replace("5", MASK))  # a value without a name may be a secret
     with pytest.raises(ConfigError, match=f"--set '{shown}' is not NAME=VALUE. Example: run"):
-        pairs([text], "--set", "Example: run")
+        parse_pairs([text], "--set", "Example: run")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])

@@ -24,7 +24,7 @@ from tests.controlplane.test_client_transactions import (
 )
 from tidegate.cli import txn_session
 from tidegate.cli.txn import app
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     ConfigError,
     KafkaError,
@@ -33,7 +33,7 @@ from tidegate.errors import (
     RefusedError,
 )
 from tidegate.ids import TransactionalId
-from tidegate.ports.inspection import Ends, PartitionProducer, Survey
+from tidegate.ports.inspection import ClusterTransactions, PartitionEndOffsets, ProducerState
 from tidegate.ports.kafka import TransactionState
 
 DONE = TransactionState.COMPLETE_ABORT
@@ -158,13 +158,13 @@ def test_a_missing_right_is_the_users_matter(txn: Txn) -> None:
 
 def test_who_did_not_answer_makes_the_exit_code(txn: Txn) -> None:
     class Silent(Tables):
-        def survey(self, **_: Any) -> Survey:
-            return Survey(transactions=(), unasked=self.silent)
+        def survey(self, **_: Any) -> ClusterTransactions:
+            return ClusterTransactions(transactions=(), unasked=self.silent)
 
-    ends = {HERE: Ends(stable=3, end=3), THERE: Ends(stable=3, end=3)}
+    ends = {HERE: PartitionEndOffsets(stable=3, end=3), THERE: PartitionEndOffsets(stable=3, end=3)}
     for silent, code in (((), 0), (("broker 2",), 1)):
         assert txn(Silent({}, unasked=silent), "list") == code
-        look: dict[Origin, list[PartitionProducer]] = {HERE: []}
+        look: dict[TopicPartition, list[ProducerState]] = {HERE: []}
         if not silent:
             look[THERE] = []
         assert txn(Silent(look, ends=ends), "list", "--hanging") == code

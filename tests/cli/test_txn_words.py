@@ -12,20 +12,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.checkpoint.diagnosis import AbortOutcome, Cause, Held, Standing, Stuck
+from tidegate.checkpoint.diagnosis import (
+    AbortOutcome,
+    JournalStatus,
+    OpenReason,
+    OpenTransaction,
+    PartitionStatus,
+)
 from tidegate.cli import txn_output as output
 from tidegate.cli import txn_words as words
 from tidegate.cli.txn_session import Place, Session, duration_ms, place
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import ConfigError
 from tidegate.ids import TransactionalId
-from tidegate.ports.inspection import Ends, PartitionProducer, Transaction
+from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 
 NOW = 1_795_288_000_000
-HERE = Origin("orders", 0)
+HERE = TopicPartition("orders", 0)
 OURS = TransactionalId("tidegate.order-totals.j1.totals.3.0.1")
-PRODUCER = PartitionProducer(
+PRODUCER = ProducerState(
     producer_id=7, epoch=2, coordinator_epoch=4, last_ms=NOW - 9_000, start_offset=12
 )
 OPENED = Transaction(
@@ -41,8 +47,12 @@ OPENED = Transaction(
 BY_HAND = "tidegate txn abort --topic orders --partition 0 --start-offset 12"
 
 
-def held(cause: Cause, transaction: Transaction | None = OPENED, age_ms: int = 10_000) -> Held:
-    return Held(origin=HERE, producer=PRODUCER, transaction=transaction, cause=cause, age_ms=age_ms)
+def held(
+    cause: OpenReason, transaction: Transaction | None = OPENED, age_ms: int = 10_000
+) -> OpenTransaction:
+    return OpenTransaction(
+        origin=HERE, producer=PRODUCER, transaction=transaction, cause=cause, age_ms=age_ms
+    )
 
 
 def of(state: TransactionState) -> Transaction:
@@ -67,7 +77,7 @@ def test_ages_have_two_units_at_most(milliseconds: int, text: str) -> None:
 
 
 def test_partitions_are_named_as_far_as_they_fit() -> None:
-    origins = [Origin("t", number) for number in range(5)]
+    origins = [TopicPartition("t", number) for number in range(5)]
     assert words.places([]) == "-"
     assert words.places(origins[:3]) == "t-0, t-1, t-2"
     assert words.places(origins) == "t-0, t-1, t-2 and 2 more"
@@ -76,76 +86,83 @@ def test_partitions_are_named_as_far_as_they_fit() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (held(Cause.OPEN), ["wait for its producer, or 50 s", "tidegate txn abort order-service"]),
         (
-            held(Cause.OPEN, msgspec.structs.replace(OPENED, transactional_id=OURS)),
+            held(OpenReason.OPEN),
+            ["wait for its producer, or 50 s", "tidegate txn abort order-service"],
+        ),
+        (
+            held(OpenReason.OPEN, msgspec.structs.replace(OPENED, transactional_id=OURS)),
             ["nothing while job order-totals runs", "run it again", "After 50 s"],
         ),
         (
-            held(Cause.OVERDUE, age_ms=160_000),
+            held(OpenReason.OVERDUE, age_ms=160_000),
             ["broker 1 should have aborted it 1 min 40 s ago", "tidegate txn abort order-service"],
         ),
         (
-            held(Cause.ENDING, of(TransactionState.PREPARE_COMMIT)),
+            held(OpenReason.ENDING, of(TransactionState.PREPARE_COMMIT)),
             ["commit is decided", "Broker 1", "orders-0"],
         ),
-        (held(Cause.ENDING, of(TransactionState.PREPARE_ABORT)), ["abort is decided"]),
-        (held(Cause.HANGING, None), ["nobody will ever end it", BY_HAND]),
-        (held(Cause.HANGING), ["nobody will ever end it", BY_HAND]),
-        (held(Cause.UNCLAIMED, None), ["ask again in a moment", "15 min", BY_HAND]),
-        (held(Cause.UNKNOWN, None), ["bring back the brokers"]),
+        (held(OpenReason.ENDING, of(TransactionState.PREPARE_ABORT)), ["abort is decided"]),
+        (held(OpenReason.HANGING, None), ["nobody will ever end it", BY_HAND]),
+        (held(OpenReason.HANGING), ["nobody will ever end it", BY_HAND]),
+        (held(OpenReason.UNCLAIMED, None), ["ask again in a moment", "15 min", BY_HAND]),
+        (held(OpenReason.UNKNOWN, None), ["bring back the brokers"]),
     ],
 )
-def test_advice_for_every_cause(found: Held, said: list[str]) -> None:
+def test_advice_for_every_cause(found: OpenTransaction, said: list[str]) -> None:
     told = words.advice(found)
     for each in said:
         assert each in told
 
 
 def test_what_may_be_committed_is_advised_to_be_saved_first() -> None:
-    committed = held(Cause.HANGING, of(TransactionState.COMPLETE_COMMIT))
+    committed = held(OpenReason.HANGING, of(TransactionState.COMPLETE_COMMIT))
     assert committed.committed
     assert "Copy them first" in words.advice(committed)
     assert f"{BY_HAND} --lose-data" in words.perhaps_committed(committed)
     for state in set(TransactionState) - {TransactionState.COMPLETE_COMMIT}:
-        assert not held(Cause.HANGING, of(state)).committed
-    assert not held(Cause.HANGING, None).committed
+        assert not held(OpenReason.HANGING, of(state)).committed
+    assert not held(OpenReason.HANGING, None).committed
 
 
 def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
-    assert "abort" not in words.advice(held(Cause.ENDING, of(TransactionState.PREPARE_COMMIT)))
+    assert "abort" not in words.advice(held(OpenReason.ENDING, of(TransactionState.PREPARE_COMMIT)))
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
-    assert "txn abort" not in words.advice(held(Cause.OPEN, ours))
-    assert "txn abort" not in words.advice(held(Cause.UNKNOWN, None))
+    assert "txn abort" not in words.advice(held(OpenReason.OPEN, ours))
+    assert "txn abort" not in words.advice(held(OpenReason.UNKNOWN, None))
 
 
-def stuck(ends: Ends | None, *row: Held, leader: int = 1) -> str:
-    return "\n".join(words.stuck(Stuck(origin=HERE, leader=leader, ends=ends, held=row)))
+def stuck(ends: PartitionEndOffsets | None, *row: OpenTransaction, leader: int = 1) -> str:
+    return "\n".join(words.stuck(PartitionStatus(origin=HERE, leader=leader, ends=ends, held=row)))
 
 
 def test_a_partition_in_sentences() -> None:
-    text = stuck(Ends(stable=12, end=40), held(Cause.OPEN), held(Cause.HANGING, None))
+    text = stuck(
+        PartitionEndOffsets(stable=12, end=40),
+        held(OpenReason.OPEN),
+        held(OpenReason.HANGING, None),
+    )
     assert "orders-0: readers wait at offset 12; 28 offsets" in text
     assert "Transaction order-service: Ongoing for 10 s" in text
     assert "1 more transaction open behind it" in text
-    assert "not held back" in stuck(Ends(stable=40, end=40))
-    assert "has just ended" in stuck(Ends(stable=39, end=40))
-    assert "1 offset not readable" in stuck(Ends(stable=39, end=40))
+    assert "not held back" in stuck(PartitionEndOffsets(stable=40, end=40))
+    assert "has just ended" in stuck(PartitionEndOffsets(stable=39, end=40))
+    assert "1 offset not readable" in stuck(PartitionEndOffsets(stable=39, end=40))
     assert "it has no leader" in stuck(None, leader=-1)
     assert "broker 1, did not answer" in stuck(None)
-    text = stuck(Ends(stable=12, end=40), held(Cause.HANGING))
+    text = stuck(PartitionEndOffsets(stable=12, end=40), held(OpenReason.HANGING))
     assert "its id order-service has gone on without it" in text
-    text = stuck(Ends(stable=12, end=40), held(Cause.UNKNOWN, None))
+    text = stuck(PartitionEndOffsets(stable=12, end=40), held(OpenReason.UNKNOWN, None))
     assert "no coordinator that answered" in text
 
 
-@pytest.mark.parametrize("standing", list(Standing))
+@pytest.mark.parametrize("standing", list(JournalStatus))
 def test_only_what_is_nobody_s_promise_is_aborted_without_the_stronger_flag(
-    standing: Standing,
+    standing: JournalStatus,
 ) -> None:
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
     refusal = words.decision(standing, ours)
-    assert (refusal is None) == (standing in {Standing.FOREIGN, Standing.FREE})
+    assert (refusal is None) == (standing in {JournalStatus.FOREIGN, JournalStatus.FREE})
     if refusal is not None:
         assert "order-totals" in refusal
         assert "--lose-data" in refusal
@@ -210,7 +227,12 @@ def test_progress_is_shown_in_a_terminal_only_and_leaves_nothing(
 def test_json_has_the_keys_that_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text(encoding="utf-8")
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
-    row = Stuck(origin=HERE, leader=1, ends=Ends(stable=12, end=40), held=(held(Cause.OPEN, ours),))
+    row = PartitionStatus(
+        origin=HERE,
+        leader=1,
+        ends=PartitionEndOffsets(stable=12, end=40),
+        held=(held(OpenReason.OPEN, ours),),
+    )
     body = json.loads(json.dumps(output.stuck_json(row, NOW)))
 
     def keys(value: object) -> set[str]:
@@ -220,9 +242,9 @@ def test_json_has_the_keys_that_are_documented() -> None:
 
     for key in keys(body):
         assert f"`{key}`" in page, key
-    for cause in Cause:
+    for cause in OpenReason:
         assert f"`{cause.value}`" in page
-    for standing in Standing:
+    for standing in JournalStatus:
         assert f"`{standing.value}`" in page
     for outcome in AbortOutcome:
         assert f"`{outcome.value}`" in page
@@ -247,14 +269,14 @@ def test_json_of_a_transaction() -> None:
 
 
 def test_details_say_of_a_partition_only_what_was_asked() -> None:
-    def last(ends: dict[Origin, Ends] | None) -> str:
-        return output.details(OPENED, {1: "h:9092"}, ends, Standing.FOREIGN, NOW)[-1]
+    def last(ends: dict[TopicPartition, PartitionEndOffsets] | None) -> str:
+        return output.details(OPENED, {1: "h:9092"}, ends, JournalStatus.FOREIGN, NOW)[-1]
 
     assert last(None).endswith("orders-0")
     assert last({}).endswith("orders-0: its leader did not answer")
-    told = last({HERE: Ends(stable=12, end=40)})
+    told = last({HERE: PartitionEndOffsets(stable=12, end=40)})
     assert told.endswith("orders-0: readable to 12, written to 40, 28 offsets waiting")
-    lines = output.details(OPENED, {1: "h:9092"}, None, Standing.FOREIGN, NOW)
+    lines = output.details(OPENED, {1: "h:9092"}, None, JournalStatus.FOREIGN, NOW)
     assert "coordinator       broker 1 at h:9092" in lines
     assert "open for          10 s" in lines
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from tidegate.errors import check
 from tidegate.ids import Attempt, JobName, LeaderEpoch
-from tidegate.ports.processes import Child, ExitStatus, SlotForked, Zygote, ZygoteEvent
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, SlotForked, ZygoteEvent
 from tidegate.protocol.messages import StartSlot
 
 
@@ -38,7 +38,7 @@ class Starter(Protocol):
         on_ready: Callable[[dict[str, Any]], None] | None = None,
     ) -> Child: ...
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> Zygote:
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
         """Its slots do what their StartSlot says in `settings["does"]`."""
         ...
 

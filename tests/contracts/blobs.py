@@ -14,7 +14,7 @@ import pytest
 
 from tests.contracts.surroundings import Surroundings
 from tidegate.errors import StorageError, StorageGoneError
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.threads import Event
 
 
@@ -30,32 +30,32 @@ class BlobStoreContract:
         return Surroundings()
 
     def test_a_name_is_created_once_and_keeps_its_first_content(self, store: BlobStore) -> None:
-        assert store.create("job/journal/1.json", b"first") is Created.CREATED
-        assert store.create("job/journal/1.json", b"second") is Created.EXISTS
-        assert store.create("job/journal/1.json", b"first") is Created.EXISTS
+        assert store.create("job/journal/1.json", b"first") is CreateResult.CREATED
+        assert store.create("job/journal/1.json", b"second") is CreateResult.EXISTS
+        assert store.create("job/journal/1.json", b"first") is CreateResult.EXISTS
         assert store.get("job/journal/1.json") == b"first"
 
     def test_a_deleted_name_can_be_created_again(self, store: BlobStore) -> None:
         store.create("a/b", b"1")
         store.delete("a/b")
         assert store.get("a/b") is None
-        assert store.create("a/b", b"2") is Created.CREATED
+        assert store.create("a/b", b"2") is CreateResult.CREATED
 
     def test_create_sees_what_put_has_written(self, store: BlobStore) -> None:
         store.put("a/b", b"1")
-        assert store.create("a/b", b"2") is Created.EXISTS
+        assert store.create("a/b", b"2") is CreateResult.EXISTS
 
     def test_of_many_creates_at_once_exactly_one_is_created(
         self, store: BlobStore, around: Surroundings
     ) -> None:
         for round_ in range(20):
-            outcomes: list[tuple[Created, bytes]] = []
+            outcomes: list[tuple[CreateResult, bytes]] = []
             start = around.event()
 
             def create(
                 mine: bytes,
                 path: str = f"race/{round_}",
-                outcomes: list[tuple[Created, bytes]] = outcomes,
+                outcomes: list[tuple[CreateResult, bytes]] = outcomes,
                 start: Event = start,
             ) -> None:
                 start.wait()
@@ -66,8 +66,8 @@ class BlobStoreContract:
             for join in joins:
                 join()
             counts = Counter(outcome for outcome, _ in outcomes)
-            assert counts == {Created.CREATED: 1, Created.EXISTS: 7}
-            winner = next(mine for outcome, mine in outcomes if outcome is Created.CREATED)
+            assert counts == {CreateResult.CREATED: 1, CreateResult.EXISTS: 7}
+            winner = next(mine for outcome, mine in outcomes if outcome is CreateResult.CREATED)
             assert store.get(f"race/{round_}") == winner
 
     def test_put_replaces(self, store: BlobStore) -> None:

@@ -101,7 +101,7 @@ class ExchangeContract:
     def long_farewell(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever waits for it is found out, however slow the machine is."""
         for driver in ("tidegate.drivers.exchange.sockets", "tidegate.testing.sim.exchange"):
-            monkeypatch.setattr(f"{driver}.FAREWELL_S", 6 * SOON_S)
+            monkeypatch.setattr(f"{driver}.CLOSE_TIMEOUT_S", 6 * SOON_S)
 
     # --- frames ---
 

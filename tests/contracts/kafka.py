@@ -14,18 +14,18 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from tidegate.drivers.clock import SystemClock
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, RecordTooLargeError, RefusedError, TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import (
-    EndOutcome,
+    EndTxnResult,
     GroupCommit,
     PartitionReader,
     Producer,
-    TransactionFacts,
-    TransactionLog,
+    TransactionAdmin,
+    TransactionDescription,
     TransactionState,
 )
 
@@ -48,7 +48,7 @@ class KafkaDrivers(Protocol):
     """The part of `Drivers` that is about Kafka: a fake cluster has no other."""
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog: ...
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin: ...
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
     ) -> PartitionReader: ...
@@ -79,7 +79,7 @@ class KafkaUnderTest:
     create_again: Callable[[str], None]
     """Makes a topic of this name, with one partition."""
     unique: Callable[[str], str]
-    log: TransactionLog
+    log: TransactionAdmin
     admin: KafkaAdmin
     clock: Clock = REAL
 
@@ -93,14 +93,14 @@ class KafkaUnderTest:
         reader = self.drivers.partition_reader(
             self.settings, self.unique("tidegate.group"), with_end_of_partition=ends
         )
-        reader.assign({Origin(topic, number): 0 for number in range(partitions)})
+        reader.assign({TopicPartition(topic, number): 0 for number in range(partitions)})
         return reader
 
     def read(self, topic: str, partitions: int = 1) -> list[list[bytes | None]]:
         """Values that a read_committed reader sees, per partition, up to the present end."""
         reader = self.reader(topic, partitions=partitions)
-        ends = self.admin.latest([Origin(topic, number) for number in range(partitions)])
-        found: dict[Origin, list[bytes | None]] = {origin: [] for origin in ends}
+        ends = self.admin.latest([TopicPartition(topic, number) for number in range(partitions)])
+        found: dict[TopicPartition, list[bytes | None]] = {origin: [] for origin in ends}
         positions = dict.fromkeys(ends, 0)
         deadline = self.clock.monotonic() + TIMEOUT_S
         while any(positions[origin] < end for origin, end in ends.items()):
@@ -111,7 +111,7 @@ class KafkaUnderTest:
         reader.close()
         return list(found.values())
 
-    def facts(self, name: TransactionalId) -> TransactionFacts:
+    def facts(self, name: TransactionalId) -> TransactionDescription:
         found = self.log.describe(name)
         assert found is not None
         return found
@@ -120,11 +120,11 @@ class KafkaUnderTest:
         facts = self.facts(name)
         self.eventually(
             lambda: self.log.end(name, facts.producer_id, facts.epoch, commit=True),
-            lambda outcome: outcome is EndOutcome.ACCEPTED,
+            lambda outcome: outcome is EndTxnResult.ACCEPTED,
         )
         self.settled(name)
 
-    def settled(self, name: TransactionalId) -> TransactionFacts:
+    def settled(self, name: TransactionalId) -> TransactionDescription:
         return self.eventually(
             lambda: self.facts(name),
             lambda facts: (
@@ -190,7 +190,7 @@ class KafkaContract:
         assert ongoing.state is TransactionState.ONGOING
         assert (ongoing.producer_id, ongoing.epoch) == (made.producer_id, made.epoch)
         assert ongoing.start_ms > 0
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         assert cluster.admin.latest([origin]) == {origin: 0}
         assert cluster.read(topic) == [[]]
         cluster.commit(name)
@@ -203,7 +203,7 @@ class KafkaContract:
             ongoing.start_ms,
         )
         again = cluster.log.end(name, ended.producer_id, ended.epoch, commit=True)
-        assert again is EndOutcome.ACCEPTED, "a repeated end is harmless"
+        assert again is EndTxnResult.ACCEPTED, "a repeated end is harmless"
         assert cluster.read(topic) == [[b"a", b"b", None, b"c"]]
 
     def test_dropping_a_producer_leaves_its_transaction_open(self, cluster: KafkaUnderTest) -> None:
@@ -229,11 +229,11 @@ class KafkaContract:
         producer.flush(TIMEOUT_S)
         facts = cluster.facts(name)
         outcome = cluster.log.end(name, facts.producer_id, facts.epoch, commit=False)
-        assert outcome is EndOutcome.ACCEPTED
+        assert outcome is EndTxnResult.ACCEPTED
         assert cluster.settled(name).state is TransactionState.COMPLETE_ABORT
         assert cluster.read(topic) == [[]]
         assert cluster.log.end(name, facts.producer_id, facts.epoch, commit=True) is (
-            EndOutcome.REFUSED
+            EndTxnResult.REFUSED
         )
 
     @pytest.mark.parametrize("wrong", ["epoch", "producer", "id", "empty"])
@@ -253,7 +253,7 @@ class KafkaContract:
             facts.epoch + (wrong == "epoch"),
             commit=True,
         )
-        assert outcome is EndOutcome.REFUSED
+        assert outcome is EndTxnResult.REFUSED
         assert cluster.facts(name) == facts
         assert cluster.read(topic) == [[]]
         cluster.log.fence(name)
@@ -281,7 +281,7 @@ class KafkaContract:
         assert after.state is TransactionState.EMPTY
         assert (after.producer_id, after.epoch) > (before.producer_id, before.epoch)
         outcome = cluster.log.end(name, before.producer_id, before.epoch, commit=True)
-        assert outcome is EndOutcome.REFUSED
+        assert outcome is EndTxnResult.REFUSED
         with pytest.raises(TransactionError):
             _write_on(zombie, topic)
         assert cluster.read(topic) == [[]]
@@ -432,7 +432,7 @@ class KafkaContract:
             producer.send(topic, [b"%d" % number], [b"%d" % number])
         producer.flush(TIMEOUT_S)
         reader = cluster.reader(topic, ends=False, partitions=2)
-        positions = {Origin(topic, 0): 0, Origin(topic, 1): 0}
+        positions = {TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 0}
         deadline = cluster.clock.monotonic() + TIMEOUT_S
         while sum(positions.values()) < 100:
             assert cluster.clock.monotonic() < deadline
@@ -454,7 +454,7 @@ class KafkaContract:
         producer.send(topic, [b"a"], None)
         producer.flush(TIMEOUT_S)
         cluster.commit(name)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         end = cluster.admin.latest([origin])[origin]
         assert end == 2, "a record and the transaction's marker"
         reader = cluster.reader(topic)
@@ -466,7 +466,7 @@ class KafkaContract:
         topic = cluster.make_topic(1)
         reader = cluster.reader(topic)
         cluster.runs(reader, lambda run: run[2] == 0)
-        reader.pause([Origin(topic, 0)])
+        reader.pause([TopicPartition(topic, 0)])
         producer = cluster.producer(None)
         producer.send(topic, [b"a"], None)
         producer.flush(TIMEOUT_S)
@@ -476,14 +476,14 @@ class KafkaContract:
     def test_an_offset_that_is_not_in_the_log_is_an_error(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
         reader = cluster.reader(topic)
-        reader.assign({Origin(topic, 0): 77})
+        reader.assign({TopicPartition(topic, 0): 77})
         with pytest.raises(KafkaError, match=rf"{topic}-0 .* offset 77"):
             cluster.runs(reader, lambda _: False)
         reader.close()
 
     def test_committed_offsets_are_seen_by_the_admin(self, cluster: KafkaUnderTest) -> None:
         topic, group = cluster.make_topic(2), cluster.unique("tidegate.group")
-        origins = [Origin(topic, 0), Origin(topic, 1)]
+        origins = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
         assert cluster.admin.committed(group, origins) == dict.fromkeys(origins)
         reader = cluster.drivers.partition_reader(
             cluster.settings, group, with_end_of_partition=False
@@ -515,7 +515,7 @@ class KafkaContract:
         for at in (1000, 2000, 3000):
             producer.send_one(topic, b"x", None, (), at)
         producer.flush(TIMEOUT_S)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         assert cluster.admin.at_time([origin], 1500) == {origin: 1}
         assert cluster.admin.at_time([origin], 9000) == {origin: 3}
         assert cluster.admin.earliest([origin]) == {origin: 0}

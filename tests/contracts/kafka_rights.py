@@ -10,9 +10,9 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, write
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, KafkaNotAuthorisedError, RefusedError, TransactionError
-from tidegate.ports.kafka import EndOutcome, TransactionState
+from tidegate.ports.kafka import EndTxnResult, TransactionState
 
 
 class RightsContract:
@@ -36,7 +36,7 @@ class RightsContract:
             guest.log.fence(name)
         with pytest.raises(KafkaNotAuthorisedError, match="WRITE"):
             guest.log.describe(name)
-        assert guest.log.end(name, 1, 1, commit=True) is EndOutcome.NOT_AUTHORISED
+        assert guest.log.end(name, 1, 1, commit=True) is EndTxnResult.NOT_AUTHORISED
         with pytest.raises(TransactionError, match=topic):
             write(guest.producer(None), topic, b"a")
         self.assert_not_read(guest, topic)
@@ -57,7 +57,7 @@ class RightsContract:
         assert writer.log.list(name) == {name: TransactionState.ONGOING}
         assert guest.log.list(name) == {}, "ids that may not be described are left out"
         writer.commit(name)
-        assert writer.admin.latest([Origin(topic, 0)]) == {Origin(topic, 0): 2}
+        assert writer.admin.latest([TopicPartition(topic, 0)]) == {TopicPartition(topic, 0): 2}
         writer.log.fence(name)
         assert writer.facts(name).state is TransactionState.EMPTY
         self.assert_not_read(writer, topic)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.kafka import KafkaUnderTest, write
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 
 
 class TopicContract:
@@ -38,26 +38,30 @@ class TopicContract:
 
     def test_the_present_leader_epoch_ends_with_the_log(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(2)
-        full, empty, absent = Origin(topic, 0), Origin(topic, 1), Origin(topic, 2)
+        full, empty, absent = (
+            TopicPartition(topic, 0),
+            TopicPartition(topic, 1),
+            TopicPartition(topic, 2),
+        )
         producer = cluster.producer(None)
         producer.send_one(topic, b"1", None, (), None)
         write(producer, topic, *[b"%d" % number for number in range(200)])
         ends = cluster.admin.latest([full, empty])
         asked = dict.fromkeys((full, empty, absent), 0)
         assert cluster.log.epoch_ends(asked) == ends
-        elsewhere = Origin(cluster.unique("absent"), 0)
+        elsewhere = TopicPartition(cluster.unique("absent"), 0)
         assert cluster.log.epoch_ends({elsewhere: 0}) == {}
 
     def test_an_epoch_that_the_leader_does_not_know_has_no_end(
         self, cluster: KafkaUnderTest
     ) -> None:
-        origin = Origin(cluster.make_topic(1), 0)
+        origin = TopicPartition(cluster.make_topic(1), 0)
         write(cluster.producer(None), origin.topic, b"a")
         assert cluster.log.epoch_ends({origin: 7}) == {origin: -1}
 
     def test_the_epoch_of_a_position_ends_behind_it(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         write(cluster.producer(None), topic, b"a", b"b", b"c")
         reader = cluster.reader(topic)
         cluster.runs(reader, lambda run: run[2] == 3)

@@ -12,14 +12,14 @@ from collections.abc import Callable
 import pytest
 
 from tests.contracts.kafka import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, KafkaUnderTest, write
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError, TransactionError
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, Producer, TransactionFacts, TransactionState
+from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
 
 EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
 COMMITTED, ABORTED = TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT
-ACCEPTED, REFUSED, RETRY = EndOutcome.ACCEPTED, EndOutcome.REFUSED, EndOutcome.RETRY
+ACCEPTED, REFUSED, RETRY = EndTxnResult.ACCEPTED, EndTxnResult.REFUSED, EndTxnResult.RETRY
 
 
 def opened(
@@ -36,7 +36,7 @@ def opened(
     return name, producer
 
 
-def end(cluster: KafkaUnderTest, name: TransactionalId, *, commit: bool) -> TransactionFacts:
+def end(cluster: KafkaUnderTest, name: TransactionalId, *, commit: bool) -> TransactionDescription:
     """End the present transaction of an id, as often as it takes, and wait for its markers."""
     facts = cluster.facts(name)
     cluster.eventually(
@@ -86,19 +86,19 @@ class TransactionContract:
         self,
         cluster: KafkaUnderTest,
         state: TransactionState,
-        commit: EndOutcome,
-        abort: EndOutcome,
+        commit: EndTxnResult,
+        abort: EndTxnResult,
     ) -> None:
         topic = cluster.make_topic(1)
         name = in_state(cluster, topic, state)
         facts = cluster.facts(name)
-        offsets = cluster.admin.latest([Origin(topic, 0)])
+        offsets = cluster.admin.latest([TopicPartition(topic, 0)])
         of = (facts.producer_id, facts.epoch)
         assert cluster.log.end(name, *of, commit=True) is commit
         assert cluster.log.end(name, *of, commit=False) is abort
         assert cluster.log.end(name, *of, commit=True) is commit
         assert cluster.facts(name) == facts
-        assert cluster.admin.latest([Origin(topic, 0)]) == offsets, "no marker was written"
+        assert cluster.admin.latest([TopicPartition(topic, 0)]) == offsets, "no marker was written"
 
     @pytest.mark.parametrize("state", [EMPTY, ONGOING, COMMITTED, ABORTED])
     def test_an_end_by_another_epoch_or_producer_is_refused_in_every_state(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, write
 from tests.contracts.kafka_transactions import end, opened
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 
 
 def keyed(partition: int) -> bytes:
@@ -28,7 +28,7 @@ class VisibilityContract:
 
     def test_the_oldest_open_transaction_holds_readers_back(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         plain = cluster.producer(None)
         write(plain, topic, b"0")
         first, one = opened(cluster, topic, b"1")
@@ -54,7 +54,7 @@ class VisibilityContract:
     def test_a_reader_may_start_anywhere(self, cluster: KafkaUnderTest) -> None:
         """Also at a marker and within what was aborted; and take one record at a time."""
         topic = cluster.make_topic(1)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         for value, commit in ((b"0", True), (b"2", False), (b"4", True)):
             name, _ = opened(cluster, topic, value)
             end(cluster, name, commit=commit)
@@ -97,7 +97,7 @@ class VisibilityContract:
 
     def test_positions_pass_what_is_not_delivered(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         reader = cluster.reader(topic, ends=False)
         assert reader.positions() == {}
         write(cluster.producer(None), topic, b"a")
@@ -119,7 +119,7 @@ class VisibilityContract:
         self, cluster: KafkaUnderTest
     ) -> None:
         topic, name = cluster.make_topic(3), cluster.new_id()
-        origins = [Origin(topic, number) for number in range(3)]
+        origins = [TopicPartition(topic, number) for number in range(3)]
         producer = cluster.producer(name)
         producer.begin()
         for partition in (0, 2, 2):
@@ -132,7 +132,7 @@ class VisibilityContract:
 
     def test_times_are_found_up_to_what_is_stable(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = Origin(topic, 0)
+        origin = TopicPartition(topic, 0)
         plain = cluster.producer(None)
         plain.send_one(topic, b"x", None, (), 1000)
         plain.flush(TIMEOUT_S)

@@ -13,12 +13,12 @@ from functools import partial
 import pytest
 
 from tests.contracts.surroundings import PATIENCE_S, Surroundings
-from tidegate.errors import DeposedError, InternalError, RpcError, SystemCallError, UserCodeError
+from tidegate.errors import FencedError, InternalError, RpcError, SystemCallError, UserCodeError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     GetJob,
     JobReport,
     ListJobs,
@@ -126,11 +126,11 @@ class RpcContract:
         def handler(message: Message) -> Message:
             if isinstance(message, GetJob):
                 leave.wait(PATIENCE_S)
-            return Done()
+            return Acknowledge()
 
         client = ends.pair(handler)
         slow = around.beside(lambda: client.call(GetJob(job=JobName("slow")), PATIENCE_S))
-        assert client.call(ListJobs()) == Done()
+        assert client.call(ListJobs()) == Acknowledge()
         assert not leave.is_set()
         leave.set()
         slow()
@@ -157,14 +157,14 @@ class RpcContract:
             return ends.client(address).call(ListJobs())  # type: ignore[no-any-return]
 
         address = ends.serve(handler).address
-        assert ends.client(address).call(Done()) == Refused(reason="from within")
+        assert ends.client(address).call(Acknowledge()) == Refused(reason="from within")
 
     # --- errors ---
 
     @pytest.mark.parametrize(
         ("raised", "arrives", "words"),
         [
-            (DeposedError("a newer claim"), DeposedError, "a newer claim"),
+            (FencedError("a newer claim"), FencedError, "a newer claim"),
             (UserCodeError("step x failed"), UserCodeError, "step x failed"),
             (KeyError("ours"), InternalError, "KeyError: 'ours'"),
             (ConnectionResetError("by peer"), SystemCallError, "ConnectionResetError: by peer"),
@@ -176,25 +176,25 @@ class RpcContract:
         def handler(message: Message) -> Message:
             if isinstance(message, ListJobs):
                 raise raised
-            return Done()
+            return Acknowledge()
 
         client = ends.pair(handler)
         with pytest.raises(arrives, match=words) as caught:
             client.call(ListJobs())
         assert type(caught.value) is arrives
-        assert client.call(Done()) == Done(), "the server goes on"
+        assert client.call(Acknowledge()) == Acknowledge(), "the server goes on"
 
     def test_what_cannot_be_encoded_is_never_sent(self, ends: Ends) -> None:
         seen: list[Message] = []
 
         def handler(message: Message) -> Message:
             seen.append(message)
-            return Done()
+            return Acknowledge()
 
         client = ends.pair(handler)
         with pytest.raises(TypeError):
             client.call(start_slot({"what": object()}))
-        assert client.call(ListJobs()) == Done()
+        assert client.call(ListJobs()) == Acknowledge()
         assert seen == [ListJobs()]
 
     def test_a_reply_that_cannot_be_encoded_is_a_bug_that_the_caller_hears_of(
@@ -209,7 +209,7 @@ class RpcContract:
     def test_an_address_where_nobody_is_fails_at_once_and_is_named(
         self, ends: Ends, rpc: Rpc, around: Surroundings
     ) -> None:
-        server = rpc.serve(lambda _: Done())
+        server = rpc.serve(lambda _: Acknowledge())
         address = server.address
         server.close()
         began = around.clock.monotonic()
@@ -226,10 +226,10 @@ class RpcContract:
             if isinstance(message, ListJobs):
                 leave.wait(PATIENCE_S)
                 done.set()
-            return Done()
+            return Acknowledge()
 
         client = ends.pair(handler)
-        assert client.call(GetJob(job=JobName("a"))) == Done()  # so the connection is there
+        assert client.call(GetJob(job=JobName("a"))) == Acknowledge()  # so the connection is there
         began = around.clock.monotonic()
         with pytest.raises(RpcError, match="no reply within 1 s"):
             client.call(ListJobs(), timeout_s=1.0)
@@ -246,7 +246,7 @@ class RpcContract:
         def handler(_: Message) -> Message:
             called.set()
             leave.wait(PATIENCE_S)
-            return Done()
+            return Acknowledge()
 
         server = ends.serve(handler)
         client = ends.client(server.address)
@@ -273,7 +273,7 @@ class RpcContract:
             seen.append(message)
             called.set()
             leave.wait(PATIENCE_S)
-            return Done()
+            return Acknowledge()
 
         client = ends.pair(handler)
 
@@ -287,13 +287,13 @@ class RpcContract:
         join()
         leave.set()
         with pytest.raises(RpcError, match="its connection is shut"):
-            client.call(Done())
+            client.call(Acknowledge())
         assert seen == [ListJobs()]
 
     def test_closing_twice_does_nothing(self, rpc: Rpc) -> None:
-        server = rpc.serve(lambda _: Done())
+        server = rpc.serve(lambda _: Acknowledge())
         client = rpc.connect(server.address)
-        assert client.call(ListJobs()) == Done()
+        assert client.call(ListJobs()) == Acknowledge()
         for end in (client, server):
             end.close()
             end.close()

@@ -42,14 +42,14 @@ class Shell:
         self.machine.validate()
         for instruction in done:
             if isinstance(instruction, j.Reply):
-                assert instruction.ask not in self.replies, "answered twice"
-                self.replies[instruction.ask] = instruction.message
+                assert instruction.request_id not in self.replies, "answered twice"
+                self.replies[instruction.request_id] = instruction.message
         self.instructions += done
         return done
 
     def ask(self, message: Message) -> Message | None:
         self.asks += 1
-        self.event(j.Asked(ask=self.asks, message=message))
+        self.event(j.RequestReceived(request_id=self.asks, message=message))
         return self.replies.get(self.asks)
 
     def last(self, kind: type[j.Instruction]) -> j.Instruction:

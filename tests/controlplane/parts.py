@@ -56,7 +56,7 @@ class Cluster:
             id_=TaskManagerId(name),
             epoch=EPOCH,
             slots=slots,
-            silence_ms_max=10**12,
+            heartbeat_timeout_ms=10**12,
             now_ms=self.now_ms,
         )
         self.to_rm(
@@ -89,7 +89,9 @@ class Cluster:
     def kill(self, tm: str, index: int) -> None:
         """Something kills a slot process; the zygote notices at once."""
         pid, _ = self.processes.pop((tm, index))
-        self.under_way.append(lambda: self.to_tm(tm, t.Ended(index=index, pid=pid, status=-9)))
+        self.under_way.append(
+            lambda: self.to_tm(tm, t.SlotProcessExited(index=index, pid=pid, status=-9))
+        )
 
     def kill_task_manager(self, name: str) -> None:
         del self.tms[name]
@@ -103,7 +105,7 @@ class Cluster:
         ask = self._asks
         replies = [
             instruction.message
-            for instruction in self.of_rm(r.Asked(ask=ask, message=message))
+            for instruction in self.of_rm(r.ResourceRequestReceived(ask=ask, message=message))
             if isinstance(instruction, r.Reply) and instruction.ask == ask
         ]
         return replies[0] if replies else None
@@ -117,9 +119,9 @@ class Cluster:
                     self._start(instruction)
                 case r.StopSlotAt():
                     self._stop(instruction)
-                case r.TellJobMaster(message=SlotLost() as lost):
+                case r.NotifyJobMaster(message=SlotLost() as lost):
                     self.lost.append((lost.job, lost.attempt))
-                case r.TellJobMaster(message=released):
+                case r.NotifyJobMaster(message=released):
                     self.released.append((released.job, released.attempt))
                 case _:
                     pass
@@ -141,7 +143,7 @@ class Cluster:
                     self.under_way.append(functools.partial(self._fork, name, start))
                 case t.KillSlot(pid=pid):
                     self.under_way.append(functools.partial(self._kill_pid, name, pid))
-                case t.Send(message=SlotExited() as exited):
+                case t.SendToJobManager(message=SlotExited() as exited):
                     self._report(exited)
                 case _:
                     pass
@@ -150,7 +152,7 @@ class Cluster:
         """Let everything arrive, and time pass, until nothing happens any more."""
         self.fate = lambda: "good"
         for _ in range(10):
-            self.of_rm(r.Tick())
+            self.of_rm(r.ResourceManagerTick())
             while self.under_way:
                 self.under_way.pop(0)()
 
@@ -214,7 +216,7 @@ class Cluster:
             self._waiting[name, self._asks] = lambda reply: self.under_way.append(
                 lambda: answer(reply)
             )
-            self.to_tm(name, t.Asked(ask=self._asks, message=message))
+            self.to_tm(name, t.JobManagerRequest(ask=self._asks, message=message))
 
         def answer(reply: Message | None) -> None:
             if not answers:

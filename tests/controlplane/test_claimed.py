@@ -25,7 +25,7 @@ def test_a_jobmaster_that_is_started_later_is_told_of_the_newest_attempt(running
     assert len(stored) == 1, "that there is a journal is written down once"
     running.exits()
     running.now_ms += LONGEST_MS
-    running.event(j.StartDue(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
     running.event(j.JobMasterStarted(job=A, start=running.start_number(), pid=101))
     accepted = running.register(101)
     assert isinstance(accepted, JobMasterAccepted)

@@ -17,7 +17,7 @@ from tidegate.ids import JobName
 from tidegate.ports.processes import NO_RESOURCES
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     JobList,
     JobReport,
     ListJobs,
@@ -63,7 +63,7 @@ def state(name: str, epoch: int = 0) -> JobReport:
 
 def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
     addresses = iter(["one", "two", "two"])
-    lines = Lines(RpcError("gone"), Done(), Done())
+    lines = Lines(RpcError("gone"), Acknowledge(), Acknowledge())
     client = Client(lines, VirtualClock(), lambda: next(addresses))
     client.submit(submission())
     client.submit(submission())
@@ -135,7 +135,7 @@ def test_waiting_may_end_sooner() -> None:
 
 
 def test_a_list_and_a_stop_are_asked_for() -> None:
-    lines = Lines(Done())
+    lines = Lines(Acknowledge())
     Client(lines, VirtualClock(), "here").stop(A, final_checkpoint=False)
     assert lines.calls == [("here", StopJob(job=A, final_checkpoint=False))]
     lines = Lines(RpcError("gone"))
@@ -152,12 +152,12 @@ def stops(lines: Lines) -> list[int]:
 def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
     """What one was told it keeps in memory, and the next would run the job on for ever."""
     lines = Lines(
-        *(state("RUNNING", 1), Done()),
+        *(state("RUNNING", 1), Acknowledge()),
         *(state("RUNNING", 1), RpcError("gone")),
-        *(state("CREATED", 2), RpcError("gone again"), state("CREATED", 2), Done()),
+        *(state("CREATED", 2), RpcError("gone again"), state("CREATED", 2), Acknowledge()),
         *(state("RUNNING", 2), state("FINISHED", 2)),
     )
-    assert Client(lines, VirtualClock(), "here").end(A).state == "FINISHED"
+    assert Client(lines, VirtualClock(), "here").stop_and_wait(A).state == "FINISHED"
     assert stops(lines) == [1, 5, 7]
     assert {message for _, message in lines.calls if isinstance(message, StopJob)} == {
         StopJob(job=A)
@@ -166,10 +166,15 @@ def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
 
 def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
     lines = Lines(
-        *(state("RUNNING", 1), Done(), state("RUNNING", 2), Refused(reason="has ended already")),
+        *(
+            state("RUNNING", 1),
+            Acknowledge(),
+            state("RUNNING", 2),
+            Refused(reason="has ended already"),
+        ),
         *(state("CLOSING", 2), state("CANCELED", 2)),
     )
-    ended = Client(lines, VirtualClock(), "here").end(A, final_checkpoint=False)
+    ended = Client(lines, VirtualClock(), "here").stop_and_wait(A, final_checkpoint=False)
     assert ended.state == "CANCELED"
     assert stops(lines) == [1, 3], "and to none that has nothing to stop"
 
@@ -178,16 +183,16 @@ def test_a_stop_waits_for_a_jobmanager_that_is_down() -> None:
     """As a submit does: both are asked for while the cluster is restarted."""
     lines = Lines(
         *(RpcError("gone"), RpcError("gone"), state("RUNNING", 1)),
-        *(RpcError("gone"), Done(), state("RUNNING", 1), state("FINISHED", 1)),
+        *(RpcError("gone"), Acknowledge(), state("RUNNING", 1), state("FINISHED", 1)),
     )
-    assert Client(lines, VirtualClock(), "here").end(A).state == "FINISHED"
+    assert Client(lines, VirtualClock(), "here").stop_and_wait(A).state == "FINISHED"
     assert stops(lines) == [3, 4]
 
 
 def test_a_stop_is_given_up_when_nobody_answers_for_the_patience() -> None:
     clock = VirtualClock()
     with pytest.raises(RpcError, match="gone"):
-        Client(Lines(*[RpcError("gone")] * 1000), clock, "here").end(A)
+        Client(Lines(*[RpcError("gone")] * 1000), clock, "here").stop_and_wait(A)
     assert clock.now > PATIENCE_S
 
 
@@ -196,10 +201,10 @@ def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it(
         *(state("RUNNING", 1), RpcError("lost"), Refused(reason="has ended already")),
         state("FINISHED", 1),
     )
-    assert Client(lines, VirtualClock(), "here").end(A).state == "FINISHED"
+    assert Client(lines, VirtualClock(), "here").stop_and_wait(A).state == "FINISHED"
     ended = Lines(state("FINISHED", 1), Refused(reason="has ended already"))
     with pytest.raises(RefusedError, match="has ended already"):
-        Client(ended, VirtualClock(), "here").end(A)
+        Client(ended, VirtualClock(), "here").stop_and_wait(A)
 
 
 REFUSED = JobReport(job=A, state=JobState.CREATED, start_refused="No process id is left.")
@@ -207,8 +212,8 @@ REFUSED = JobReport(job=A, state=JobState.CREATED, start_refused="No process id 
 
 def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> None:
     clock = VirtualClock()
-    lines = Lines(REFUSED, Done(), *[REFUSED] * 1000)
-    report = Client(lines, clock, "here").end(A, final_checkpoint=False)
+    lines = Lines(REFUSED, Acknowledge(), *[REFUSED] * 1000)
+    report = Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False)
     assert report == REFUSED
     assert stops(lines) == [1]
     assert START_PATIENCE_S <= clock.now < START_PATIENCE_S + 5
@@ -218,8 +223,8 @@ def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
     """A host that is short of memory for a moment refuses some starts."""
     clock = VirtualClock()
     answers = [*[REFUSED] * 10, state("RECOVERING")] * 10
-    lines = Lines(REFUSED, Done(), *answers, state("CANCELED"))
-    assert Client(lines, clock, "here").end(A, final_checkpoint=False).state == "CANCELED"
+    lines = Lines(REFUSED, Acknowledge(), *answers, state("CANCELED"))
+    assert Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False).state == "CANCELED"
     assert clock.now > START_PATIENCE_S
 
 

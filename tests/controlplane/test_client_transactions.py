@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidegate.checkpoint.diagnosis import MAX_TIMEOUT_MS, AbortOutcome, Cause
+from tidegate.checkpoint.diagnosis import MAX_TIMEOUT_MS, AbortOutcome, OpenReason
 from tidegate.controlplane.client import transactions as tool
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
     AbortAnswer,
-    Ends,
+    ClusterTransactions,
     OpenOnPartitions,
-    PartitionProducer,
+    PartitionEndOffsets,
+    ProducerState,
     Progress,
-    Survey,
     Transaction,
     TransactionInspector,
     no_progress,
@@ -31,11 +31,11 @@ from tidegate.ports.inspection import (
 from tidegate.ports.kafka import TransactionState
 
 NOW = 10_000_000_000
-HERE, THERE = Origin("orders", 0), Origin("orders", 1)
+HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-def producer(id_: int, start: int, age_ms: int = MAX_TIMEOUT_MS + 1) -> PartitionProducer:
-    return PartitionProducer(
+def producer(id_: int, start: int, age_ms: int = MAX_TIMEOUT_MS + 1) -> ProducerState:
+    return ProducerState(
         producer_id=id_, epoch=0, coordinator_epoch=-1, last_ms=NOW - age_ms, start_offset=start
     )
 
@@ -59,9 +59,9 @@ class Tables:
 
     def __init__(
         self,
-        *looks: Mapping[Origin, Collection[PartitionProducer]],
+        *looks: Mapping[TopicPartition, Collection[ProducerState]],
         known: Collection[Transaction] = (),
-        ends: Mapping[Origin, Ends] | None = None,
+        ends: Mapping[TopicPartition, PartitionEndOffsets] | None = None,
         unasked: tuple[str, ...] = (),
         described: Collection[Transaction | None] = (),
     ) -> None:
@@ -83,27 +83,31 @@ class Tables:
         states: Collection[TransactionState] = (),
         producer_ids: Collection[int] = (),
         progress: Progress,
-    ) -> Survey:
+    ) -> ClusterTransactions:
         assert not states, "an id that has gone on is found in any state"
         self.asked.append("survey")
         found = tuple(each for each in self.known if each.producer_id in producer_ids)
-        return Survey(transactions=found, unasked=self.silent)
+        return ClusterTransactions(transactions=found, unasked=self.silent)
 
     def describe(self, transactional_id: TransactionalId) -> Transaction | None:
         self.asked.append("describe")
         return self.described.pop(0) if len(self.described) > 1 else self.described[0]
 
-    def partitions(self, topic: str | None = None) -> dict[Origin, int]:
+    def partitions(self, topic: str | None = None) -> dict[TopicPartition, int]:
         return {HERE: 1, THERE: 2}
 
-    def open_on(self, leaders: Mapping[Origin, int], *, progress: Progress) -> OpenOnPartitions:
+    def open_transactions(
+        self, leaders: Mapping[TopicPartition, int], *, progress: Progress
+    ) -> OpenOnPartitions:
         self.asked.append("open")
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         found = {origin: tuple(row) for origin, row in look.items() if origin in leaders}
         silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
         return OpenOnPartitions(producers=found, unasked=silent)
 
-    def ends(self, leaders: Mapping[Origin, int]) -> dict[Origin, Ends]:
+    def ends(
+        self, leaders: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, PartitionEndOffsets]:
         self.asked.append("ends")
         return {origin: ends for origin, ends in self.table.items() if origin in leaders}
 
@@ -111,7 +115,7 @@ class Tables:
         self.asked.append("abort")
         return AbortAnswer.ACCEPTED
 
-    def write_abort_marker(self, origin: Origin, producer: PartitionProducer) -> None:
+    def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
         self.asked.append(f"marker {origin.partition} {producer.producer_id}")
 
     def close(self) -> None:
@@ -134,20 +138,20 @@ class StillClock:
         self.slept_s += seconds
 
 
-def causes(inspector: TransactionInspector) -> list[Cause]:
+def causes(inspector: TransactionInspector) -> list[OpenReason]:
     opened = tool.open_transactions(inspector, {HERE: 1}, StillClock(), progress=no_progress)
     return [each.cause for each in opened.held.get(HERE, ())]
 
 
 def test_leaders_are_asked_before_coordinators_and_again_for_what_none_claims() -> None:
     tables = Tables({HERE: [producer(7, 0)]})
-    assert causes(tables) == [Cause.HANGING]
+    assert causes(tables) == [OpenReason.HANGING]
     assert tables.asked == ["open", "survey", "open"]
 
 
 def test_what_all_is_claimed_of_is_not_asked_again() -> None:
     tables = Tables({HERE: [producer(7, 0)]}, known=[transaction(7)])
-    assert causes(tables) == [Cause.OPEN]
+    assert causes(tables) == [OpenReason.OPEN]
     assert tables.asked == ["open", "survey"]
 
 
@@ -159,7 +163,7 @@ def test_where_nothing_is_open_no_coordinator_is_asked() -> None:
 
 def test_what_ended_between_two_looks_does_not_hang() -> None:
     tables = Tables({HERE: [producer(7, 0), producer(8, 5)]}, {HERE: [producer(8, 5)]})
-    assert causes(tables) == [Cause.HANGING]
+    assert causes(tables) == [OpenReason.HANGING]
 
 
 def test_the_next_transaction_of_the_same_producer_is_another_one() -> None:
@@ -169,14 +173,14 @@ def test_the_next_transaction_of_the_same_producer_is_another_one() -> None:
 
 def test_a_leader_that_does_not_answer_again_takes_nothing_back() -> None:
     tables = Tables({HERE: [producer(7, 0)]}, {})
-    assert causes(tables) == [Cause.HANGING]
+    assert causes(tables) == [OpenReason.HANGING]
 
 
 def test_nothing_hangs_while_a_coordinator_is_silent() -> None:
     tables = Tables(
         {HERE: [producer(7, 0), producer(8, 5)]}, known=[transaction(8)], unasked=("b",)
     )
-    assert causes(tables) == [Cause.UNKNOWN, Cause.OPEN]
+    assert causes(tables) == [OpenReason.UNKNOWN, OpenReason.OPEN]
     found, unasked = tool.hanging(
         tables, {HERE: 1}, StillClock(), max_timeout_ms=0, progress=no_progress
     )
@@ -203,7 +207,10 @@ class TestWhyStuck:
         tables = Tables(
             {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
             known=[transaction(7), transaction(8)],
-            ends={HERE: Ends(stable=4, end=20), THERE: Ends(stable=3, end=3)},
+            ends={
+                HERE: PartitionEndOffsets(stable=4, end=20),
+                THERE: PartitionEndOffsets(stable=3, end=3),
+            },
         )
         here, there = self.report(tables).partitions
         assert (here.waiting, there.waiting) == (16, 0)
@@ -215,16 +222,22 @@ class TestWhyStuck:
         tables = Tables(
             {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
             known=[transaction(7), transaction(8)],
-            ends={HERE: Ends(stable=6, end=20), THERE: Ends(stable=3, end=3)},
+            ends={
+                HERE: PartitionEndOffsets(stable=6, end=20),
+                THERE: PartitionEndOffsets(stable=3, end=3),
+            },
         )
         here, _ = self.report(tables).partitions
         assert [each.producer.producer_id for each in here.held] == [8]
 
     def test_says_which_partition_could_not_be_asked(self) -> None:
-        tables = Tables({HERE: []}, ends={HERE: Ends(stable=3, end=3)})
+        tables = Tables({HERE: []}, ends={HERE: PartitionEndOffsets(stable=3, end=3)})
         report = self.report(tables)
         assert report.unasked == ("orders-1",)
-        assert [each.ends for each in report.partitions] == [Ends(stable=3, end=3), None]
+        assert [each.ends for each in report.partitions] == [
+            PartitionEndOffsets(stable=3, end=3),
+            None,
+        ]
 
 
 class TestAbort:

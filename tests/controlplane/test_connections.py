@@ -9,7 +9,7 @@ import pytest
 from tidegate.controlplane.dispatcher import connections as module
 from tidegate.controlplane.dispatcher.connections import Connections
 from tidegate.drivers.threads import SystemThreads
-from tidegate.protocol.messages import Done, Message
+from tidegate.protocol.messages import Acknowledge, Message
 
 
 class Rpc:
@@ -40,12 +40,12 @@ def test_a_new_process_at_an_address_gets_a_new_connection() -> None:
     rpc = Rpc()
     connections = Connections(rpc, SystemThreads())
     for _ in range(2):
-        assert connections.call("x", Done()) == Done()
+        assert connections.call("x", Acknowledge()) == Acknowledge()
     assert rpc.made == ["x"]
-    connections.forget("x")
-    connections.forget("nobody")
+    connections.invalidate("x")
+    connections.invalidate("nobody")
     assert rpc.closed == ["x"]
-    connections.call("x", Done())
+    connections.call("x", Acknowledge())
     assert rpc.made == ["x", "x"]
 
 
@@ -56,7 +56,7 @@ def test_of_too_many_the_one_that_was_used_longest_ago_is_closed(
     rpc = Rpc()
     connections = Connections(rpc, SystemThreads())
     for address in ("x", "y", "x", "z"):
-        connections.call(address, Done())
+        connections.call(address, Acknowledge())
     assert rpc.closed == ["y"]
-    connections.call("x", Done())
+    connections.call("x", Acknowledge())
     assert rpc.made == ["x", "y", "z"]

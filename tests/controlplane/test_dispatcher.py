@@ -13,7 +13,7 @@ from tidegate.controlplane.dispatcher import job_events as j
 from tidegate.controlplane.dispatcher.job_record import Phase
 from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,
-    LINGER_MS_MAX,
+    EXIT_TIMEOUT_MS,
     START_MS_MAX,
 )
 from tidegate.errors import StorageError
@@ -21,7 +21,7 @@ from tidegate.ids import JobName, LeaderEpoch
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     Failed,
     GetJob,
     JobList,
@@ -41,7 +41,7 @@ class TestSubmit:
         assert shell.ask(SubmitJob(submission=submission())) is None
         assert shell.instructions == [j.StoreSubmission(submission=submission(cluster="here"))]
         shell.event(j.SubmissionStored(job=A))
-        assert shell.replies == {1: Done()}
+        assert shell.replies == {1: Acknowledge()}
         assert shell.start_number() == 1
 
     def test_that_comes_again_is_the_same_one_and_answered_when_it_is_stored(
@@ -52,13 +52,13 @@ class TestSubmit:
         assert shell.ask(again) is None
         assert len(shell.instructions) == 1
         shell.event(j.SubmissionStored(job=A))
-        assert shell.replies == {1: Done(), 2: Done()}
-        assert shell.ask(again) == Done()
+        assert shell.replies == {1: Acknowledge(), 2: Acknowledge()}
+        assert shell.ask(again) == Acknowledge()
         shell.started(100)
-        assert shell.ask(again) == Done()
+        assert shell.ask(again) == Acknowledge()
         shell.report(100, "FINISHED")
         shell.event(j.ResultStored(job=A))
-        assert shell.ask(again) == Done()
+        assert shell.ask(again) == Acknowledge()
         assert shell.start_number() == 1
 
     def test_of_a_live_name_is_refused_whatever_the_job_does(self, shell: Shell) -> None:
@@ -86,8 +86,10 @@ class TestSubmit:
     def test_after_the_end_starts_anew_and_ends_a_lingering_jobmaster(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         running.event(j.ResultStored(job=A))
-        done = running.event(j.Asked(ask=99, message=SubmitJob(submission=submission())))
-        assert [type(i) for i in done] == [j.KillJobMaster, j.FreeSlots, j.StoreSubmission]
+        done = running.event(
+            j.RequestReceived(request_id=99, message=SubmitJob(submission=submission()))
+        )
+        assert [type(i) for i in done] == [j.KillJobMaster, j.ReleaseJobSlots, j.StoreSubmission]
         running.event(j.JobMasterExited(job=A, start=1, status=-9))  # of the earlier run
         running.event(j.SubmissionStored(job=A))
         running.started(101)
@@ -98,8 +100,8 @@ class TestJobMaster:
     def test_that_dies_is_started_again_and_its_slots_are_freed(self, running: Shell) -> None:
         running.report(100, attempt=4)
         done = running.exits()
-        assert done == [j.FreeSlots(job=A), j.AwaitStart(job=A, start=1, after_ms=0)]
-        running.event(j.StartDue(job=A, start=1))
+        assert done == [j.ReleaseJobSlots(job=A), j.ScheduleStart(job=A, start=1, after_ms=0)]
+        running.event(j.StartDelayElapsed(job=A, start=1))
         running.started(101)
         running.report(101, attempt=5)
         shown = running.shown()
@@ -112,7 +114,7 @@ class TestJobMaster:
         running.exits()
         between = running.shown()
         assert (between.records_in, between.checkpoints_completed) == (70, 3)
-        running.event(j.StartDue(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, start=1))
         running.started(101)
         running.report(101, attempt=5, records_in=5, checkpoints_completed=1)
         shown = running.shown()
@@ -123,7 +125,7 @@ class TestJobMaster:
 
     def test_that_was_replaced_is_refused(self, running: Shell) -> None:
         running.exits()
-        running.event(j.StartDue(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, start=1))
         gone = Refused(reason="process 100 is not the JobMaster of a")
         assert running.register(100) == gone
         running.started(101)
@@ -141,27 +143,27 @@ class TestJobMaster:
         assert running.register(100) == Refused(reason="job a has ended")
 
     def test_is_not_asked_what_is_not_its_own(self, running: Shell) -> None:
-        assert running.ask(Done()) == Refused(reason="the Dispatcher takes no Done")
+        assert running.ask(Acknowledge()) == Refused(reason="the Dispatcher takes no Acknowledge")
 
     def test_may_register_twice(self, running: Shell) -> None:
         assert isinstance(running.register(100), JobMasterAccepted)
 
     def test_that_is_silent_is_killed(self, running: Shell) -> None:
         running.now_ms = SILENCE_MS
-        assert running.event(j.Tick()) == []
+        assert running.event(j.DispatcherTick()) == []
         running.now_ms += 1
-        (kill,) = running.event(j.Tick())
+        (kill,) = running.event(j.DispatcherTick())
         assert isinstance(kill, j.KillJobMaster)
         assert kill.pid == 100
 
     def test_that_imports_may_be_silent_for_as_long_as_a_start_takes(self, running: Shell) -> None:
         running.exits()
-        running.event(j.StartDue(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, start=1))
         running.imports(101)
         running.now_ms = START_MS_MAX
-        assert running.event(j.Tick()) == []
+        assert running.event(j.DispatcherTick()) == []
         running.now_ms += 1
-        (kill,) = running.event(j.Tick())
+        (kill,) = running.event(j.DispatcherTick())
         assert isinstance(kill, j.KillJobMaster)
         assert kill.pid == 101
 
@@ -172,23 +174,23 @@ class TestJobMaster:
         shell.now_ms = START_MS_MAX
         shell.report(100)
         shell.now_ms += SILENCE_MS + 1
-        assert isinstance(shell.event(j.Tick())[0], j.KillJobMaster)
+        assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
 
     def test_that_does_not_register_is_killed(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
         shell.now_ms = START_MS_MAX + 1
-        assert isinstance(shell.event(j.Tick())[0], j.KillJobMaster)
+        assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
 
     def test_whose_start_was_put_off_has_all_its_time_to_register(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.now_ms = 2 * START_MS_MAX
-        assert shell.event(j.Tick()) == []
+        assert shell.event(j.DispatcherTick()) == []
         shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
         shell.now_ms += START_MS_MAX
-        assert shell.event(j.Tick()) == []
+        assert shell.event(j.DispatcherTick()) == []
 
 
 class TestEnd:
@@ -200,17 +202,17 @@ class TestEnd:
         assert running.report(100, state) is None  # repeated by an impatient JobMaster
         stored = running.last(j.StoreResult)
         assert isinstance(stored, j.StoreResult)
-        assert (stored.report.state, stored.deposed) == (state, False)
+        assert (stored.report.state, stored.fenced) == (state, False)
         running.event(j.ResultStored(job=A))
-        assert list(running.replies.values())[-2:] == [Done(), Done()]
-        assert running.exits(0) == [j.FreeSlots(job=A)]
+        assert list(running.replies.values())[-2:] == [Acknowledge(), Acknowledge()]
+        assert running.exits(0) == [j.ReleaseJobSlots(job=A)]
         assert running.shown().state == state
 
     def test_of_a_deposed_job_is_no_result(self, running: Shell) -> None:
         running.report(100, "DEPOSED")
         stored = running.last(j.StoreResult)
         assert isinstance(stored, j.StoreResult)
-        assert stored.deposed
+        assert stored.fenced
 
     def test_of_a_deposed_job_is_shown_once_another_cluster_has_it(self, running: Shell) -> None:
         running.report(100, "DEPOSED")
@@ -227,20 +229,20 @@ class TestEnd:
             running.ask(StopJob(job=A, final_checkpoint=True))
         running.report(100, "DEPOSED")
         if not stopped_first:
-            assert running.ask(StopJob(job=A, final_checkpoint=True)) == Done()
+            assert running.ask(StopJob(job=A, final_checkpoint=True)) == Acknowledge()
         if leaves_first:
-            assert running.exits(0) == [j.FreeSlots(job=A)]
-        *_, answer, wait = done = running.event(j.StillOurs(job=A))
-        assert isinstance(wait, j.AwaitStart)
+            assert running.exits(0) == [j.ReleaseJobSlots(job=A)]
+        *_, answer, wait = done = running.event(j.JobStillOwned(job=A))
+        assert isinstance(wait, j.ScheduleStart)
         if leaves_first:
             assert done == [answer, wait]
         else:
-            assert [type(each) for each in done[1:3]] == [j.KillJobMaster, j.FreeSlots]
+            assert [type(each) for each in done[1:3]] == [j.KillJobMaster, j.ReleaseJobSlots]
             assert running.exits(0) == [], "of a start that is over"
-        running.event(j.StartDue(job=A, start=wait.start))
+        running.event(j.StartDelayElapsed(job=A, start=wait.start))
         running.started(101)
         assert running.machine.phase(A) is Phase.RUNNING
-        (told,) = running.event(j.Tick())
+        (told,) = running.event(j.DispatcherTick())
         assert isinstance(told, j.ForwardStop)
         assert (told.start, told.address) == (running.start_number(), "master 101")
         shown = running.shown()
@@ -251,16 +253,16 @@ class TestEnd:
     def test_is_stored_again_until_the_storage_takes_it(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         running.exits(0)
-        assert running.event(j.Tick()) == []  # still under way
+        assert running.event(j.DispatcherTick()) == []  # still under way
         running.event(j.ResultNotStored(job=A))
-        (again,) = running.event(j.Tick())
+        (again,) = running.event(j.DispatcherTick())
         assert isinstance(again, j.StoreResult)
 
     def test_kills_a_jobmaster_that_stays(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         running.event(j.ResultStored(job=A))
-        running.now_ms = LINGER_MS_MAX + 1
-        assert isinstance(running.event(j.Tick())[0], j.KillJobMaster)
+        running.now_ms = EXIT_TIMEOUT_MS + 1
+        assert isinstance(running.event(j.DispatcherTick())[0], j.KillJobMaster)
 
     def test_is_shown_of_so_many_jobs(self, shell: Shell) -> None:
         ended = [
@@ -285,25 +287,25 @@ class TestEnd:
 
 class TestStop:
     def test_reaches_the_jobmaster(self, running: Shell) -> None:
-        assert running.ask(StopJob(job=A)) == Done()
+        assert running.ask(StopJob(job=A)) == Acknowledge()
         assert running.last(j.ForwardStop) == forward(1, 100)
 
     def test_reaches_every_jobmaster_until_the_end(self, running: Shell) -> None:
         running.ask(StopJob(job=A))
         running.exits()
-        running.event(j.StartDue(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, start=1))
         running.started(101)
-        assert running.event(j.Tick()) == [forward(2, 101)]
-        assert running.event(j.Tick()) == []
+        assert running.event(j.DispatcherTick()) == [forward(2, 101)]
+        assert running.event(j.DispatcherTick()) == []
         running.event(j.StopNotTaken(job=A, start=2))  # it was only starting
-        assert running.event(j.Tick()) == [forward(2, 101)]
+        assert running.event(j.DispatcherTick()) == [forward(2, 101)]
 
     def test_waits_for_a_jobmaster(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
-        assert shell.ask(StopJob(job=A)) == Done()
+        assert shell.ask(StopJob(job=A)) == Acknowledge()
         shell.event(j.SubmissionStored(job=A))
         shell.started(100)
-        assert shell.event(j.Tick()) == [forward(1, 100)]
+        assert shell.event(j.DispatcherTick()) == [forward(1, 100)]
 
     def test_does_not_take_back_a_cancel(self, running: Shell) -> None:
         running.ask(StopJob(job=A, final_checkpoint=False))
@@ -360,7 +362,7 @@ class Adversary:
             lambda: shell.report(pid, chance.choice(ends)),
             lambda: self.exit(start),
             lambda: shell.ask(StopJob(job=A, final_checkpoint=chance.random() < 0.5)),
-            lambda: shell.event(j.Tick()),
+            lambda: shell.event(j.DispatcherTick()),
             self.follow_next,
         ]
         chance.choice(acts)()
@@ -383,14 +385,14 @@ class Adversary:
             case j.StoreSubmission():
                 error = ErrorReport.of(StorageError(""))
                 shell.event(j.SubmissionNotStored(job=A, error=error))
-            case j.StoreResult(deposed=True) if good and self.chance.random() < 0.5:
-                shell.event(j.StillOurs(job=A))
+            case j.StoreResult(fenced=True) if good and self.chance.random() < 0.5:
+                shell.event(j.JobStillOwned(job=A))
             case j.StoreResult():
                 shell.event(j.ResultStored(job=A) if good else j.ResultNotStored(job=A))
             case j.StartJobMaster(start=start):
                 self.start(start, good=good)
-            case j.AwaitStart(start=start):
-                shell.event(j.StartDue(job=A, start=start))
+            case j.ScheduleStart(start=start):
+                shell.event(j.StartDelayElapsed(job=A, start=start))
             case j.KillJobMaster(pid=pid):
                 self.exit(pid - 1000)
             case j.ForwardStop(start=start) if not good:
@@ -420,7 +422,7 @@ def test_no_order_of_events_breaks_an_invariant(seed: int) -> None:
         adversary.act()
     adversary.drain()
     for _ in range(3):
-        shell.event(j.Tick())
+        shell.event(j.DispatcherTick())
         adversary.drain()
     assert set(shell.replies) == set(range(1, shell.asks + 1)), "somebody waits for ever"
     if shell.machine.live():

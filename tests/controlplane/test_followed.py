@@ -59,7 +59,7 @@ class Store:
 
 
 def of(store: Store, loop: Loop, *, alone: bool = False) -> Leadership:
-    return Leadership(cast("Any", store), "c", LeaderEpoch(1), cast("Any", loop), alone=alone)
+    return Leadership(cast("Any", store), "c", LeaderEpoch(1), cast("Any", loop), local=alone)
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_only_who_leads_before_and_after_has_written(
     had read its jobs before, knew nothing of it.
     """
     store, loop, writes = Store(*leads), Loop(), list[str]()
-    of(store, loop).if_leading(lambda: writes.append("x"), "stored", str)
+    of(store, loop).run_if_leader(lambda: writes.append("x"), "stored", str)
     assert (writes == ["x"], loop.posted, loop.stopped) == (written, posted, not posted)
 
 
 def test_where_nothing_is_written_one_look_is_enough() -> None:
     store, loop = Store(True), Loop()
-    of(store, loop).if_leading(None, "leads", str)
+    of(store, loop).run_if_leader(None, "leads", str)
     assert (loop.posted, store.looks) == (["leads"], 1)
 
 
 def test_a_local_one_never_looks() -> None:
     store, loop, writes = Store(), Loop(), list[str]()
     leadership = of(store, loop, alone=True)
-    leadership.if_leading(lambda: writes.append("x"), "stored", str)
-    leadership.look(LOOK_INTERVAL_MS)
+    leadership.run_if_leader(lambda: writes.append("x"), "stored", str)
+    leadership.check_periodically(LOOK_INTERVAL_MS)
     assert (writes, loop.posted, store.looks) == (["x"], ["stored"], 0)
 
 
@@ -97,19 +97,19 @@ def test_a_write_that_fails_is_told() -> None:
         raise StorageError("the disk is full")
 
     loop = Loop()
-    of(Store(True), loop).if_leading(broken, "stored", str)
+    of(Store(True), loop).run_if_leader(broken, "stored", str)
     assert (loop.posted, loop.stopped) == (["the disk is full"], False)
 
 
 def test_it_looks_now_and_then() -> None:
     store, loop = Store(True, False), Loop()
     leadership = of(store, loop)
-    leadership.look(LOOK_INTERVAL_MS - 1)
+    leadership.check_periodically(LOOK_INTERVAL_MS - 1)
     assert store.looks == 0
-    leadership.look(LOOK_INTERVAL_MS)
-    leadership.look(LOOK_INTERVAL_MS + 1)
+    leadership.check_periodically(LOOK_INTERVAL_MS)
+    leadership.check_periodically(LOOK_INTERVAL_MS + 1)
     assert (store.looks, loop.stopped) == (1, False)
-    leadership.look(2 * LOOK_INTERVAL_MS)
+    leadership.check_periodically(2 * LOOK_INTERVAL_MS)
     assert (store.looks, loop.stopped) == (2, True)
 
 
@@ -121,11 +121,11 @@ def test_what_is_written_is_not_called_failed_while_the_storage_does_not_answer(
     was told is none.
     """
     store, loop = Store(True, None, None, leads), Loop()
-    of(store, loop).if_leading(lambda: None, "stored", str)
+    of(store, loop).run_if_leader(lambda: None, "stored", str)
     assert (loop.posted, len(loop.pauses), loop.stopped) == (posted, 2, not posted)
 
 
 def test_without_an_answer_before_it_nothing_is_written() -> None:
     store, loop, writes = Store(None), Loop(), list[str]()
-    of(store, loop).if_leading(lambda: writes.append("x"), "stored", str)
+    of(store, loop).run_if_leader(lambda: writes.append("x"), "stored", str)
     assert (writes, loop.posted) == ([], ["the storage does not answer"])

@@ -6,7 +6,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.dispatcher.imposing import foreign_secret, impose
+from tidegate.controlplane.dispatcher.imposing import apply_cluster_settings, missing_secret
 from tidegate.ids import JobName
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.versions import PYTHON, TIDEGATE
@@ -52,7 +52,7 @@ def submission(settings: dict[str, object]) -> Submission:
 
 def test_places_and_the_cluster_are_its_own_and_the_rest_is_the_job_s() -> None:
     given = submission(load(command_line=THEIRS).to_dict())
-    imposed = impose(given, load(command_line=OWN))
+    imposed = apply_cluster_settings(given, load(command_line=OWN))
     result = Config.from_dict(imposed.settings)
     assert result.checkpoint.storage == "s3://bucket/ours"
     assert result.checkpoint.interval == 1_000
@@ -67,9 +67,9 @@ def test_places_and_the_cluster_are_its_own_and_the_rest_is_the_job_s() -> None:
 def test_a_secret_that_the_cluster_does_not_have_is_named_and_not_shown() -> None:
     key = "kafka.properties.sasl.password"
     given = submission(load(command_line={key: "s3cr3t"}).to_dict())
-    assert foreign_secret(given, load(command_line={key: "s3cr3t"})) is None
+    assert missing_secret(given, load(command_line={key: "s3cr3t"})) is None
     for own in ({}, {key: "0ther"}):
-        why_not = foreign_secret(given, load(command_line=own))
+        why_not = missing_secret(given, load(command_line=own))
         assert why_not is not None
         assert key in why_not
         assert "TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD" in why_not
@@ -78,9 +78,9 @@ def test_a_secret_that_the_cluster_does_not_have_is_named_and_not_shown() -> Non
 
 def test_what_is_no_secret_may_differ() -> None:
     given = submission(load(command_line={"kafka.properties.client.id": "x"}).to_dict())
-    assert foreign_secret(given, Config()) is None
+    assert missing_secret(given, Config()) is None
 
 
 def test_a_secret_that_is_empty_is_none() -> None:
     given = submission(load(command_line={"kafka.properties.sasl.password": ""}).to_dict())
-    assert foreign_secret(given, Config()) is None
+    assert missing_secret(given, Config()) is None

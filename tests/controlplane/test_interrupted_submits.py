@@ -23,9 +23,9 @@ from tests.controlplane.dispatching import A
 from tests.controlplane.test_leadership import CLUSTER, HERE, ByHand
 from tests.controlplane.test_store import Blobs
 from tidegate.controlplane.dispatcher.store import JobStore
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Done, JobReport, StoredCode
+from tidegate.protocol.messages import Acknowledge, JobReport, StoredCode
 
 CODE = b"files"
 STORED = StoredCode(digest=hashlib.sha256(CODE).hexdigest(), size=len(CODE))
@@ -85,7 +85,7 @@ def counting(blobs: Blobs, cluster: str = CLUSTER) -> list[str]:
 
 
 def accepted(manager: ByHand) -> bool:
-    return any(isinstance(reply, Done) for reply in manager.replies)
+    return any(isinstance(reply, Acknowledge) for reply in manager.replies)
 
 
 class Later:
@@ -291,9 +291,9 @@ def test_a_decision_whose_outcome_the_storage_does_not_say_is_neither_accepted_n
     create = blobs.create
     answers = {"decision.json": False}
 
-    def silent(path: str, data: bytes) -> Created:
+    def silent(path: str, data: bytes) -> CreateResult:
         if not answers.get(path.rpartition("/")[2], True):
-            return Created.UNKNOWN
+            return CreateResult.UNKNOWN
         return create(path, data)
 
     blobs.create = silent  # type: ignore[method-assign]

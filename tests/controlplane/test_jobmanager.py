@@ -22,7 +22,7 @@ from tidegate.controlplane.dispatcher.connections import Connections
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.service import JobManager
-from tidegate.controlplane.loop import Question
+from tidegate.controlplane.loop import PendingRequest
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.job_state import JobState
@@ -101,7 +101,7 @@ class Shell:
         """The reply, if there is one at once."""
         answers: list[Message] = []
         question: Any = SimpleNamespace(put=answers.append)
-        self.manager.handle(Question(message, question))
+        self.manager.handle(PendingRequest(message, question))
         return answers[0] if answers else None
 
 

@@ -27,7 +27,7 @@ from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.service import JobManager, run_jobmanager
 from tidegate.controlplane.dispatcher.store import JobStore
-from tidegate.controlplane.loop import Question
+from tidegate.controlplane.loop import PendingRequest
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
@@ -113,7 +113,7 @@ class ByHand:
         return SimpleNamespace(pid=100 + len(self.spawned), kill=lambda: None)
 
     def instructed(self, instruction: j.Instruction) -> None:
-        self.service._of_dispatcher(instruction)
+        self.service._execute_dispatcher(instruction)
         self.turn()
 
     def submit(self, submitted: Submission = HERE, code: bytes = b"") -> None:
@@ -121,7 +121,7 @@ class ByHand:
 
     def ask(self, message: Message) -> None:
         question: Any = SimpleNamespace(put=self.replies.append)
-        self.service.handle(Question(message, question))
+        self.service.handle(PendingRequest(message, question))
         self.turn()
 
     def turn(self) -> None:
@@ -166,7 +166,7 @@ def test_one_that_was_replaced_takes_no_job_from_the_other(
     old = ByHand(tmp_path)
     old.submit()
     new = ByHand(tmp_path)
-    old.instructed(j.StoreResult(report=report, deposed=report is DEPOSED))
+    old.instructed(j.StoreResult(report=report, fenced=report is DEPOSED))
     assert old.loop.stopped
     assert [each.job for each, result in new.store.jobs() if result is None] == [A]
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tidegate.controlplane.loop import EventLoop, Question
+from tidegate.controlplane.loop import EventLoop, PendingRequest
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import (
@@ -17,7 +17,7 @@ from tidegate.errors import (
     SystemCallError,
     TidegateError,
 )
-from tidegate.protocol.messages import Done, ListJobs
+from tidegate.protocol.messages import Acknowledge, ListJobs
 
 
 class VirtualClock:
@@ -46,7 +46,7 @@ def loop(clock: VirtualClock) -> EventLoop[str]:
 
 def handled(loop: EventLoop[str]) -> list[str]:
     events: list[str] = []
-    loop.run_pending(events.append)
+    loop.run_due(events.append)
     return events
 
 
@@ -81,7 +81,7 @@ def test_a_handler_may_post_and_set_timers(loop: EventLoop[str], clock: VirtualC
             loop.call_later(0, "third")
 
     loop.post("first")
-    loop.run_pending(handle)
+    loop.run_due(handle)
     assert sorted(seen) == ["first", "second", "third"]
 
 
@@ -184,7 +184,7 @@ def test_a_timer_wakes_a_loop_that_waits() -> None:
 
 class TestQuestion:
     def test_is_answered_by_the_loop(self) -> None:
-        loop: EventLoop[Question] = EventLoop(SystemClock(), SystemThreads())
+        loop: EventLoop[PendingRequest] = EventLoop(SystemClock(), SystemThreads())
         replies: list[object] = []
 
         def rpc_thread() -> None:
@@ -193,18 +193,18 @@ class TestQuestion:
 
         thread = threading.Thread(target=rpc_thread)
         thread.start()
-        loop.run(lambda question: question.answer(Done()))
+        loop.run(lambda question: question.reply(Acknowledge()))
         thread.join()
-        assert replies == [Done()]
+        assert replies == [Acknowledge()]
 
     def test_may_fail(self) -> None:
-        question = Question(ListJobs(), SystemThreads().queue())
+        question = PendingRequest(ListJobs(), SystemThreads().queue())
         question.fail(StorageError("full"))
         with pytest.raises(StorageError, match="full"):
             question.wait(1)
 
     def test_that_nobody_answers_ends(self) -> None:
-        question = Question(ListJobs(), SystemThreads().queue())
+        question = PendingRequest(ListJobs(), SystemThreads().queue())
         with pytest.raises(RpcError, match="ListJobs was not answered"):
             question.wait(0.01)
 

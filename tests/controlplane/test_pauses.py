@@ -10,15 +10,15 @@ def test_one_that_dies_again_and_again_is_awaited_longer_and_longer(running: She
     pauses = []
     for pid in range(101, 106):
         awaits = running.exits()[-1]
-        assert isinstance(awaits, j.AwaitStart)
+        assert isinstance(awaits, j.ScheduleStart)
         pauses.append(awaits.after_ms)
-        running.event(j.StartDue(job=A, start=awaits.start))
+        running.event(j.StartDelayElapsed(job=A, start=awaits.start))
         running.started(pid)
     assert pauses == [0, 1_000, 2_000, 4_000, 8_000]
     running.now_ms += 60_000
     running.report(105)
     awaits = running.exits()[-1]
-    assert isinstance(awaits, j.AwaitStart)
+    assert isinstance(awaits, j.ScheduleStart)
     assert awaits.after_ms == 0
 
 
@@ -30,9 +30,9 @@ def test_one_that_dies_after_its_checkpoints_is_not_awaited_longer_and_longer(
     for pid in range(100, 106):
         running.report(pid, checkpoints_completed=1)
         awaits = running.exits()[-1]
-        assert isinstance(awaits, j.AwaitStart)
+        assert isinstance(awaits, j.ScheduleStart)
         pauses.append(awaits.after_ms)
-        running.event(j.StartDue(job=A, start=awaits.start))
+        running.event(j.StartDelayElapsed(job=A, start=awaits.start))
         running.started(pid + 1)
     assert pauses == [0, *[1_000] * 5]
 
@@ -42,8 +42,8 @@ def test_one_that_follows_one_with_checkpoints_has_them_not(running: Shell) -> N
     pauses = []
     for pid in range(101, 105):
         awaits = running.exits()[-1]
-        assert isinstance(awaits, j.AwaitStart)
+        assert isinstance(awaits, j.ScheduleStart)
         pauses.append(awaits.after_ms)
-        running.event(j.StartDue(job=A, start=awaits.start))
+        running.event(j.StartDelayElapsed(job=A, start=awaits.start))
         running.started(pid)
     assert pauses == [0, 1_000, 2_000, 4_000]

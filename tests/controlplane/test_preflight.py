@@ -16,11 +16,11 @@ from pipelines.order_totals import OrderTotals
 from tidegate import build
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.lock import JobLock
-from tidegate.controlplane.client.preflight import RunOptions, check_world, make_submission
+from tidegate.controlplane.client.lock import RunLock
+from tidegate.controlplane.client.preflight import RunOptions, check_environment, make_submission
 from tidegate.errors import ConfigError, KafkaUnavailableError, PipelineError, RefusedError
 from tidegate.ids import JobName
-from tidegate.ports.kafka import EndOutcome
+from tidegate.ports.kafka import EndTxnResult
 
 JOB = JobName("order-totals")
 REFERENCE = "pipelines.order_totals:OrderTotals"
@@ -58,7 +58,7 @@ def world(
         transaction_max_timeout_ms=lambda: 900_000,
         close=lambda: None,
     )
-    ended = EndOutcome.REFUSED if may_end else EndOutcome.NOT_AUTHORISED
+    ended = EndTxnResult.REFUSED if may_end else EndTxnResult.NOT_AUTHORISED
     log = SimpleNamespace(end=lambda *_, commit: ended, close=lambda: None)
     return SimpleNamespace(
         blob_store=lambda folder: SimpleNamespace(probe=lambda **_: None),
@@ -69,13 +69,13 @@ def world(
 
 def refusal(folder: Path, drivers: Any, settings: Config) -> str:
     with pytest.raises(RefusedError) as caught:
-        check_world(build(OrderTotals), settings, folder, drivers)
+        check_environment(build(OrderTotals), settings, folder, drivers)
     return str(caught.value)
 
 
 def test_a_world_that_has_what_the_job_needs_is_left_in_peace(tmp_path: Path) -> None:
     settings = config(kafka__properties__client__id="x")
-    check_world(build(OrderTotals), settings, tmp_path, world())
+    check_environment(build(OrderTotals), settings, tmp_path, world())
 
 
 def test_brokers_that_do_not_answer_are_a_refusal_as_nothing_runs_yet(tmp_path: Path) -> None:
@@ -155,17 +155,17 @@ def test_properties_that_are_ours_are_refused_wherever_they_stand(
 
 
 def test_a_job_that_runs_in_this_folder_is_not_started_twice(tmp_path: Path) -> None:
-    with JobLock(tmp_path, "checkpoints", JOB):
-        again = JobLock(tmp_path, "checkpoints", JOB)
+    with RunLock(tmp_path, "checkpoints", JOB):
+        again = RunLock(tmp_path, "checkpoints", JOB)
         with pytest.raises(RefusedError, match=r"'order-totals' is running already, .* process \d"):
             again.__enter__()
-    with JobLock(tmp_path, "checkpoints", JOB):
+    with RunLock(tmp_path, "checkpoints", JOB):
         pass  # the lock went with the first
 
 
 def test_a_storage_where_no_lock_can_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    lock = JobLock(tmp_path, "file/x", JOB)
+    lock = RunLock(tmp_path, "file/x", JOB)
     with pytest.raises(
         RefusedError, match=r"file/x cannot be written: Not a directory\. Set check"
     ):

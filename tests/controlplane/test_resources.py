@@ -4,12 +4,12 @@ import pytest
 
 from tests.controlplane.parts import EPOCH, Cluster
 from tidegate.controlplane.dispatcher import resource_events as r
-from tidegate.controlplane.dispatcher.backoff import FORGIVEN_AFTER_MS
+from tidegate.controlplane.dispatcher.backoff import RESET_AFTER_MS
 from tidegate.controlplane.dispatcher.resources import REGISTRATION_MS_MAX, ResourceManager
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     Refused,
     RegisterTaskManager,
     ReleaseSlots,
@@ -31,7 +31,7 @@ def cluster() -> Cluster:
 
 
 def spread(cluster: Cluster, job: str) -> dict[str, int]:
-    names = [slot.task_manager for slot in cluster.rm.uses(JobName(job)).values()]
+    names = [slot.task_manager for slot in cluster.rm.allocations(JobName(job)).values()]
     return {name: names.count(TaskManagerId(name)) for name in cluster.tms}
 
 
@@ -95,7 +95,7 @@ def test_all_slots_of_a_lost_task_manager_are_told(cluster: Cluster) -> None:
 def test_slots_of_a_job_without_jobmaster_are_stopped(cluster: Cluster) -> None:
     cluster.request("a", 4)
     cluster.settle()
-    cluster.of_rm(r.JobGone(job=JobName("a")))
+    cluster.of_rm(r.JobReleased(job=JobName("a")))
     cluster.settle()
     assert cluster.running("a") == []
     assert cluster.rm.free_slots() == 4
@@ -106,7 +106,7 @@ def test_released_slots_are_stopped_up_to_their_attempt(cluster: Cluster) -> Non
     cluster.settle()
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
     cluster.request("a", 2)  # attempt 2 begins before the release of attempt 1 arrives
-    assert cluster.to_rm(release) == Done()
+    assert cluster.to_rm(release) == Acknowledge()
     cluster.settle()
     assert cluster.running("a") == [(2, 0), (2, 1)]
     assert cluster.released == [("a", 1)], "the slots of a newer attempt are not waited for"
@@ -125,46 +125,49 @@ def test_the_slots_of_other_jobs_are_not_waited_for(cluster: Cluster) -> None:
 def test_a_job_is_told_when_the_slots_that_it_has_released_are_gone() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     register(rm, "x")
-    (_, start) = rm.handle(r.Asked(ask=1, message=request("a", 1)), 0)
+    (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
     assert isinstance(start, r.StartSlotAt)
     rm.handle(r.SlotStarted(slot=start.slot, serial=start.serial), 0)
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
-    stop, reply = rm.handle(r.Asked(ask=2, message=release), 0)
+    stop, reply = rm.handle(r.ResourceRequestReceived(ask=2, message=release), 0)
     assert isinstance(stop, r.StopSlotAt)
-    assert reply == r.Reply(ask=2, message=Done())
+    assert reply == r.Reply(ask=2, message=Acknowledge())
     told = rm.handle(r.SlotStopped(slot=stop.slot, serial=stop.serial), 0)
     released = SlotsReleased(job=JobName("a"), attempt=Attempt(1))
-    assert told == [r.TellJobMaster(address="", message=released)]
-    assert rm.handle(r.Tick(), 0) == [], "once"
+    assert told == [r.NotifyJobMaster(address="", message=released)]
+    assert rm.handle(r.ResourceManagerTick(), 0) == [], "once"
 
 
 def test_a_job_without_a_slot_is_told_at_once_and_one_without_jobmaster_never() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
-    rm.handle(r.Asked(ask=1, message=request("a", 1)), 0)
+    rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
-    assert [type(i) for i in rm.handle(r.Asked(ask=2, message=release), 0)] == [
+    assert [type(i) for i in rm.handle(r.ResourceRequestReceived(ask=2, message=release), 0)] == [
         r.Reply,
-        r.TellJobMaster,
+        r.NotifyJobMaster,
     ]
     register(rm, "x")
-    (_, start) = rm.handle(r.Asked(ask=3, message=request("a", 1, attempt=2)), 0)
+    (_, start) = rm.handle(r.ResourceRequestReceived(ask=3, message=request("a", 1, attempt=2)), 0)
     assert isinstance(start, r.StartSlotAt)
     rm.handle(
-        r.Asked(ask=4, message=ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(2))), 0
+        r.ResourceRequestReceived(
+            ask=4, message=ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(2))
+        ),
+        0,
     )
-    assert rm.handle(r.JobGone(job=JobName("a")), 0) == []
+    assert rm.handle(r.JobReleased(job=JobName("a")), 0) == []
     assert rm.handle(r.SlotStopped(slot=start.slot, serial=start.serial), 0) == []
 
 
 def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     register(rm, "x")
-    (_, start) = rm.handle(r.Asked(ask=1, message=request("a", 1)), 0)
+    (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
     assert isinstance(start, r.StartSlotAt)
     told, stop = rm.handle(
         r.SlotNotStarted(slot=start.slot, serial=start.serial, reason="no memory"), 0
     )
-    assert isinstance(told, r.TellJobMaster)
+    assert isinstance(told, r.NotifyJobMaster)
     assert isinstance(told.message, SlotLost)
     assert told.message.serial == start.serial
     assert isinstance(stop, r.StopSlotAt)
@@ -193,7 +196,7 @@ def test_two_processes_do_not_have_one_name(cluster: Cluster) -> None:
 
 
 def test_what_is_not_of_slots_is_refused(cluster: Cluster) -> None:
-    assert cluster.to_rm(Done()) == Refused(reason="ResourceManager takes no Done")
+    assert cluster.to_rm(Acknowledge()) == Refused(reason="ResourceManager takes no Acknowledge")
 
 
 def test_messages_of_another_epoch_are_refused(cluster: Cluster) -> None:
@@ -201,7 +204,7 @@ def test_messages_of_another_epoch_are_refused(cluster: Cluster) -> None:
         reply = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=LeaderEpoch(epoch)))
         reason = f"leader epoch {epoch} is not {EPOCH}, this JobManager's"
         assert reply == Refused(reason=reason)
-    assert cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)) == Done()
+    assert cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)) == Acknowledge()
 
 
 class TestLocal:
@@ -246,7 +249,9 @@ class TestLocal:
         pauses = []
         for number in range(1, 7):
             register(rm, f"tm-7-{number}")
-            given = rm.handle(r.Asked(ask=1, message=request("a", 1, attempt=number)), 0)
+            given = rm.handle(
+                r.ResourceRequestReceived(ask=1, message=request("a", 1, attempt=number)), 0
+            )
             (slot,) = [each for each in given if isinstance(each, r.StartSlotAt)]
             rm.handle(r.SlotStarted(slot=slot.slot, serial=slot.serial), 0)
             exited = r.TaskManagerExited(id=TaskManagerId(f"tm-7-{number}"), status=-9)
@@ -277,20 +282,20 @@ class TestLocal:
             rm.handle(r.TaskManagerExited(id=TaskManagerId(f"tm-7-{number}"), status=1), 0)
         register(rm, "tm-7-7")
         exited = r.TaskManagerExited(id=TaskManagerId("tm-7-1"), status=-9)
-        assert starts("tm-7-8") in rm.handle(exited, FORGIVEN_AFTER_MS)
+        assert starts("tm-7-8") in rm.handle(exited, RESET_AFTER_MS)
 
     def test_a_silent_one_is_dropped_and_refused_from_then_on(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
         register(rm, "tm-7-1")
-        assert rm.handle(r.Tick(), 1000) == []
-        dropped = rm.handle(r.Tick(), 1001)
+        assert rm.handle(r.ResourceManagerTick(), 1000) == []
+        dropped = rm.handle(r.ResourceManagerTick(), 1001)
         assert [type(instruction) for instruction in dropped] == [
-            r.DropTaskManager,
+            r.DisconnectTaskManager,
             r.StartTaskManager,
         ]
         heartbeat = TaskManagerHeartbeat(id=TaskManagerId("tm-7-1"), epoch=EPOCH)
-        (reply,) = rm.handle(r.Asked(ask=1, message=heartbeat), 1002)
+        (reply,) = rm.handle(r.ResourceRequestReceived(ask=1, message=heartbeat), 1002)
         assert isinstance(reply, r.Reply)
         lost = "tm-7-1 is not registered: it was lost and its slots given up"
         assert reply.message == Refused(reason=lost)
@@ -299,9 +304,9 @@ class TestLocal:
     def test_one_that_does_not_register_is_killed(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
-        assert rm.handle(r.Tick(), REGISTRATION_MS_MAX) == []
-        (drop,) = rm.handle(r.Tick(), REGISTRATION_MS_MAX + 1)
-        assert isinstance(drop, r.DropTaskManager)
+        assert rm.handle(r.ResourceManagerTick(), REGISTRATION_MS_MAX) == []
+        (drop,) = rm.handle(r.ResourceManagerTick(), REGISTRATION_MS_MAX + 1)
+        assert isinstance(drop, r.DisconnectTaskManager)
 
 
 class TestStanding:
@@ -311,8 +316,8 @@ class TestStanding:
         rm = ResourceManager(EPOCH, 0, 1000)
         assert rm.start(0) == []
         join(rm, "x", "host:1")
-        (drop,) = rm.handle(r.Tick(), 1001)
-        assert isinstance(drop, r.DropTaskManager)
+        (drop,) = rm.handle(r.ResourceManagerTick(), 1001)
+        assert isinstance(drop, r.DisconnectTaskManager)
         assert rm.task_managers() == ()
 
     def test_one_learns_the_epoch_by_registering_and_may_register_again(self) -> None:
@@ -337,12 +342,12 @@ class TestStanding:
         cluster.request("a", 4)
         cluster.settle()
         told = join(cluster.rm, "new", "old")  # an address is a name in that cluster
-        messages = [each.message for each in told if isinstance(each, r.TellJobMaster)]
+        messages = [each.message for each in told if isinstance(each, r.NotifyJobMaster)]
         lost = [message for message in messages if isinstance(message, SlotLost)]
         assert [(each.slot.task_manager, each.reason) for each in lost] == [
             ("old", "TaskManager old is lost: new has taken its address")
         ] * 2
-        assert [each.id for each in told if isinstance(each, r.DropTaskManager)] == ["old"]
+        assert [each.id for each in told if isinstance(each, r.DisconnectTaskManager)] == ["old"]
         assert [name for name, _, _ in cluster.rm.task_managers()] == ["other", "new"]
         cluster.rm.validate()
         refused = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("old"), epoch=EPOCH))
@@ -367,7 +372,7 @@ def join(
         tidegate_version=TIDEGATE,
         python_version=PYTHON,
     )
-    return rm.handle(r.Asked(ask=1, message=message), 0)
+    return rm.handle(r.ResourceRequestReceived(ask=1, message=message), 0)
 
 
 def starts(name: str, after_ms: int = 0) -> r.StartTaskManager:
@@ -394,6 +399,6 @@ def register(rm: ResourceManager, name: str) -> object:
         tidegate_version=TIDEGATE,
         python_version=PYTHON,
     )
-    (reply,) = rm.handle(r.Asked(ask=1, message=message), 0)
+    (reply,) = rm.handle(r.ResourceRequestReceived(ask=1, message=message), 0)
     assert isinstance(reply, r.Reply)
     return reply.message

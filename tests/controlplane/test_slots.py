@@ -13,7 +13,7 @@ from tidegate.controlplane.taskmanager import machine as t
 from tidegate.controlplane.taskmanager.machine import TaskManagerMachine
 from tidegate.errors import InternalError
 from tidegate.ids import JobName
-from tidegate.protocol.messages import Done, StopSlot
+from tidegate.protocol.messages import Acknowledge, StopSlot
 
 JOBS = {"a": 3, "b": 2}
 SLOTS = 2
@@ -31,9 +31,9 @@ def act(cluster: Cluster, draw: Callable[[int], int]) -> None:
     elif choice == 2 and cluster.processes:
         cluster.kill(*sorted(cluster.processes)[draw(len(cluster.processes))])
     elif choice == 3:
-        cluster.of_rm(r.Tick())
+        cluster.of_rm(r.ResourceManagerTick())
     elif choice == 4 and draw(4) == 0:
-        cluster.of_rm(r.JobGone(job=JobName(job)))
+        cluster.of_rm(r.JobReleased(job=JobName(job)))
         cluster.attempts.setdefault(job, 0)
     elif choice == 5 and draw(6) == 0 and len(cluster.tms) > 1:
         cluster.kill_task_manager(min(cluster.tms))
@@ -91,7 +91,7 @@ def test_a_task_manager_that_calls_a_slot_free_before_it_is_is_found_out(
         slot = machine._slots[stop.index]
         slot.serial = max(slot.serial, stop.serial)
         kill: list[t.Instruction] = [t.KillSlot(pid=slot.pid)] if slot.pid else []
-        return [t.Reply(ask=ask, message=Done()), *kill]
+        return [t.Reply(ask=ask, message=Acknowledge()), *kill]
 
     monkeypatch.setattr(TaskManagerMachine, "_stop", hasty)
     assert fails_at_some_seed()

@@ -11,7 +11,7 @@ from tests.controlplane.dispatching import A, submission
 from tidegate.controlplane.dispatcher.store import JobStore
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.ids import JobName, LeaderEpoch
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, StoredCode, Submission
 
@@ -27,15 +27,15 @@ class Blobs:
         self.objects: dict[str, bytes] = {}
         self.unknown: list[bool] = []
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         if self.unknown:
             if self.unknown.pop(0):
                 self.objects.setdefault(path, data)
-            return Created.UNKNOWN
+            return CreateResult.UNKNOWN
         if path in self.objects:
-            return Created.EXISTS
+            return CreateResult.EXISTS
         self.objects[path] = data
-        return Created.CREATED
+        return CreateResult.CREATED
 
     def put(self, path: str, data: bytes) -> None:
         self.objects[path] = data
@@ -214,10 +214,10 @@ def late(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Calla
     under_way: list[Callable[[], object]] = []
     method = getattr(blobs, name)
 
-    def unanswered(*arguments: object) -> Created:
+    def unanswered(*arguments: object) -> CreateResult:
         under_way.append(partial(method, *arguments))
         if name == "create":
-            return Created.UNKNOWN
+            return CreateResult.UNKNOWN
         raise StorageError("no answer")
 
     monkeypatch.setattr(blobs, name, unanswered)
@@ -405,22 +405,22 @@ def test_code_is_deleted_with_its_submission_and_not_before(blobs: Blobs) -> Non
 @pytest.mark.parametrize(
     ("written", "answer", "stored"),
     [
-        (None, Created.UNKNOWN, False),
-        (b"of somebody else", Created.EXISTS, False),
-        (CODE, Created.EXISTS, True),  # our own, from an unanswered try
+        (None, CreateResult.UNKNOWN, False),
+        (b"of somebody else", CreateResult.EXISTS, False),
+        (CODE, CreateResult.EXISTS, True),  # our own, from an unanswered try
     ],
 )
 def test_a_submission_is_stored_only_with_its_code(
     blobs: Blobs,
     monkeypatch: pytest.MonkeyPatch,
     written: bytes | None,
-    answer: Created,
+    answer: CreateResult,
     *,
     stored: bool,
 ) -> None:
     create = blobs.create
 
-    def answered(path: str, data: bytes) -> Created:
+    def answered(path: str, data: bytes) -> CreateResult:
         if not path.endswith(".zip"):
             return create(path, data)
         if written is not None:

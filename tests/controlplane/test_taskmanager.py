@@ -5,7 +5,7 @@ import pytest
 from tidegate.controlplane.taskmanager import machine as t
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     Message,
     Refused,
     SlotExited,
@@ -22,7 +22,7 @@ HEARTBEAT = TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)
 @pytest.fixture
 def machine() -> t.TaskManagerMachine:
     return t.TaskManagerMachine(
-        id_=TaskManagerId("x"), epoch=EPOCH, slots=2, silence_ms_max=SILENCE_MS, now_ms=0
+        id_=TaskManagerId("x"), epoch=EPOCH, slots=2, heartbeat_timeout_ms=SILENCE_MS, now_ms=0
     )
 
 
@@ -45,7 +45,7 @@ def stop(serial: int, *, attempt: int = 1, job: str = "a") -> StopSlot:
 
 
 def ask(machine: t.TaskManagerMachine, number: int, message: Message) -> list[t.Instruction]:
-    instructions = machine.handle(t.Asked(ask=number, message=message), 0)
+    instructions = machine.handle(t.JobManagerRequest(ask=number, message=message), 0)
     machine.validate()
     return instructions
 
@@ -62,12 +62,12 @@ def run(machine: t.TaskManagerMachine, serial: int, pid: int, attempt: int = 1) 
         t.ForkSlot(start=start(serial, attempt=attempt))
     ]
     forked = machine.handle(t.Forked(index=0, pid=pid), 0)
-    assert forked == [t.Reply(ask=1, message=Done())]
+    assert forked == [t.Reply(ask=1, message=Acknowledge())]
     machine.validate()
 
 
-def exited(pid: int, status: int, serial: int) -> t.Send:
-    return t.Send(
+def exited(pid: int, status: int, serial: int) -> t.SendToJobManager:
+    return t.SendToJobManager(
         message=SlotExited(
             id=TaskManagerId("x"),
             epoch=EPOCH,
@@ -84,26 +84,28 @@ def exited(pid: int, status: int, serial: int) -> t.Send:
 def test_a_slot_that_ends_is_reported_with_its_status(machine: t.TaskManagerMachine) -> None:
     run(machine, 1, 100)
     assert machine.running() == {0: 100}
-    assert machine.handle(t.Ended(index=0, pid=100, status=-9), 0) == [exited(100, -9, 1)]
+    assert machine.handle(t.SlotProcessExited(index=0, pid=100, status=-9), 0) == [
+        exited(100, -9, 1)
+    ]
     assert machine.running() == {}
     run(machine, 2, 101)
 
 
 def test_a_report_is_repeated_until_it_is_answered(machine: t.TaskManagerMachine) -> None:
     message = exited(100, -9, 1).message
-    assert machine.handle(t.Unanswered(message=message), 0) == [
-        t.Send(message=message, after_ms=t.RESEND_MS)
+    assert machine.handle(t.RequestFailed(message=message), 0) == [
+        t.SendToJobManager(message=message, after_ms=t.RESEND_MS)
     ]
-    assert machine.handle(t.Replied(message=message, reply=Done()), 0) == []
+    assert machine.handle(t.Replied(message=message, reply=Acknowledge()), 0) == []
 
 
 def test_a_stop_is_answered_when_the_process_is_gone(machine: t.TaskManagerMachine) -> None:
     run(machine, 1, 100)
     assert ask(machine, 2, stop(1)) == [t.KillSlot(pid=100)]
     assert ask(machine, 3, stop(1)) == []
-    assert machine.handle(t.Ended(index=0, pid=100, status=-9), 0) == [
-        t.Reply(ask=2, message=Done()),
-        t.Reply(ask=3, message=Done()),
+    assert machine.handle(t.SlotProcessExited(index=0, pid=100, status=-9), 0) == [
+        t.Reply(ask=2, message=Acknowledge()),
+        t.Reply(ask=3, message=Acknowledge()),
         exited(100, -9, 1),
     ]
 
@@ -118,7 +120,7 @@ def test_a_stop_of_what_is_only_being_forked_waits_for_its_pid(
 
 
 def test_a_start_that_comes_after_its_stop_is_refused(machine: t.TaskManagerMachine) -> None:
-    assert ask(machine, 1, stop(5)) == [t.Reply(ask=1, message=Done())]
+    assert ask(machine, 1, stop(5)) == [t.Reply(ask=1, message=Acknowledge())]
     assert "older" in refused(ask(machine, 2, start(5)))
     run(machine, 6, 100)
 
@@ -127,18 +129,18 @@ def test_a_start_that_comes_twice_forks_once(machine: t.TaskManagerMachine) -> N
     ask(machine, 1, start(1))
     assert ask(machine, 2, start(1)) == []
     assert machine.handle(t.Forked(index=0, pid=100), 0) == [
-        t.Reply(ask=1, message=Done()),
-        t.Reply(ask=2, message=Done()),
+        t.Reply(ask=1, message=Acknowledge()),
+        t.Reply(ask=2, message=Acknowledge()),
     ]
-    assert ask(machine, 3, start(1)) == [t.Reply(ask=3, message=Done())]
+    assert ask(machine, 3, start(1)) == [t.Reply(ask=3, message=Acknowledge())]
 
 
 def test_a_stop_of_an_older_attempt_or_another_job_spares_what_runs(
     machine: t.TaskManagerMachine,
 ) -> None:
     run(machine, 3, 100, attempt=2)
-    assert ask(machine, 2, stop(1, attempt=1)) == [t.Reply(ask=2, message=Done())]
-    assert ask(machine, 3, stop(1, attempt=9, job="b")) == [t.Reply(ask=3, message=Done())]
+    assert ask(machine, 2, stop(1, attempt=1)) == [t.Reply(ask=2, message=Acknowledge())]
+    assert ask(machine, 3, stop(1, attempt=9, job="b")) == [t.Reply(ask=3, message=Acknowledge())]
     assert "runs attempt 2" in refused(ask(machine, 4, start(4, attempt=3)))
 
 
@@ -153,27 +155,27 @@ class TestEnd:
     def test_when_refused(self, machine: t.TaskManagerMachine) -> None:
         reply = t.Replied(message=HEARTBEAT, reply=Refused(reason="was given up"))
         (end,) = machine.handle(reply, 0)
-        assert isinstance(end, t.End)
+        assert isinstance(end, t.ExitProcess)
         assert "was given up" in end.reason
         assert machine.handle(t.HeartbeatDue(), 0) == []
 
     def test_when_the_jobmanager_is_silent(self, machine: t.TaskManagerMachine) -> None:
-        assert machine.handle(t.HeartbeatDue(), 0) == [t.Send(message=HEARTBEAT)]
+        assert machine.handle(t.HeartbeatDue(), 0) == [t.SendToJobManager(message=HEARTBEAT)]
         assert machine.handle(t.HeartbeatDue(), 10) == []  # one at a time
-        machine.handle(t.Replied(message=HEARTBEAT, reply=Done()), 100)
+        machine.handle(t.Replied(message=HEARTBEAT, reply=Acknowledge()), 100)
         machine.handle(t.HeartbeatDue(), 200)
-        assert machine.handle(t.Unanswered(message=HEARTBEAT), 100 + SILENCE_MS) == []
-        (end,) = machine.handle(t.Unanswered(message=HEARTBEAT), 101 + SILENCE_MS)
-        assert isinstance(end, t.End)
+        assert machine.handle(t.RequestFailed(message=HEARTBEAT), 100 + SILENCE_MS) == []
+        (end,) = machine.handle(t.RequestFailed(message=HEARTBEAT), 101 + SILENCE_MS)
+        assert isinstance(end, t.ExitProcess)
 
     def test_also_when_a_heartbeat_never_returns(self, machine: t.TaskManagerMachine) -> None:
         machine.handle(t.HeartbeatDue(), 0)
         (end,) = machine.handle(t.HeartbeatDue(), SILENCE_MS + 1)
-        assert isinstance(end, t.End)
+        assert isinstance(end, t.ExitProcess)
 
     def test_without_its_zygote(self, machine: t.TaskManagerMachine) -> None:
         (end,) = machine.handle(t.ZygoteGone(status=-9), 0)
-        assert isinstance(end, t.End)
+        assert isinstance(end, t.ExitProcess)
         assert "-9" in end.reason
 
 
@@ -193,6 +195,6 @@ def test_a_stop_of_what_could_not_be_forked_is_answered(machine: t.TaskManagerMa
     ask(machine, 1, start(1))
     ask(machine, 2, stop(1))
     refusal = t.NotForked(index=0, reason="no process id")
-    assert machine.handle(refusal, 0) == [t.Reply(ask=2, message=Done())]
+    assert machine.handle(refusal, 0) == [t.Reply(ask=2, message=Acknowledge())]
     machine.validate()
     run(machine, 2, 100)

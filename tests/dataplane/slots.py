@@ -17,10 +17,10 @@ from tidegate.api.keys import key_encoder
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.graph.logical import Node
 from tidegate.graph.plan import plan
 from tidegate.ids import Uid, VertexId
@@ -88,19 +88,19 @@ class RunningSlots:
     def push(self, ordinal: int, source: str, values: Sequence[object], first: int = 0) -> None:
         """A batch arrives at the source of one slot, and goes all the way."""
         offsets = range(first, first + len(values))
-        batch = RecordBatch(list(values), offsets, Origin(source, ordinal))
+        batch = RecordBatch(list(values), offsets, TopicPartition(source, ordinal))
         self._chains[ordinal][VertexId(source)].from_source()(batch)
         self._run()
 
-    def chains(self) -> list[Chain]:
+    def chains(self) -> list[OperatorChain]:
         """The chains of all slots."""
         return [chain for chains in self._chains for chain in chains.values()]
 
-    def _chain(self, slot: SlotChannels, vertex_id: VertexId) -> Chain:
-        leaves = Leaves(
+    def _chain(self, slot: SlotChannels, vertex_id: VertexId) -> OperatorChain:
+        leaves = ChainOutputs(
             outlets=slot.outlets(vertex_id), make_sink=self._sink, make_state=self._state
         )
-        chain = Chain(self._name, self._graph, self._plan.vertex(vertex_id), leaves)
+        chain = OperatorChain(self._name, self._graph, self._plan.vertex(vertex_id), leaves)
         chain.open()
         return chain
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.dataplane.test_operators import Collected, Dict, keyed, step
 from tidegate.api.formats import Json
-from tidegate.api.functions import Context, KeyedProcess, Process, RecordContext
+from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.state import ValueState
-from tidegate.dataplane.operators.chain import Chain, Leaves, Sink
+from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain, Sink
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.elements import RecordBatch
 from tidegate.errors import UserCodeError
@@ -38,7 +38,7 @@ class Client(Process[int, int]):
     def open(self) -> None:
         raise ConnectionError("the service is down")
 
-    def process(self, record: int, ctx: RecordContext) -> Iterable[int]:
+    def process(self, record: int, ctx: ProcessContext) -> Iterable[int]:
         return ()
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ def test_a_function_that_fails_to_close_does_not_keep_the_others_open() -> None:
     closed: list[str] = []
 
     class Quiet(Process[int, int]):
-        def process(self, record: int, ctx: RecordContext) -> Iterable[int]:
+        def process(self, record: int, ctx: ProcessContext) -> Iterable[int]:
             return (record,)
 
         def close(self) -> None:
@@ -87,12 +87,12 @@ def test_a_function_that_fails_to_close_does_not_keep_the_others_open() -> None:
 
     graph = build(Twice)
     vertex = plan(graph, 1, 128).vertices[0]
-    leaves = Leaves(
+    leaves = ChainOutputs(
         outlets=(),
         make_sink=lambda *_: cast("Sink", NotWritten()),
         make_state=lambda _: Dict(Unreachable()),
     )
-    chain = Chain("Twice", graph, vertex, leaves)
+    chain = OperatorChain("Twice", graph, vertex, leaves)
     with pytest.raises(UserCodeError, match=r"close\(\)"):
         chain.close()
     assert closed == ["quiet"]

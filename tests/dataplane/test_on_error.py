@@ -27,18 +27,18 @@ from tidegate import (
     KeyedProcess,
     ListState,
     MapState,
-    OutgoingRecord,
     Pipeline,
     PipelineError,
     Process,
-    RecordContext,
+    ProcessContext,
+    ProducerRecord,
     SideOutput,
     ValueState,
     build,
 )
 from tidegate.dataplane.channels.frames import FrameCodec
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import StorageError, UserCodeError
 from tidegate.graph.logical import DEAD_LETTERS
 from tidegate.testing import FunctionHarness, PipelineTest
@@ -76,7 +76,7 @@ class Mapped(Pipeline, name="mapped"):
         ).to(self.out)
 
 
-def headers(letter: OutgoingRecord[bytes, bytes]) -> dict[str, str]:
+def headers(letter: ProducerRecord[bytes, bytes]) -> dict[str, str]:
     return {name: (value or b"").decode() for name, value in letter.headers}
 
 
@@ -160,7 +160,7 @@ def test_results_of_another_record_of_the_same_offset_stay() -> None:
 class Split(Process[Order, Order]):
     large = SideOutput(Order)
 
-    def process(self, order: Order, ctx: RecordContext) -> Iterable[Order]:
+    def process(self, order: Order, ctx: ProcessContext) -> Iterable[Order]:
         yield order
         ctx.output(self.large, order)
         positive(order)
@@ -376,11 +376,11 @@ def test_an_edge_with_a_policy_sends_the_values_that_can_be_sent() -> None:
     refused: list[RecordBatch] = []
     codec = FrameCodec("a -> b", "a", Narrow())
     codec.refusals = Refusals("a", "dead_letter", emit=refused.append)
-    batch = RecordBatch([1, 12, 2, 13, 3], [5, 6, 7, 8, 9], Origin("t", 0), [b"k"] * 5)
+    batch = RecordBatch([1, 12, 2, 13, 3], [5, 6, 7, 8, 9], TopicPartition("t", 0), [b"k"] * 5)
     (segment,) = codec.encode(batch)
     assert segment.records == 3
     assert [letter.offsets for letter in refused] == [[6], [8]]
-    assert codec.encode(RecordBatch([11], [3], Origin("t", 0))) == []
+    assert codec.encode(RecordBatch([11], [3], TopicPartition("t", 0))) == []
 
 
 def test_an_edge_with_a_policy_refuses_what_fits_in_no_frame(
@@ -390,7 +390,7 @@ def test_an_edge_with_a_policy_refuses_what_fits_in_no_frame(
     refused: list[RecordBatch] = []
     codec = FrameCodec("a -> b", "a", Narrow())
     codec.refusals = Refusals("a", "dead_letter", emit=refused.append)
-    segments = codec.encode(RecordBatch([1, 9, 2], [5, 6, 7], Origin("t", 0)))
+    segments = codec.encode(RecordBatch([1, 9, 2], [5, 6, 7], TopicPartition("t", 0)))
     assert sum(segment.records for segment in segments) == 2
     assert [letter.offsets for letter in refused] == [[6]]
 
@@ -448,7 +448,7 @@ def pipeline(step: Any) -> type[Pipeline]:
 class Clash(Process[Order, Order]):
     dead_letters = SideOutput(Order)
 
-    def process(self, order: Order, ctx: RecordContext) -> Sequence[Order]:
+    def process(self, order: Order, ctx: ProcessContext) -> Sequence[Order]:
         return (order,)
 
 

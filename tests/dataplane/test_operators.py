@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tidegate.api.functions import Context, KeyedProcess, Process, RecordContext, SideOutput
+from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
 from tidegate.api.state import Cell, MapState, ValueState
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.graph.logical import MAIN, Edge, Kind, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
 
-ORIGIN = Origin("orders", 3)
+ORIGIN = TopicPartition("orders", 3)
 
 
 def batch(*values: object, keys: list[bytes | None] | None = None) -> RecordBatch:
@@ -170,7 +170,7 @@ class Split(Process[int, str]):
     odd = SideOutput(int)
     never_read = SideOutput(int)
 
-    def process(self, record: int, ctx: RecordContext) -> Iterable[str]:
+    def process(self, record: int, ctx: ProcessContext) -> Iterable[str]:
         if record % 2:
             ctx.output(self.odd, record)
             ctx.output(self.never_read, record)
@@ -191,7 +191,7 @@ def test_results_and_side_outputs_carry_the_offset_of_their_record() -> None:
 
 def test_a_side_output_of_another_function_is_refused() -> None:
     class Other(Process[int, int]):
-        def process(self, record: int, ctx: RecordContext) -> Iterable[int]:
+        def process(self, record: int, ctx: ProcessContext) -> Iterable[int]:
             ctx.output(Split.odd, record)
             return ()
 
@@ -202,7 +202,7 @@ def test_a_side_output_of_another_function_is_refused() -> None:
 
 def test_bare_text_as_results_is_refused_where_results_are_text() -> None:
     class Bare(Process[int, str]):
-        def process(self, record: int, ctx: RecordContext) -> Iterable[str]:
+        def process(self, record: int, ctx: ProcessContext) -> Iterable[str]:
             return "abc"
 
     operator = ProcessOperator("P", step("process", Bare()), {MAIN: Collected().append})
@@ -243,7 +243,7 @@ def keyed(function: KeyedProcess[Any, Any, Any], out: Collected) -> tuple[KeyedO
         "keyed_process",
         function,
         uid="total",
-        inputs=(Edge(node="orders", exchange="key", key=lambda record: record[0]),),
+        inputs=(Edge(node="orders", partitioning="key", key=lambda record: record[0]),),
     )
     state = Dict(function)
     return KeyedOperator("Totals", node, state, {MAIN: out.append}), state
@@ -311,7 +311,7 @@ def test_a_result_that_holds_a_states_value_shows_it_as_it_was_given() -> None:
         "keyed_process",
         function,
         uid="stats",
-        inputs=(Edge(node="orders", exchange="key", key=lambda record: record[0]),),
+        inputs=(Edge(node="orders", partitioning="key", key=lambda record: record[0]),),
     )
     ports = {MAIN: main.append, "seen": seen.append}
     KeyedOperator("P", node, Dict(function), ports).process(batch(("a", 1), ("a", 2), ("b", 7)))

@@ -22,7 +22,7 @@ from tidegate import (
     KeyedProcess,
     Pipeline,
     Process,
-    RecordContext,
+    ProcessContext,
     Utf8,
     ValueState,
 )
@@ -30,7 +30,7 @@ from tidegate.testing import FunctionHarness, PipelineTest
 
 
 class Said(Process[Any, str]):
-    def process(self, value: Any, ctx: RecordContext) -> Iterable[str]:
+    def process(self, value: Any, ctx: ProcessContext) -> Iterable[str]:
         del ctx
         return (type(value).__name__,)
 

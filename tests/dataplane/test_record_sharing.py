@@ -27,14 +27,14 @@ from tidegate import (
     KeyedProcess,
     Pipeline,
     Process,
-    RecordContext,
+    ProcessContext,
     SideOutput,
     Utf8,
     ValueState,
 )
 from tidegate.api.copying import copy_value, copy_values, immutable
 from tidegate.dataplane.operators.fan_out import Target, fan_out
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import UserCodeError
 from tidegate.graph.logical import UNKNOWN
 from tidegate.testing import PipelineTest
@@ -118,7 +118,7 @@ def pipeline_of(kind: Any) -> type[Pipeline]:
     class Splits(Process[kind, kind]):
         copies = SideOutput(kind)
 
-        def process(self, order: Any, ctx: RecordContext) -> Iterable[Any]:
+        def process(self, order: Any, ctx: ProcessContext) -> Iterable[Any]:
             ctx.output(self.copies, order)
             ctx.output(self.copies, order)
             return (order,)
@@ -259,7 +259,7 @@ def refused(batch: object) -> RecordBatch:
 
 
 def batch(*values: object) -> RecordBatch:
-    return RecordBatch(list(values), list(range(len(values))), Origin("orders", 0))
+    return RecordBatch(list(values), list(range(len(values))), TopicPartition("orders", 0))
 
 
 def test_records_that_cannot_change_are_never_copied() -> None:

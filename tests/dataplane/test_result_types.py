@@ -23,12 +23,12 @@ from tidegate import (
     KafkaSink,
     KafkaSource,
     KeyedProcess,
-    OutgoingRecord,
     Pipeline,
     PipelineError,
     Process,
+    ProcessContext,
+    ProducerRecord,
     Raw,
-    RecordContext,
     SideOutput,
     Stream,
     Utf8,
@@ -194,7 +194,7 @@ def test_a_key_of_another_class_is_refused() -> None:
 class Sorted(Process[str, Click]):
     odd = SideOutput(Click)
 
-    def process(self, word: str, ctx: RecordContext) -> Iterable[Click]:
+    def process(self, word: str, ctx: ProcessContext) -> Iterable[Click]:
         ctx.output(self.odd, made(word))
         return ()
 
@@ -272,11 +272,11 @@ def sink_step(sink: KafkaSink[Any]) -> KeptSink:
 
 def test_values_and_keys_of_records_in_full_are_checked() -> None:
     out = sink_step(KafkaSink.records("out", key=Utf8(), value=Json(Click)))
-    out.write(batch(OutgoingRecord("ann", Click("ann", 1)), OutgoingRecord(None, None)))
+    out.write(batch(ProducerRecord("ann", Click("ann", 1)), ProducerRecord(None, None)))
     with pytest.raises(UserCodeError, match=r"a value that is a dict, .* takes a Click.* offset 1"):
-        out.write(batch(OutgoingRecord("ann", None), OutgoingRecord("ann", {"user": "ann"})))
+        out.write(batch(ProducerRecord("ann", None), ProducerRecord("ann", {"user": "ann"})))
     with pytest.raises(UserCodeError, match=r"a key that is an int, .* takes a str"):
-        out.write(batch(OutgoingRecord(5, None)))
+        out.write(batch(ProducerRecord(5, None)))
 
 
 def test_the_key_of_a_sink_is_of_the_type_of_its_format() -> None:
@@ -384,7 +384,7 @@ BARE: dict[str, Callable[[], Any]] = {
 
 def processing(of: Any, give: Callable[[], Any]) -> ProcessOperator:
     class Gives(Process[int, of]):
-        def process(self, record: int, ctx: RecordContext) -> Iterable[Any]:
+        def process(self, record: int, ctx: ProcessContext) -> Iterable[Any]:
             del ctx
             result: Iterable[Any] = [Click("ann", 0)] if record == 0 else give()
             return result

@@ -25,7 +25,7 @@ from tidegate.dataplane.operators.sampling import (
     SampledFields,
     sampled,
 )
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import UserCodeError
 
 BATCH = 250
@@ -229,7 +229,7 @@ def test_a_receiver_names_the_field_that_it_cannot_read(
     of: Any, values: list[Any], what: str
 ) -> None:
     codec = FrameCodec("a -> b", "a", column_codec(of))
-    batch = RecordBatch(values, [5, 6], Origin("t", 3))
+    batch = RecordBatch(values, [5, 6], TopicPartition("t", 3))
     with pytest.raises(UserCodeError) as raised:
         codec.decode(b"".join(data_frame(codec.encode(batch))))
     said = str(raised.value)
@@ -245,7 +245,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 def test_a_wrong_field_inside_of_a_union_is_not_taken_for_another_one() -> None:
     codec = FrameCodec("a -> b", "a", column_codec(Pair))
-    batch = RecordBatch([Pair(1, 2), Pair(1, WRONG)], [5, 6], Origin("t", 3))
+    batch = RecordBatch([Pair(1, 2), Pair(1, WRONG)], [5, 6], TopicPartition("t", 3))
     with pytest.raises(UserCodeError, match=r"Expected `int`, got `str`") as raised:
         codec.decode(b"".join(data_frame(codec.encode(batch))))
     assert "the field" not in str(raised.value)

@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.checkpoint.journal import Claim, encode_entry, entry_path
 from tidegate.config import Config
-from tidegate.dataplane.assembly import Assembly
+from tidegate.dataplane.assembly import TaskBuilder
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.drivers.storage.local import LocalStore
@@ -108,4 +108,4 @@ def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
     )
     where = str(tmp_path / Config().checkpoint.storage)
     with pytest.raises(StorageMismatchError, match=re.escape(where)):
-        Assembly(deploy, around)
+        TaskBuilder(deploy, around)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
-from tidegate.api.kafka import ERROR, ORIGIN_OFFSET, OutgoingRecord
+from tidegate.api.kafka import ERROR, ORIGIN_OFFSET, ProducerRecord
 from tidegate.dataplane.sizes import (
     CLIENT_MAX_BYTES,
     DEFAULT_MAX_BYTES,
@@ -94,14 +94,14 @@ def test_the_size_is_that_of_kafkas_format(
 
 
 def test_a_letter_that_fits_is_as_it_was() -> None:
-    letter = OutgoingRecord(b"k", b"v", OURS)
+    letter = ProducerRecord(b"k", b"v", OURS)
     assert fitting(letter, 1_000) is letter
 
 
 @given(key=st.integers(0, 3_000), value=st.integers(0, 3_000), headers=st.integers(0, 3_000))
 def test_every_letter_fits_and_says_what_was_left_out(key: int, value: int, headers: int) -> None:
     theirs = (("trace", bytes(headers)),)
-    letter = OutgoingRecord(bytes(key), bytes(value), (*theirs, *OURS))
+    letter = ProducerRecord(bytes(key), bytes(value), (*theirs, *OURS))
     sent = fitting(letter, 600)
     assert record_bytes(sent.key, sent.value, sent.headers) <= 600
     found = dict(sent.headers)

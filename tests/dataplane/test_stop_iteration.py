@@ -31,13 +31,13 @@ from tidegate.api.copying import copy_value, copy_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sources.decoding import BatchDecoder
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.ids import Uid
 from tidegate.testing import PipelineTest
 from tidegate.testing.pipeline_test import _Message
 
-ORIGIN = Origin("words", 0)
+ORIGIN = TopicPartition("words", 0)
 BATCHES = (("none", "b1", "c2", "d3"), ("a0", "b0", "none", "d3"), ("a0", "b1", "c2", "none"))
 
 

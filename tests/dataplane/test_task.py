@@ -17,10 +17,10 @@ import pytest
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.operators.chain import Chain
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.task import InputTask, SourceTask
-from tidegate.elements import Barrier, Element, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import (
     Attempt,
@@ -33,7 +33,7 @@ from tidegate.ids import (
 )
 from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
 
-ORIGIN = Origin("orders", 0)
+ORIGIN = TopicPartition("orders", 0)
 SUBTASK = SubtaskId(VertexId("v"), SubtaskIndex(0))
 C1, C2 = CheckpointId(Attempt(1), 1), CheckpointId(Attempt(1), 2)
 DoneCall = Callable[[tuple[PreparedTransaction, ...]], None]
@@ -189,7 +189,7 @@ class JobMaster:
 class World:
     def __init__(self) -> None:
         self.sink, self.outlet, self.master = Sink(), Outlet(), JobMaster()
-        self.chain = cast("Chain", FakeChain(self.sink, self.outlet))
+        self.chain = cast("OperatorChain", FakeChain(self.sink, self.outlet))
         self.now_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         runtime = SimpleNamespace(
@@ -198,7 +198,7 @@ class World:
             drivers=SimpleNamespace(clock=clock),
             local=Path(),
         )
-        self.runtime = cast("Runtime", runtime)
+        self.runtime = cast("SubtaskContext", runtime)
 
     def source(self, reader: Reader) -> SourceTask:
         task = SourceTask(self.runtime, self.chain, self.master, reader, ())
@@ -315,9 +315,9 @@ def test_a_bounded_source_ends_its_output_once_and_still_takes_barriers(world: W
     assert world.master.ended == [SUBTASK]
 
 
-def offer(channel: InputChannel, *elements: Element) -> None:
+def offer(channel: InputChannel, *elements: StreamElement) -> None:
     for element in elements:
-        channel.offer(element)
+        channel.put(element)
 
 
 def test_records_behind_a_barrier_wait_until_all_channels_have_brought_theirs(

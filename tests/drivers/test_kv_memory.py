@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.kv import KeyValueStoreContract, Open
 from tidegate.drivers import memory_kv
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import ConfigError, CorruptCheckpointError, StorageError
 
@@ -59,6 +59,6 @@ class TestMemoryStore(KeyValueStoreContract):
 
 
 def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
-    assert isinstance(RealDrivers().kv_store("memory", tmp_path), MemoryStore)
+    assert isinstance(SystemDrivers().kv_store("memory", tmp_path), MemoryStore)
     with pytest.raises(ConfigError, match=r"'disk' is unknown: choose 'rocksdb' or 'memory'"):
-        RealDrivers().kv_store("disk", tmp_path)
+        SystemDrivers().kv_store("disk", tmp_path)

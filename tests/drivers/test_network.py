@@ -9,18 +9,18 @@ import stat
 import pytest
 
 from tidegate.bootstrap import require_insecure
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.local_sockets import make_socket_dir
-from tidegate.drivers.network import THIS_HOST, Network, own_address_towards
+from tidegate.drivers.network import LOOPBACK, Network, own_address_towards
 from tidegate.errors import ConfigError, RpcError
-from tidegate.protocol.messages import Done
+from tidegate.protocol.messages import Acknowledge
 
 
 def test_an_address_of_the_sixth_version_is_shown_in_brackets() -> None:
-    assert Network(host="::1").shown(7) == "[::1]:7"
-    assert Network(host="jobmanager", bind_host="0.0.0.0").shown(7) == "jobmanager:7"
+    assert Network(host="::1").advertised_address(7) == "[::1]:7"
+    assert Network(host="jobmanager", bind_host="0.0.0.0").advertised_address(7) == "jobmanager:7"
     assert Network(host="jobmanager", bind_host="0.0.0.0").listens_on == "0.0.0.0"
-    assert THIS_HOST.listens_on == "127.0.0.1"
+    assert LOOPBACK.listens_on == "127.0.0.1"
 
 
 def test_one_s_own_address_is_that_of_the_way_there() -> None:
@@ -31,13 +31,13 @@ def test_one_s_own_address_is_that_of_the_way_there() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_a_server_is_reached_by_its_name_and_listens_where_it_is_told(host: str) -> None:
-    drivers = RealDrivers(Network(host="localhost", bind_host=host))
-    server = drivers.rpc.serve(lambda _: Done())
+    drivers = SystemDrivers(Network(host="localhost", bind_host=host))
+    server = drivers.rpc.serve(lambda _: Acknowledge())
     try:
         name, _, port = server.address.rpartition(":")
         assert name == "localhost"
         client = drivers.rpc.connect(f"{host}:{port}")
-        assert client.call(Done()) == Done()
+        assert client.call(Acknowledge()) == Acknowledge()
         client.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.3", int(port)), timeout=5)
@@ -46,22 +46,22 @@ def test_a_server_is_reached_by_its_name_and_listens_where_it_is_told(host: str)
 
 
 def test_a_port_that_is_asked_for_is_taken_and_not_shared() -> None:
-    drivers = RealDrivers()
+    drivers = SystemDrivers()
     with socket.create_server(("127.0.0.1", 0)) as held:
         port: int = held.getsockname()[1]
         with pytest.raises(RpcError, match=f"Cannot listen on 127.0.0.1:{port}"):
-            drivers.rpc.serve(lambda _: Done(), port)
-    server = drivers.rpc.serve(lambda _: Done(), port)
+            drivers.rpc.serve(lambda _: Acknowledge(), port)
+    server = drivers.rpc.serve(lambda _: Acknowledge(), port)
     assert server.address == f"127.0.0.1:{port}"
     server.close()
 
 
 def test_slots_of_one_host_meet_on_a_unix_socket_and_those_of_several_over_tcp() -> None:
-    near = RealDrivers().exchange(job="a", attempt=1, ordinal=0)
+    near = SystemDrivers().exchange(job="a", attempt=1, ordinal=0)
     assert near.address.startswith("unix:")
     near.close()
     network = Network(host="taskmanager1", bind_host="127.0.0.2")
-    far = RealDrivers(network).exchange(job="a", attempt=1, ordinal=0)
+    far = SystemDrivers(network).exchange(job="a", attempt=1, ordinal=0)
     try:
         name, _, port = far.address.rpartition(":")
         assert name == "taskmanager1"
@@ -72,13 +72,13 @@ def test_slots_of_one_host_meet_on_a_unix_socket_and_those_of_several_over_tcp()
 
 def test_a_local_cluster_listens_on_a_unix_socket_that_only_its_owner_reaches() -> None:
     folder = make_socket_dir("tidegate-test-")
-    drivers = RealDrivers(Network(socket_dir=str(folder)))
+    drivers = SystemDrivers(Network(socket_dir=str(folder)))
     server = drivers.rpc.serve(lambda message: message)
     try:
         assert server.address.startswith(f"unix:{folder}/")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         client = drivers.rpc.connect(server.address)
-        assert client.call(Done()) == Done()
+        assert client.call(Acknowledge()) == Acknowledge()
         client.close()
     finally:
         server.close()
@@ -87,7 +87,7 @@ def test_a_local_cluster_listens_on_a_unix_socket_that_only_its_owner_reaches() 
 
 def test_a_server_does_not_listen_in_a_folder_that_others_reach() -> None:
     folder = make_socket_dir("tidegate-test-")
-    drivers = RealDrivers(Network(socket_dir=str(folder)))
+    drivers = SystemDrivers(Network(socket_dir=str(folder)))
     try:
         folder.chmod(0o755)
         with pytest.raises(RpcError, match="only this user can reach"):
@@ -99,7 +99,7 @@ def test_a_server_does_not_listen_in_a_folder_that_others_reach() -> None:
 def test_a_server_makes_the_folder_of_its_socket_again_where_somebody_removed_it() -> None:
     folder = make_socket_dir("tidegate-test-")
     folder.rmdir()
-    drivers = RealDrivers(Network(socket_dir=str(folder)))
+    drivers = SystemDrivers(Network(socket_dir=str(folder)))
     server = drivers.rpc.serve(lambda message: message)
     try:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

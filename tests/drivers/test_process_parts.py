@@ -109,7 +109,7 @@ class TestLogs:
                 return super().write(text)
 
         disk = Disk()
-        stream = logs.Patient(disk)
+        stream = logs.BestEffortStream(disk)
         stream.write("one\n")
         stream.write("two\n")
         disk.full = False

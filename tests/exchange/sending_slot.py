@@ -9,9 +9,9 @@ from tests.channels.parts import PlainColumn
 from tests.contracts.exchange import Slot
 from tests.exchange.mailbox import socket_slot
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.graph.key_groups import key_group, subtask_of
-from tidegate.graph.logical import Edge, Graph
+from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import plan
 from tidegate.ids import Attempt, CheckpointId, VertexId
 
@@ -30,10 +30,10 @@ def key(value: list[str]) -> str:
 
 def channels(slot: Slot, ordinal: int) -> SlotChannels:
     """Of two slots, four sources by key into one step."""
-    graph = Graph("two-slots")
+    graph = StreamGraph("two-slots")
     for source in SOURCES:
         graph.add("source", (), place="x:1", uid=source)
-    edges = tuple(Edge(node=s, exchange="key", key=key, key_type=str) for s in SOURCES)
+    edges = tuple(Edge(node=s, partitioning="key", key=key, key_type=str) for s in SOURCES)
     graph.add("keyed_process", edges, place="x:2", uid=TOTALS)
     return SlotChannels(
         plan(graph, 2, MAX_PARALLELISM),
@@ -61,7 +61,7 @@ def batches(source: VertexId, records: int) -> list[RecordBatch]:
         RecordBatch(
             [[names[n % len(names)], "x" * 40] for n in range(start, min(records, start + BATCH))],
             list(range(start, min(records, start + BATCH))),
-            Origin(source, 0),
+            TopicPartition(source, 0),
         )
         for start in range(0, records, BATCH)
     ]

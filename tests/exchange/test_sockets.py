@@ -14,7 +14,13 @@ from tests.contracts.exchange import ExchangeContract
 from tests.exchange.mailbox import SocketWorld
 from tidegate.drivers import local_sockets
 from tidegate.drivers.exchange import SocketExchange, addresses
-from tidegate.drivers.exchange.wire import FrameReader, Hello, Refused, own_frame, read_own
+from tidegate.drivers.exchange.wire import (
+    FrameReader,
+    HandshakeRejected,
+    HandshakeRequest,
+    own_frame,
+    read_own,
+)
 from tidegate.errors import ExchangeError
 
 
@@ -42,7 +48,7 @@ def world() -> Iterator[SocketWorld]:
 def test_a_peer_that_never_dials_is_lost(
     world: SocketWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.drivers.exchange.sockets.LINKING_S", 0.1)
+    monkeypatch.setattr("tidegate.drivers.exchange.sockets.CONNECT_TIMEOUT_S", 0.1)
     slot = world.slot(1)
     slot.connect({0: "unix:/nowhere/x"})
     slot.run_until(lambda: 0 in slot.lost, 2.0)
@@ -63,16 +69,18 @@ def test_a_second_connection_of_a_slot_is_refused(world: SocketWorld, early: boo
         low.exchange.send(2, 0, (b"first",))
         high.run_until(lambda: bool(high.frames[0]))
     for hello in (
-        Hello(job="job", attempt=1, sender=0, receiver=2),  # once more
-        Hello(job="job", attempt=1, sender=7, receiver=2),  # the higher one does not dial
-        Hello(job="job", attempt=1, sender=1, receiver=9),  # meant for somebody else
+        HandshakeRequest(job="job", attempt=1, sender=0, receiver=2),  # once more
+        HandshakeRequest(
+            job="job", attempt=1, sender=7, receiver=2
+        ),  # the higher one does not dial
+        HandshakeRequest(job="job", attempt=1, sender=1, receiver=9),  # meant for somebody else
     ):
-        assert isinstance(_say(high.address, own_frame(hello)), Refused)
+        assert isinstance(_say(high.address, own_frame(hello)), HandshakeRejected)
 
 
 @pytest.mark.parametrize(
     "noise",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, own_frame(Refused(reason="?")), b""],
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, own_frame(HandshakeRejected(reason="?")), b""],
     ids=["http", "zeros", "wrong message", "nothing"],
 )
 def test_strangers_are_closed_and_hurt_nobody(world: SocketWorld, noise: bytes) -> None:
@@ -88,7 +96,7 @@ def test_strangers_are_closed_and_hurt_nobody(world: SocketWorld, noise: bytes) 
 def test_a_silent_stranger_is_closed_in_time(
     world: SocketWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.drivers.exchange.sockets.GREETING_S", 0.1)
+    monkeypatch.setattr("tidegate.drivers.exchange.sockets.HANDSHAKE_TIMEOUT_S", 0.1)
     assert _say(world.slot(1).address, b"") is None
 
 

@@ -10,12 +10,12 @@ from tidegate.drivers.exchange.wire import (
     GOODBYE,
     OWN_CHANNEL,
     READ_BYTES,
+    EndOfStream,
     FrameReader,
-    Goodbye,
-    Hello,
+    HandshakeAccepted,
+    HandshakeRejected,
+    HandshakeRequest,
     OwnMessage,
-    Refused,
-    Welcome,
     frame_head,
     own_frame,
     read_own,
@@ -76,7 +76,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
 
 def test_golden_bytes() -> None:
     assert (frame_head(3, 7) + b"abc").hex() == "0000000300000007616263"
-    hello = Hello(job="j", attempt=2, sender=0, receiver=1)
+    hello = HandshakeRequest(job="j", attempt=2, sender=0, receiver=1)
     assert own_frame(hello).hex() == (
         "00000047ffffffff"
         "86a474797065a568656c6c6fa56d61676963b3746964656761746"
@@ -88,10 +88,10 @@ def test_golden_bytes() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Hello(job="order-totals", attempt=3, sender=1, receiver=2),
-        Welcome(),
-        Refused(reason="another attempt"),
-        Goodbye(),
+        HandshakeRequest(job="order-totals", attempt=3, sender=1, receiver=2),
+        HandshakeAccepted(),
+        HandshakeRejected(reason="another attempt"),
+        EndOfStream(),
     ],
 )
 def test_messages_of_the_exchange_come_back(message: OwnMessage) -> None:
@@ -101,7 +101,7 @@ def test_messages_of_the_exchange_come_back(message: OwnMessage) -> None:
 
 
 def test_a_goodbye_is_always_the_same() -> None:
-    assert read_own(GOODBYE) == Goodbye()
+    assert read_own(GOODBYE) == EndOfStream()
 
 
 @given(st.binary())

@@ -16,7 +16,7 @@ from tidegate.checkpoint import envelope
 from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures.beginnings import Beginnings
+from tidegate.checkpoint.procedures.beginnings import InitialOffsets
 from tidegate.controlplane.dispatcher.store import VERSION, _Decision
 from tidegate.protocol.messages import JobReport, Submission
 
@@ -27,7 +27,7 @@ STORED: Final[dict[str, Any]] = {
     "journal/NUMBER.json": AnyEntry,
     "journal/NUMBER.hint": JournalState,
     "manifests/CHECKPOINT.json": Manifest,
-    "beginnings/SUBMISSION.json": Beginnings,
+    "beginnings/SUBMISSION.json": InitialOffsets,
     f"submissions/NUMBER/submission.json, version {VERSION}": Submission,
     f"submissions/NUMBER/decision.json, version {VERSION}": _Decision,
     f"submissions/NUMBER/result.json, version {VERSION}": JobReport,

@@ -44,8 +44,8 @@ from tests.golden.world import (
 )
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
-from tidegate.elements import Origin
-from tidegate.graph.logical import Graph
+from tidegate.elements import TopicPartition
+from tidegate.graph.logical import StreamGraph
 from tidegate.ids import Uid
 from tidegate.ports.inspection import no_progress
 from tidegate.ports.kafka import TransactionState
@@ -250,13 +250,13 @@ class _Maker:
 
     def _sink(self, topic: str, inspector: KafkaTransactionInspector) -> Sink:
         leaders = inspector.partitions(topic)
-        open_on = inspector.open_on(leaders, progress=no_progress).producers
+        open_on = inspector.open_transactions(leaders, progress=no_progress).producers
         stable = {origin.partition: ends.stable for origin, ends in inspector.ends(leaders).items()}
         found: list[tuple[int, StoredMessage]] = []
         for message in read_all(self._bootstrap, topic, isolation="read_uncommitted"):
             partition, offset = message.partition() or 0, message.offset() or 0
             if offset >= stable[partition]:
-                writers = open_on[Origin(topic, partition)]
+                writers = open_on[TopicPartition(topic, partition)]
                 # A subtask writes one transaction after the other, and there is one subtask.
                 writer = max(
                     (each for each in writers if each.start_offset <= offset),
@@ -305,7 +305,7 @@ class _Maker:
         )
 
 
-def _graph(golden: Golden) -> Graph:
+def _graph(golden: Golden) -> StreamGraph:
     import types
 
     from tidegate import build

@@ -25,8 +25,8 @@ from tidegate import build
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.config import Config
 from tidegate.controlplane.dispatcher.store import JobStore
-from tidegate.drivers.bundle import RealDrivers
-from tidegate.graph.logical import Graph
+from tidegate.drivers.bundle import SystemDrivers
+from tidegate.graph.logical import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.kafka import TransactionState
 
@@ -38,7 +38,7 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name}-{path.name}"
 
 
-def graph_of(world: World) -> Graph:
+def graph_of(world: World) -> StreamGraph:
     return build(types.new_class("Job", (case_of(world.case).pipeline,), {"name": world.job}))
 
 
@@ -97,7 +97,7 @@ def test_the_submissions_of_a_golden_storage_are_read(golden: Path, tmp_path: Pa
     """Those of live jobs by a JobManager, that of a backfill by the command."""
     world = World.read(golden / WORLD)
     shutil.copytree(golden / STORAGE, tmp_path / STORAGE)
-    store = JobStore(RealDrivers().blob_store(str(tmp_path / STORAGE)), "another")
+    store = JobStore(SystemDrivers().blob_store(str(tmp_path / STORAGE)), "another")
     found = store.newest(JobName(world.job))
     assert found is not None
     submission, result = found

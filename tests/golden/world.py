@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.drivers.bundle import RealDrivers
-from tidegate.elements import Origin
+from tidegate.drivers.bundle import SystemDrivers
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
@@ -145,7 +145,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class GoldenDrivers(RealDrivers):
+class GoldenDrivers(SystemDrivers):
     """The real drivers, but for Kafka. The fake brokers know no threads, so calls wait for each
     other.
     """
@@ -202,7 +202,7 @@ class _Locked:
         return called
 
 
-def fake_kafka(world: World, drivers: RealDrivers) -> FakeKafka:
+def fake_kafka(world: World, drivers: SystemDrivers) -> FakeKafka:
     """Brokers on which the world is as it was."""
     kafka = FakeKafka(drivers.clock, cluster_id=world.cluster_id, expiration_s=1e9)
     for source in world.sources.values():
@@ -221,7 +221,7 @@ def fake_kafka(world: World, drivers: RealDrivers) -> FakeKafka:
 
 def _append(kafka: FakeKafka, topic: str, records: list[StoredMessage]) -> None:
     for message in records:
-        log = kafka.log(Origin(topic, message.partition()))
+        log = kafka.log(TopicPartition(topic, message.partition()))
         producer = kafka.coordinator.new_producer_id()
         log.append(producer, 0, 0, [message.record()], is_open=None)
 
@@ -230,7 +230,7 @@ def _know(kafka: FakeKafka, transaction: Transaction) -> None:
     known = _Transaction(transaction.producer_id)
     known.epoch, known.state = transaction.epoch, transaction.state
     known.start_ms, known.timeout_s = transaction.start_ms, TIMEOUT_S
-    known.partitions = {Origin(*each): None for each in transaction.partitions}
+    known.partitions = {TopicPartition(*each): None for each in transaction.partitions}
     known.updated_s = kafka._timeline.now_s()
     kafka.coordinator._known[transaction.id] = known
 
@@ -240,7 +240,7 @@ def _open(kafka: FakeKafka, world: World, sink: Sink) -> None:
     sequences: Counter[tuple[int, int]] = Counter()
     for producer_id, message in sink.open:
         channel = producer_id, message.partition()
-        kafka.log(Origin(sink.topic, message.partition())).append(
+        kafka.log(TopicPartition(sink.topic, message.partition())).append(
             producer_id,
             epochs[producer_id],
             sequences[channel],
@@ -255,7 +255,7 @@ def committed(kafka: FakeKafka, sink: Sink, partitions: int) -> list[StoredMessa
     kafka.run_due()
     found = []
     for number in range(partitions):
-        log = kafka.log(Origin(sink.topic, number))
+        log = kafka.log(TopicPartition(sink.topic, number))
         assert log.last_stable == log.end, "a transaction is open"
         for record in log.read(0, log.end)[0]:
             headers: list[tuple[str, bytes | None]] = [*(record.headers() or [])]

@@ -15,21 +15,21 @@ from pipelines.order_totals import OrderTotals
 from pipelines.payments_enriched import PaymentsEnriched
 from tidegate import build
 from tidegate.errors import InternalError, PipelineError
-from tidegate.graph.logical import Edge, Graph
+from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.ids import ChannelId, SubtaskIndex, VertexId
 
 
-def graph(**inputs: str) -> Graph:
+def graph(**inputs: str) -> StreamGraph:
     """Steps by name; inputs as "a", "a:port", "a*" (by key), joined by "+"."""
-    made = Graph("test")
+    made = StreamGraph("test")
     for name, text in inputs.items():
         edges = []
         for part in filter(None, text.split("+")):
             node, _, port = part.removesuffix("*").partition(":")
             keyed = part.endswith("*")
             edges.append(
-                Edge(node=node, port=port or "main", exchange="key" if keyed else "forward")
+                Edge(node=node, port=port or "main", partitioning="key" if keyed else "forward")
             )
         kind: Any = "map" if edges else "source"
         made.add(kind, tuple(edges), place="test.py:1", uid=name)
@@ -95,7 +95,7 @@ def test_every_edge_of_a_pipeline_is_in_one_vertex_or_one_edge_of_the_plan(
             chained = edge.node in made.vertex_of(node.id).nodes
             crossing = [e for e in made.edges if (e.target_node, e.input) == (node.id, position)]
             assert len(crossing) == (0 if chained else 1)
-            assert not chained or edge.exchange == "forward" or parallelism == 1
+            assert not chained or edge.partitioning == "forward" or parallelism == 1
     assert plan(build(pipeline), parallelism, 128) == made
 
 

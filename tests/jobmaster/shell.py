@@ -71,7 +71,7 @@ class Shell:
         )
         loop = SimpleNamespace(call_later=self.call_later, post=lambda action: action())
         manager = SimpleNamespace(
-            wanted=lambda: True,
+            is_current=lambda: True,
             send=self.sent.append,
             report=self.reports.append,
             epoch=LeaderEpoch(1),
@@ -90,8 +90,8 @@ class Shell:
             SimpleNamespace(
                 recover=lambda plan, claimed, done: None,
                 abandon=lambda: None,
-                sweep=lambda: None,
-                confirm=lambda done: done(None),
+                fence_zombies=lambda: None,
+                check_ownership=lambda done: done(None),
                 close=lambda outcome, stopped, done: self.closed.append(outcome),
             ),
         )
@@ -113,7 +113,7 @@ class Shell:
     def claims(self, attempt: int) -> None:
         """The journal holds the claim."""
         if self.master._machine.state is JobState.CREATED:
-            self.master.decide(e.Begin())
+            self.master.decide(e.ProcessStarted())
         self.master._claimed(Attempt(attempt))
 
     def recovers(self, attempt: int) -> None:
@@ -132,7 +132,7 @@ class Shell:
     def registers(
         self, attempt: int, ordinal: int, serial: int, *, tidegate: str = TIDEGATE
     ) -> Message:
-        return self.master.take(
+        return self.master.receive(
             RegisterSlot(
                 job=JOB,
                 attempt=Attempt(attempt),
@@ -150,14 +150,14 @@ class Shell:
 
     def loses(self, attempt: int, ordinal: int, serial: int, reason: str = "killed") -> None:
         """The ResourceManager says that a slot is gone."""
-        self.master.take(
+        self.master.receive(
             SlotLost(
                 job=JOB, attempt=Attempt(attempt), slot=slot(ordinal), serial=serial, reason=reason
             )
         )
 
     def released(self, attempt: int) -> None:
-        self.master.take(SlotsReleased(job=JOB, attempt=Attempt(attempt)))
+        self.master.receive(SlotsReleased(job=JOB, attempt=Attempt(attempt)))
 
     def deliver(self, ordinal: int) -> None:
         """The line to the last slot of a place: it refuses whatever it is sent."""

@@ -10,10 +10,10 @@ import msgspec
 
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.backlog import Backlog
-from tidegate.checkpoint.coordination import Declined, Tick
+from tidegate.checkpoint.coordination import CheckpointTick, Declined
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
-from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
+from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -85,9 +85,9 @@ def attempt(
         lines.append(Line())
         return lines[-1]
 
-    shell = AttemptShell(
+    shell = AttemptCallbacks(
         clock=cast("Any", clock or Clock()),
-        open_line=open_line,
+        connect_slot=open_line,
         wake_at=woken.append,
         publish=lambda _: None,
         fail=lambda _: None,
@@ -106,9 +106,9 @@ LEAVE = CloseTasks(job=JobName("job"), attempt=Attempt(1))
 
 def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
     live, lines = attempt()
-    assert live.attach(FIRST)
-    assert not live.attach(msgspec.structs.replace(FIRST)), "delivered twice"
-    assert live.attach(OTHER)
+    assert live.register(FIRST)
+    assert not live.register(msgspec.structs.replace(FIRST)), "delivered twice"
+    assert live.register(OTHER)
     assert [line.closed for line in lines] == [True, False]
     assert lines[0].sent == [LEAVE]
     assert live.slots[0].registered == OTHER
@@ -118,8 +118,8 @@ def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
     """Nobody would tell of its end a second time: the job would be deployed to it."""
     live, lines = attempt()
     newer = msgspec.structs.replace(OTHER, serial=FIRST.serial + 1)
-    assert live.attach(newer)
-    assert not live.attach(FIRST)
+    assert live.register(newer)
+    assert not live.register(FIRST)
     assert live.slots[0].registered == newer
     assert [line.closed for line in lines] == [False, True]
     assert lines[1].sent == [LEAVE]
@@ -130,9 +130,9 @@ def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
     the job stood still, because all further messages went to the slot without tasks.
     """
     live, lines = attempt()
-    assert live.attach(FIRST)
+    assert live.register(FIRST)
     live.deployed = True
-    assert not live.attach(OTHER)
+    assert not live.register(OTHER)
     assert live.slots[0].registered == FIRST
     live.start()
     assert [type(message).__name__ for message in lines[0].sent] == ["StartSources"]
@@ -142,7 +142,7 @@ def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
 def test_what_is_free_is_what_the_journal_says() -> None:
     """The ids go to every slot as they were handed in; nothing is remembered here."""
     live, lines = attempt()
-    live.attach(FIRST)
+    live.register(FIRST)
     live.start()
     checkpoint = CheckpointId(live.attempt, 1)
     live.committed(checkpoint, (txn(2),), (txn(1), txn(2)))
@@ -155,29 +155,33 @@ def test_what_is_free_is_what_the_journal_says() -> None:
 def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
     clock, wakes = Clock(), list[float]()
     live, _ = attempt(clock, wakes)
-    live.attach(FIRST)
-    live.attach(msgspec.structs.replace(OTHER, ordinal=1))
+    live.register(FIRST)
+    live.register(msgspec.structs.replace(OTHER, ordinal=1))
     live.start()
-    live.tell(Tick(now_s=1))  # a checkpoint, which is given up when the next one is long due
+    live.dispatch(
+        CheckpointTick(now_s=1)
+    )  # a checkpoint, which is given up when the next one is long due
     busy = SlotMetrics(records_in=10, records_out=4, lag=500, saturated=True)
-    live.heard(0, busy)
-    live.heard(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2, saturated=True))
+    live.heartbeat(0, busy)
+    live.heartbeat(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2, saturated=True))
     clock.now_s = 1.0
-    live.heard(0, busy)
+    live.heartbeat(0, busy)
     clock.now_s = 1.5
     other = SlotMetrics(records_in=100, skipped=1, dead_letters=2, lag=100, saturated=True)
-    live.heard(1, other)
+    live.heartbeat(1, other)
     assert live.metrics() == SlotMetrics(
         records_in=110, records_out=4, skipped=1, dead_letters=2, lag=600
     )
-    live.tell(Declined(checkpoint=CheckpointId(live.attempt, 1), subtask=None, reason="", now_s=2))
+    live.dispatch(
+        Declined(checkpoint=CheckpointId(live.attempt, 1), subtask=None, reason="", now_s=2)
+    )
     assert wakes == [1, 2, 6], "one long interval after the last trigger"
-    live.heard(0, SlotMetrics(records_in=500, lag=9_000))
-    live.heard(1, SlotMetrics(records_in=200, lag=0, saturated=True))
+    live.heartbeat(0, SlotMetrics(records_in=500, lag=9_000))
+    live.heartbeat(1, SlotMetrics(records_in=200, lag=0, saturated=True))
     assert wakes[3:] == [2], "one short interval after it"
 
 
 def test_a_count_of_an_unknown_slot_is_nobodys() -> None:
     live, _ = attempt()
-    live.heard(3, SlotMetrics(records_in=10, lag=500))
+    live.heartbeat(3, SlotMetrics(records_in=10, lag=500))
     assert live.metrics() == SlotMetrics()

@@ -18,11 +18,11 @@ from tidegate.checkpoint.procedures import claim
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
 from tidegate.ids import JobName, TransactionalId
-from tidegate.ports.blobs import Created
-from tidegate.ports.kafka import EndOutcome, TransactionLog
+from tidegate.ports.blobs import CreateResult
+from tidegate.ports.kafka import EndTxnResult, TransactionAdmin
 from tidegate.protocol.snapshots import PreparedTransaction
 
 TID = TransactionalId("tidegate.job.j.sink.1.0.0")
@@ -54,9 +54,9 @@ class Log:
     def describe(self, transactional_id: TransactionalId) -> None:
         self.calls.append(("describe", transactional_id))
 
-    def end(self, *transaction: object, commit: bool) -> EndOutcome:
+    def end(self, *transaction: object, commit: bool) -> EndTxnResult:
         self.calls.append(("end", *transaction, commit))
-        return EndOutcome.RETRY
+        return EndTxnResult.RETRY
 
     def fence(self, transactional_id: TransactionalId) -> None:
         self.calls.append(("fence", transactional_id))
@@ -65,7 +65,7 @@ class Log:
         self.calls.append(("topics", *topics))
         return {}
 
-    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         self.calls.append(("epochs", *epochs.items()))
         return {}
 
@@ -75,7 +75,7 @@ class Log:
 
 
 def runner(log: Log | None = None, clock: Clock | None = None, **more: Any) -> EffectRunner:
-    transactions = cast("TransactionLog", log or Log())
+    transactions = cast("TransactionAdmin", log or Log())
     return EffectRunner(
         open_store("memory:///"),
         transactions,
@@ -96,25 +96,25 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
     log, clock = Log(), Clock()
     run = runner(log, clock)
     answers: list[tuple[Effect, object]] = [
-        (effects.CreateEntry(path="a/b", data=b"1"), Created.CREATED),
-        (effects.CreateEntry(path="a/b", data=b"1"), Created.EXISTS),
+        (effects.CreateEntry(path="a/b", data=b"1"), CreateResult.CREATED),
+        (effects.CreateEntry(path="a/b", data=b"1"), CreateResult.EXISTS),
         (effects.WriteObject(path="a/c", data=b"2"), None),
         (effects.ReadObject(path="a/c"), b"2"),
         (effects.ListObjects(prefix="a"), ["a/b", "a/c"]),
         (effects.DeleteObject(path="a/c"), None),
         (effects.ReadObject(path="a/c"), None),
         (effects.Describe(cluster_id="c1", transactional_id=TID), None),
-        (effects.EndTransaction(transaction=txn()), EndOutcome.RETRY),
+        (effects.EndTransaction(transaction=txn()), EndTxnResult.RETRY),
         (effects.ClusterId(), "c1"),
         (effects.ListTransactions(prefix="p"), {}),
         (effects.Fence(transactional_id=TID), None),
         (effects.TopicIds(topics=frozenset({"t"})), {}),
-        (effects.EpochEnds(epochs={Origin("t", 0): 3}), {}),
-        (effects.Pause(seconds=0.5), None),
-        (effects.Now(), 7.5),
+        (effects.EpochEnds(epochs={TopicPartition("t", 0): 3}), {}),
+        (effects.Sleep(seconds=0.5), None),
+        (effects.MonotonicTime(), 7.5),
         (effects.WallClock(), 8),
         (effects.Nonce(), "n"),
-        (effects.Together(procedures=(effects.nonce(), effects.now())), ["n", 7.5]),
+        (effects.Gather(procedures=(effects.nonce(), effects.now())), ["n", 7.5]),
     ]
     for effect, answer in answers:
         assert run.perform(effect) == answer
@@ -171,25 +171,25 @@ class Meeting(Log):
         super().__init__()
         self.both = threading.Barrier(2, timeout=30)
 
-    def end(self, *transaction: object, commit: bool) -> EndOutcome:
+    def end(self, *transaction: object, commit: bool) -> EndTxnResult:
         self.both.wait()
         if str(transaction[0]).endswith(".1"):
             raise KafkaUnavailableError(f"{transaction[0]} is away")
-        return EndOutcome.ACCEPTED
+        return EndTxnResult.ACCEPTED
 
 
-def ending(slot: int) -> Procedure[EndOutcome]:
+def ending(slot: int) -> Procedure[EndTxnResult]:
     return effects.end_transaction(
         msgspec.structs.replace(txn(), transactional_id=TransactionalId(f"{TID}.{slot}"))
     )
 
 
 def test_what_goes_together_goes_side_by_side_and_is_answered_in_order() -> None:
-    def named(slot: int) -> Procedure[tuple[int, EndOutcome]]:
+    def named(slot: int) -> Procedure[tuple[int, EndTxnResult]]:
         return slot, (yield from ending(slot))
 
-    ends = runner(Meeting()).run(effects.together([named(0), named(2)]))
-    assert ends == [(0, EndOutcome.ACCEPTED), (2, EndOutcome.ACCEPTED)]
+    ends = runner(Meeting()).run(effects.gather([named(0), named(2)]))
+    assert ends == [(0, EndTxnResult.ACCEPTED), (2, EndTxnResult.ACCEPTED)]
 
 
 def test_of_what_goes_together_all_go_on_to_their_end_and_the_first_error_is_thrown() -> None:
@@ -204,7 +204,7 @@ def test_of_what_goes_together_all_go_on_to_their_end_and_the_first_error_is_thr
 
     def procedure() -> Procedure[object]:
         try:
-            return (yield from effects.together([ending(1), slow("slow"), slow("too"), ending(1)]))
+            return (yield from effects.gather([ending(1), slow("slow"), slow("too"), ending(1)]))
         except KafkaUnavailableError as error:
             return str(error)
 
@@ -215,7 +215,7 @@ def test_of_what_goes_together_all_go_on_to_their_end_and_the_first_error_is_thr
 def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     run = EffectRunner(
-        store, cast("TransactionLog", Log()), Clock(), SystemThreads(), nonce=lambda: "nonce"
+        store, cast("TransactionAdmin", Log()), Clock(), SystemThreads(), nonce=lambda: "nonce"
     )
     attempts = [run.run(claim(JobName("job"), submission="s")).attempt for _ in range(3)]
     assert attempts == [1, 2, 3]
@@ -260,11 +260,11 @@ def test_what_is_tried_again_is_told_and_other_failures_are_the_procedures_own()
     told: list[object] = []
     runner = EffectRunner(
         open_store("memory:///"),
-        cast("TransactionLog", Away()),
+        cast("TransactionAdmin", Away()),
         cast("Any", Clock()),
         SystemThreads(),
         nonce=lambda: "n",
-        trouble=lambda error: told.append(str(error)),
+        on_retry=lambda error: told.append(str(error)),
     )
     assert runner.run(procedure()) == "done"
     assert told == ["no broker of here answers"]

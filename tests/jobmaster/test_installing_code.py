@@ -15,7 +15,7 @@ from tests.controlplane.dispatching import submission
 from tests.controlplane.test_store import Blobs
 from tidegate.api.archive import digest_of
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import never
+from tidegate.controlplane.jobmaster.effects import run_to_end
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import installed_code
 from tidegate.drivers.clock import SystemClock
@@ -85,7 +85,7 @@ def test_a_submission_of_an_older_version_has_no_archive(tmp_path: Path) -> None
 
 
 def test_a_storage_that_does_not_answer_fails_the_attempt_and_not_the_job(tmp_path: Path) -> None:
-    found = job_storage(Storage(1), tmp_path).fetch_code(submitted(tmp_path), Config(), never)
+    found = job_storage(Storage(1), tmp_path).fetch_code(submitted(tmp_path), Config(), run_to_end)
     assert isinstance(found, StorageError)
     assert found.retry is not Retry.NO
 
@@ -93,7 +93,7 @@ def test_a_storage_that_does_not_answer_fails_the_attempt_and_not_the_job(tmp_pa
 def test_a_storage_that_vanishes_before_the_code_is_there_is_waited_for(tmp_path: Path) -> None:
     storage = Storage(2)
     storage.error = StorageGoneError("X is gone.")
-    fetched = job_storage(storage, tmp_path).fetch_code(submitted(tmp_path), Config(), never)
+    fetched = job_storage(storage, tmp_path).fetch_code(submitted(tmp_path), Config(), run_to_end)
     assert isinstance(fetched, Path)
     assert (fetched / "job.py").is_file()
 
@@ -105,14 +105,14 @@ def test_a_fetch_that_hangs_is_a_call_that_is_watched(tmp_path: Path) -> None:
     storage.while_read = lambda: hanging.extend(
         call.what for call in [fetching.calls.hanging(-1.0)] if call is not None
     )
-    fetching.fetch_code(submitted(tmp_path), Config(), never)
+    fetching.fetch_code(submitted(tmp_path), Config(), run_to_end)
     assert hanging == ["the code of the job"]
 
 
 def test_code_that_cannot_be_unpacked_is_an_error_of_the_attempt(tmp_path: Path) -> None:
     storage = Storage(1)
     storage.error = MemoryError()
-    found = job_storage(storage, tmp_path).fetch_code(submitted(tmp_path), Config(), never)
+    found = job_storage(storage, tmp_path).fetch_code(submitted(tmp_path), Config(), run_to_end)
     assert isinstance(found, ResourceExhaustedError)
 
 

@@ -24,7 +24,7 @@ from tidegate.checkpoint.effects import (
     TopicIds,
     WriteObject,
 )
-from tidegate.controlplane.jobmaster.journal_work import JournalWork
+from tidegate.controlplane.jobmaster.journal_work import JournalWorker
 from tidegate.errors import (
     InternalError,
     ResourceExhaustedError,
@@ -44,7 +44,7 @@ def failing(error: BaseException) -> Callable[..., NoReturn]:
     return fails
 
 
-def once(made: JournalWork, kind: type[Effect], error: BaseException) -> None:
+def once(made: JournalWorker, kind: type[Effect], error: BaseException) -> None:
     """The next effect of a kind fails, those behind it do not."""
     actions = made.journal._runner()._actions
     real = actions[kind]
@@ -56,7 +56,7 @@ def once(made: JournalWork, kind: type[Effect], error: BaseException) -> None:
     actions[kind] = fails
 
 
-def claimed(posted: queue.SimpleQueue[Any]) -> JournalWork:
+def claimed(posted: queue.SimpleQueue[Any]) -> JournalWorker:
     made = work(posted)
     made.journal.claimed = made.journal._claim()
     return made
@@ -72,7 +72,7 @@ def test_a_bug_in_a_sweep_is_raised_in_the_loop(bug: Exception) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     made.journal._runner()._actions[ListTransactions] = failing(bug)
-    made.sweep()
+    made.fence_zombies()
     with pytest.raises(type(bug), match="a bug"):
         posted.get(timeout=10)()
 
@@ -84,7 +84,7 @@ def test_a_sweep_that_the_system_fails_is_told_and_repeated(
     made = claimed(queue.SimpleQueue())
     swept = queue.SimpleQueue[str]()
     once(made, ListTransactions, error)
-    made.sweep()
+    made.fence_zombies()
     made._sweeper.submit(lambda: swept.put("the first one"))
     assert swept.get(timeout=10) == "the first one"
     assert "the sweep failed and is repeated" in caplog.text
@@ -94,7 +94,7 @@ def test_a_sweep_that_the_system_fails_is_told_and_repeated(
         return {}
 
     made.journal._runner()._actions[ListTransactions] = listing
-    made.sweep()
+    made.fence_zombies()
     assert swept.get(timeout=10) == "again"
 
 
@@ -145,13 +145,13 @@ def test_an_attempt_whose_last_look_the_system_fails_ends() -> None:
     made = claimed(posted)
     made.journal._runner()._actions[ListObjects] = failing(DISK_FAILED)
     outcomes: list[object] = []
-    made.confirm(outcomes.append)
+    made.check_ownership(outcomes.append)
     posted.get(timeout=10)()
     assert isinstance(outcomes[0], SystemCallError)
 
 
 def published(
-    made: JournalWork, posted: queue.SimpleQueue[Any], last: str
+    made: JournalWorker, posted: queue.SimpleQueue[Any], last: str
 ) -> tuple[list[str], list[TidegateError]]:
     """Publish a checkpoint; what was told of it until `last` came, and the errors."""
     journal = made.journal.claimed
@@ -195,7 +195,7 @@ def test_a_create_that_the_system_fails_leaves_the_journal_in_doubt() -> None:
     assert told == ["failed"]
     assert isinstance(errors[0], SystemCallError)
     assert made.journal.claimed is not None
-    assert made.journal.claimed.in_doubt
+    assert made.journal.claimed.last_write_unknown
     assert closed(made, posted) is None
     assert made.journal._runner().run(entries()) == 3, "two claims and the close"
 
@@ -208,12 +208,12 @@ def test_a_manifest_that_the_system_does_not_write_ends_the_attempt() -> None:
     assert told == ["failed"]
     assert isinstance(errors[0], SystemCallError)
     assert made.journal.claimed is not None
-    assert not made.journal.claimed.in_doubt
+    assert not made.journal.claimed.last_write_unknown
 
 
 @pytest.mark.parametrize(
     ("step", "before"),
-    [("commit", ["published"]), ("delete_unneeded", ["published", "committed"])],
+    [("commit", ["published"]), ("clean_up", ["published", "committed"])],
 )
 def test_what_the_system_fails_behind_a_publication_ends_the_attempt(
     step: str, before: list[str], monkeypatch: pytest.MonkeyPatch

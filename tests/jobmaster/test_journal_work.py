@@ -24,17 +24,17 @@ from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import own_journal, publish, read_journal
 from tidegate.checkpoint.procedures.reading import read_entry
-from tidegate.checkpoint.restore import Restoration
+from tidegate.checkpoint.restore import RestorePlan
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import restoring as restoring_module
 from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
-from tidegate.controlplane.jobmaster.journal_work import JournalWork
+from tidegate.controlplane.jobmaster.journal_work import JournalWorker
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
-    DeposedError,
+    FencedError,
     JournalLostError,
     KafkaNotAuthorisedError,
     NotAllowedError,
@@ -48,7 +48,9 @@ from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.snapshots import SourceSplit
 
 
-def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: True) -> JournalWork:
+def work(
+    posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: True
+) -> JournalWorker:
     submission = SimpleNamespace(
         job=JobName("job"),
         id="s1",
@@ -61,7 +63,7 @@ def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: Tr
         bounded=False,
         ends=(),
     )
-    made = JournalWork(
+    made = JournalWorker(
         cast("Any", submission),
         Config(),
         cast(
@@ -84,7 +86,7 @@ def work(posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: Tr
     return made
 
 
-def closed(made: JournalWork, posted: queue.SimpleQueue[Any]) -> object:
+def closed(made: JournalWorker, posted: queue.SimpleQueue[Any]) -> object:
     outcomes: list[object] = []
     made.close("failed", "", outcomes.append)
     posted.get(timeout=10)()
@@ -95,7 +97,7 @@ def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     journal = made.journal._claim()
-    journal.in_doubt = True
+    journal.last_write_unknown = True
     made.journal.claimed = journal
     assert closed(made, posted) is None
     assert made.journal._runner().run(entries()) == 3, "two claims and the close"
@@ -109,15 +111,15 @@ def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_th
     made = work(posted)
     made.journal.claimed = made.journal._claim()
     outcomes: list[object] = []
-    made.confirm(outcomes.append)
+    made.check_ownership(outcomes.append)
     posted.get(timeout=10)()
     assert outcomes == [None]
     successor = work(posted)
     successor.journal._effects = made.journal._effects
     successor.journal.claimed = successor.journal._claim()
-    made.confirm(outcomes.append)
+    made.check_ownership(outcomes.append)
     posted.get(timeout=10)()
-    assert isinstance(outcomes[1], DeposedError)
+    assert isinstance(outcomes[1], FencedError)
     assert "attempt 2 has claimed the job" in str(outcomes[1])
 
 
@@ -131,11 +133,11 @@ def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.Mon
         yield from ()
         return True
 
-    monkeypatch.setattr(own_journal, "_overtaken", overtaken)
+    monkeypatch.setattr(own_journal, "_is_superseded", overtaken)
     outcomes: list[object] = []
-    made.confirm(outcomes.append)
+    made.check_ownership(outcomes.append)
     posted.get(timeout=10)()
-    assert isinstance(outcomes[0], DeposedError)
+    assert isinstance(outcomes[0], FencedError)
 
 
 def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
@@ -149,7 +151,7 @@ def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
         raise StorageError("no answer")
 
     cast("Any", made)._runner = lambda: SimpleNamespace(run=fails)
-    made.confirm(outcomes.append)
+    made.check_ownership(outcomes.append)
     posted.get(timeout=10)()
     assert outcomes == [None]
 
@@ -232,7 +234,7 @@ def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
     made = work(posted)
     made.journal.claimed = made.journal._claim()
     assert closed(made, posted) is None
-    made.journal.claimed.in_doubt = True
+    made.journal.claimed.last_write_unknown = True
     assert closed(made, posted) is None
     assert made.journal._runner().run(entries()) == 2, "it was not claimed again"
 
@@ -251,12 +253,12 @@ def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
 
     actions[ListTransactions] = hanging
     for _ in range(5):
-        made.sweep()
+        made.fence_zombies()
     assert begun.get(timeout=10) == 1
     answers.put({})
     made._sweeper.submit(lambda: begun.put(0))
     assert begun.get(timeout=10) == 0, "nothing has waited in between"
-    made.sweep()
+    made.fence_zombies()
     assert begun.get(timeout=10) == 2, "the next one is made"
     answers.put({})
 
@@ -363,9 +365,9 @@ def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.Monke
 
     seen: list[bool] = []
 
-    def restoring(*_: object, on_other_cluster: bool, **__: object) -> Restoration:
+    def restoring(*_: object, on_other_cluster: bool, **__: object) -> RestorePlan:
         seen.append(on_other_cluster)
-        return Restoration(keyed=(), splits=(), new_partitions=())
+        return RestorePlan(keyed=(), splits=(), new_partitions=())
 
     monkeypatch.setattr(restoring_module, "restore", restoring)
     consented = JournalNumber(journal.state.number + 1)
@@ -395,7 +397,7 @@ def test_a_journal_that_a_jobmaster_has_claimed_must_be_there() -> None:
     assert runner.run(entries()) == 0
 
 
-def with_offset(made: JournalWork, counter: int, offset: int) -> None:
+def with_offset(made: JournalWorker, counter: int, offset: int) -> None:
     journal = made.journal.claimed
     assert journal is not None
     made.journal._runner().run(publish(journal, at_offset(manifest(journal, counter), offset), ()))
@@ -434,10 +436,10 @@ def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
     groups: list[str] = []
 
     class Groups(Admin):
-        def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+        def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
             groups.append(group)
             metadata = commit_metadata("nonce", CheckpointId.parse("1-9"))
-            return {Origin("t", 0): GroupCommit(7, metadata)}
+            return {TopicPartition("t", 0): GroupCommit(7, metadata)}
 
     cast("Any", made.journal._drivers).kafka_admin = lambda _: Groups()
     made.journal._claim_for(plan)
@@ -450,7 +452,7 @@ def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
         successor.journal._claim_for(plan)
 
     class NotAllowed(Admin):
-        def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+        def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
             raise NotAllowedError(f"no right on group {group}")
 
     cast("Any", successor.journal._drivers).kafka_admin = lambda _: NotAllowed()
@@ -466,10 +468,10 @@ class Admin:
     def partitions(self, topic: str) -> int:
         return 1
 
-    def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(origins, 0)
 
-    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(origins, self.end)
 
     def close(self) -> None:

@@ -11,29 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.controlplane.jobmaster.events import (
-    AskForSlots,
+    AcquireSlots,
     AttemptFailed,
-    BackedOff,
-    BackOff,
-    Begin,
     Claimed,
     Close,
-    Closed,
     CloseFailed,
     DeploySlots,
     EndAttempt,
     Event,
+    ExitProcess,
     FinalCheckpointCommitted,
-    InputEnded,
-    Leave,
+    JobClosed,
+    JobRecovered,
+    ProcessStarted,
     Recover,
-    Recovered,
     RecoveryFailed,
-    Run,
-    SlotGone,
+    RestartDelayElapsed,
+    ScheduleRestart,
+    SlotDisappeared,
+    SlotInputEnded,
     SlotReady,
     SlotRegistered,
-    SlotsOverdue,
+    SlotRequestTimedOut,
+    StartAttempt,
     StopEnd,
     StopRequested,
     TakeFinalCheckpoint,
@@ -41,8 +41,8 @@ from tidegate.controlplane.jobmaster.events import (
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.errors import (
     DataLossError,
-    DeposedError,
     ExternalError,
+    FencedError,
     InternalError,
     JobClosedError,
     KafkaUnavailableError,
@@ -75,13 +75,13 @@ def started(attempt: Attempt) -> list[Event]:
     """What an attempt goes through until it runs."""
     return [
         Claimed(attempt=attempt),
-        Recovered(attempt=attempt),
+        JobRecovered(attempt=attempt),
         *(SlotRegistered(attempt=attempt, ordinal=o, slot=slot(o)) for o in range(2)),
         *(SlotReady(attempt=attempt, ordinal=o) for o in range(2)),
     ]
 
 
-UP_TO_RUNNING: list[Event] = [Begin(), *started(ONE)]
+UP_TO_RUNNING: list[Event] = [ProcessStarted(), *started(ONE)]
 
 
 def running() -> JobMachine:
@@ -99,56 +99,58 @@ def before_deployment(state: JobState) -> JobMachine:
     job.handle(Claimed(attempt=TWO))
     job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), serial=3))
     if state is not JobState.RECOVERING:
-        job.handle(Recovered(attempt=TWO))
+        job.handle(JobRecovered(attempt=TWO))
     if state is JobState.WAITING_FOR_SLOTS:
-        job.handle(BackedOff(restart=1))
+        job.handle(RestartDelayElapsed(restart=1))
     assert job.state is state
     return job
 
 
 def test_slots_are_asked_for_with_the_claim_and_deployed_only_after_the_fencing() -> None:
     job = machine()
-    assert job.handle(Begin()) == [Recover()]
-    assert job.handle(Claimed(attempt=ONE)) == [AskForSlots(attempt=ONE)]
+    assert job.handle(ProcessStarted()) == [Recover()]
+    assert job.handle(Claimed(attempt=ONE)) == [AcquireSlots(attempt=ONE)]
     for ordinal in range(2):
         event = SlotRegistered(attempt=ONE, ordinal=ordinal, slot=slot(ordinal))
         assert job.handle(event) == []
-    assert job.handle(Recovered(attempt=ONE)) == [DeploySlots(attempt=ONE)]
+    assert job.handle(JobRecovered(attempt=ONE)) == [DeploySlots(attempt=ONE)]
     assert job.handle(SlotReady(attempt=ONE, ordinal=0)) == []
-    assert job.handle(SlotReady(attempt=ONE, ordinal=1)) == [Run(attempt=ONE)]
+    assert job.handle(SlotReady(attempt=ONE, ordinal=1)) == [StartAttempt(attempt=ONE)]
 
 
 def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() -> None:
     job = running()
-    instructions = job.handle(SlotGone(attempt=ONE, slot=slot(1), reason="killed by signal 9"))
+    instructions = job.handle(
+        SlotDisappeared(attempt=ONE, slot=slot(1), reason="killed by signal 9")
+    )
     assert instructions == [
         EndAttempt(attempt=ONE),
-        BackOff(delay_s=0.5, restart=1),
+        ScheduleRestart(delay_s=0.5, restart=1),
         Recover(),
     ]
     job.handle(Claimed(attempt=TWO))
     for ordinal in range(2):
         job.handle(SlotRegistered(attempt=TWO, ordinal=ordinal, slot=slot(ordinal)))
-    assert job.handle(Recovered(attempt=TWO)) == []
+    assert job.handle(JobRecovered(attempt=TWO)) == []
     assert job.state is JobState.BACKING_OFF
-    assert job.handle(BackedOff(restart=1)) == [DeploySlots(attempt=TWO)]
+    assert job.handle(RestartDelayElapsed(restart=1)) == [DeploySlots(attempt=TWO)]
     assert job.restarts == 1
 
 
 def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
-    late = SlotGone(attempt=ONE, slot=slot(0), serial=1, reason="killed by signal 9")
+    late = SlotDisappeared(attempt=ONE, slot=slot(0), serial=1, reason="killed by signal 9")
     job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), serial=1))
     job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), serial=3))  # given out again
     assert job.handle(late) == []
     assert job.slots_missing == 1, "it would wait for a slot that nobody brings"
-    job.handle(Recovered(attempt=ONE))
+    job.handle(JobRecovered(attempt=ONE))
     other = SlotRegistered(attempt=ONE, ordinal=1, slot=slot(1), serial=2)
     assert job.handle(other) == [DeploySlots(attempt=ONE)]
     assert job.handle(late) == [], "nor does it end what runs"
-    gone = SlotGone(attempt=ONE, slot=slot(0), serial=3, reason="killed by signal 9")
+    gone = SlotDisappeared(attempt=ONE, slot=slot(0), serial=3, reason="killed by signal 9")
     assert EndAttempt(attempt=ONE) in job.handle(gone)
 
 
@@ -158,7 +160,7 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
 def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
     """The ResourceManager brings another, and the attempt goes on."""
     job = before_deployment(state)
-    assert job.handle(SlotGone(attempt=TWO, slot=slot(0), serial=3, reason="killed")) == []
+    assert job.handle(SlotDisappeared(attempt=TWO, slot=slot(0), serial=3, reason="killed")) == []
     assert job.slots_missing == 2
     assert job.restarts == 1
 
@@ -169,10 +171,10 @@ def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState
 def test_a_slot_that_is_silent_before_the_deployment_ends_the_attempt(state: JobState) -> None:
     """The ResourceManager takes it for occupied, and would bring no other to this one."""
     job = before_deployment(state)
-    gone = SlotGone(attempt=TWO, slot=slot(0), serial=3, reason="no heartbeat", silent=True)
+    gone = SlotDisappeared(attempt=TWO, slot=slot(0), serial=3, reason="no heartbeat", silent=True)
     instructions = job.handle(gone)
     assert instructions[0] == EndAttempt(attempt=TWO)
-    assert BackOff(delay_s=0.5, restart=2) in instructions
+    assert ScheduleRestart(delay_s=0.5, restart=2) in instructions
     assert str(job.error) == "Slot tm-1/0 was lost: no heartbeat."
 
 
@@ -188,48 +190,48 @@ def test_messages_of_an_older_attempt_change_nothing() -> None:
 
 def test_a_recovery_whose_attempt_has_failed_meanwhile_is_not_taken_for_the_next_one() -> None:
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("a slot that was not deployed yet")))
-    assert job.handle(BackedOff(restart=1)) == [Recover()]
-    assert job.handle(Recovered(attempt=ONE)) == []
+    assert job.handle(RestartDelayElapsed(restart=1)) == [Recover()]
+    assert job.handle(JobRecovered(attempt=ONE)) == []
     job.handle(Claimed(attempt=TWO))
-    assert job.handle(Recovered(attempt=TWO)) == []
+    assert job.handle(JobRecovered(attempt=TWO)) == []
     assert job.state is JobState.WAITING_FOR_SLOTS
 
 
 def test_a_recovery_that_failed_is_not_tried_again_before_the_wait_is_over() -> None:
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     failed = job.handle(RecoveryFailed(error=KafkaUnavailableError("no broker")))
-    assert failed == [BackOff(delay_s=0.5, restart=1)]
-    assert job.handle(BackedOff(restart=1)) == [Recover()]
+    assert failed == [ScheduleRestart(delay_s=0.5, restart=1)]
+    assert job.handle(RestartDelayElapsed(restart=1)) == [Recover()]
 
 
 def test_the_wait_of_an_earlier_restart_ends_no_later_one() -> None:
     job = running()
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
     job.handle(Claimed(attempt=TWO))
-    job.handle(Recovered(attempt=TWO))
+    job.handle(JobRecovered(attempt=TWO))
     job.handle(AttemptFailed(attempt=TWO, error=ExternalError("y")))
     job.handle(Claimed(attempt=Attempt(3)))
-    job.handle(Recovered(attempt=Attempt(3)))
+    job.handle(JobRecovered(attempt=Attempt(3)))
     for ordinal in range(2):
         event = SlotRegistered(attempt=Attempt(3), ordinal=ordinal, slot=slot(ordinal))
         assert job.handle(event) == []
-    assert job.handle(BackedOff(restart=1)) == []
-    assert job.handle(BackedOff(restart=2)) == [DeploySlots(attempt=Attempt(3))]
+    assert job.handle(RestartDelayElapsed(restart=1)) == []
+    assert job.handle(RestartDelayElapsed(restart=2)) == [DeploySlots(attempt=Attempt(3))]
 
 
 def test_lost_data_fails_the_job_without_another_attempt() -> None:
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
     assert job.handle(RecoveryFailed(error=DataLossError("gone"))) == [
         EndAttempt(attempt=ONE),
         Close(outcome=JobState.FAILED),
     ]
-    assert job.handle(CloseFailed(error=DataLossError("still gone"))) == [Leave()]
+    assert job.handle(CloseFailed(error=DataLossError("still gone"))) == [ExitProcess()]
     assert (job.state, str(job.error)) == (JobState.FAILED, "gone")
 
 
@@ -241,17 +243,19 @@ def test_when_the_strategy_gives_up_the_job_closes_as_failed_and_says_why() -> N
         EndAttempt(attempt=ONE),
         Close(outcome=JobState.FAILED),
     ]
-    assert job.handle(Closed()) == [Leave()]
+    assert job.handle(JobClosed()) == [ExitProcess()]
     assert (job.state, job.error) == (JobState.FAILED, error)
 
 
 def test_a_bounded_job_ends_after_its_last_subtask_and_a_final_checkpoint() -> None:
     job = running()
     first, second = sorted(SUBTASKS)
-    assert job.handle(InputEnded(attempt=ONE, subtask=first)) == []
-    assert job.handle(InputEnded(attempt=ONE, subtask=second)) == [TakeFinalCheckpoint(attempt=ONE)]
+    assert job.handle(SlotInputEnded(attempt=ONE, subtask=first)) == []
+    assert job.handle(SlotInputEnded(attempt=ONE, subtask=second)) == [
+        TakeFinalCheckpoint(attempt=ONE)
+    ]
     assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == [Close(outcome=JobState.FINISHED)]
-    job.handle(Closed())
+    job.handle(JobClosed())
     assert job.state is JobState.FINISHED
 
 
@@ -261,14 +265,16 @@ def test_what_had_ended_in_the_attempt_before_has_not_ended_in_the_next() -> Non
     """
     job, (first, second) = running(), sorted(SUBTASKS)
     for subtask in (first, second):
-        job.handle(InputEnded(attempt=ONE, subtask=subtask))
+        job.handle(SlotInputEnded(attempt=ONE, subtask=subtask))
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
-    job.handle(BackedOff(restart=1))
+    job.handle(RestartDelayElapsed(restart=1))
     for event in started(TWO):
         job.handle(event)
     assert job.state is JobState.RUNNING
-    assert job.handle(InputEnded(attempt=TWO, subtask=first)) == []
-    assert job.handle(InputEnded(attempt=TWO, subtask=second)) == [TakeFinalCheckpoint(attempt=TWO)]
+    assert job.handle(SlotInputEnded(attempt=TWO, subtask=first)) == []
+    assert job.handle(SlotInputEnded(attempt=TWO, subtask=second)) == [
+        TakeFinalCheckpoint(attempt=TWO)
+    ]
 
 
 def test_a_cancel_while_the_final_checkpoint_is_committed_stays_a_cancel() -> None:
@@ -276,16 +282,16 @@ def test_a_cancel_while_the_final_checkpoint_is_committed_stays_a_cancel() -> No
     job.handle(StopRequested(final_checkpoint=True))
     assert job.handle(StopRequested(final_checkpoint=False)) == [Close(outcome=JobState.CANCELED)]
     assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == []
-    assert job.handle(Closed()) == [Leave()]
+    assert job.handle(JobClosed()) == [ExitProcess()]
     assert job.state is JobState.CANCELED
 
 
 def test_a_stop_in_the_middle_of_a_recovery_waits_until_what_is_published_is_visible() -> None:
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
     assert job.handle(StopRequested(final_checkpoint=True)) == []
-    assert job.handle(Recovered(attempt=ONE)) == [STOPPED_WITHOUT]
+    assert job.handle(JobRecovered(attempt=ONE)) == [STOPPED_WITHOUT]
 
 
 def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
@@ -294,8 +300,8 @@ def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
     assert job.state is JobState.STOPPING
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
     job.handle(Claimed(attempt=TWO))
-    assert job.handle(Recovered(attempt=TWO)) == [STOPPED_WITHOUT]
-    job.handle(Closed())
+    assert job.handle(JobRecovered(attempt=TWO)) == [STOPPED_WITHOUT]
+    job.handle(JobClosed())
     assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
 
 
@@ -309,7 +315,7 @@ def test_a_stop_before_the_end_of_the_input_says_so_and_one_after_it_does_not() 
     for ended, stopped in ((0, StopEnd.WITH_CHECKPOINT), (1, StopEnd.WITH_CHECKPOINT), (2, "")):
         job = running()
         for subtask in sorted(SUBTASKS)[:ended]:
-            job.handle(InputEnded(attempt=ONE, subtask=subtask))
+            job.handle(SlotInputEnded(attempt=ONE, subtask=subtask))
         job.handle(StopRequested(final_checkpoint=True))
         assert job.stops_early == (ended < 2)
         close = Close(outcome=JobState.FINISHED, stopped=stopped)
@@ -320,13 +326,13 @@ def test_a_stop_whose_final_checkpoint_was_published_by_a_jobmaster_before_is_to
     None
 ):
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(StopRequested(final_checkpoint=True))
     job.handle(Claimed(attempt=TWO))
     close = Close(outcome=JobState.FINISHED, stopped=StopEnd.WITH_CHECKPOINT)
-    assert job.handle(Recovered(attempt=TWO, final=True, stopped=True)) == [close]
+    assert job.handle(JobRecovered(attempt=TWO, final=True, stopped=True)) == [close]
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     closed = JobClosedError("ended", "finished", StopEnd.WITHOUT_CHECKPOINT)
     job.handle(RecoveryFailed(error=closed))
     assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
@@ -334,16 +340,18 @@ def test_a_stop_whose_final_checkpoint_was_published_by_a_jobmaster_before_is_to
 
 def test_a_final_publication_of_this_submit_is_settled_and_nothing_is_started() -> None:
     job = machine()
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(Claimed(attempt=TWO))
-    assert job.handle(Recovered(attempt=TWO, final=True)) == [Close(outcome=JobState.FINISHED)]
+    assert job.handle(JobRecovered(attempt=TWO, final=True)) == [Close(outcome=JobState.FINISHED)]
 
 
 def test_a_deposed_jobmaster_leaves_and_never_claims_again() -> None:
     job = running()
-    assert job.handle(AttemptFailed(attempt=ONE, error=DeposedError("newer claim"))) == [Leave()]
+    assert job.handle(AttemptFailed(attempt=ONE, error=FencedError("newer claim"))) == [
+        ExitProcess()
+    ]
     assert job.state is JobState.DEPOSED
-    assert job.handle(Begin()) == []
+    assert job.handle(ProcessStarted()) == []
 
 
 @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELED, JobState.FAILED])
@@ -351,9 +359,9 @@ def test_a_journal_that_was_closed_before_the_end_was_told_says_how_it_ended(
     state: JobState,
 ) -> None:
     job = machine(delay=None)
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     error = JobClosedError("job 'a' has ended", state.outcome)
-    assert job.handle(RecoveryFailed(error=error)) == [Leave()]
+    assert job.handle(RecoveryFailed(error=error)) == [ExitProcess()]
     assert job.state is state
     assert (job.error is error) == (state is JobState.FAILED)
 
@@ -368,18 +376,18 @@ def test_a_stop_whose_journal_could_not_be_closed_is_no_success() -> None:
 def test_a_stop_whose_journal_another_has_claimed_is_deposed_not_failed() -> None:
     job = running()
     job.handle(StopRequested(final_checkpoint=False))
-    job.handle(CloseFailed(error=DeposedError("attempt 2 has claimed the job")))
+    job.handle(CloseFailed(error=FencedError("attempt 2 has claimed the job")))
     assert job.state is JobState.DEPOSED
 
 
 def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
     job = machine(delay=None)
-    job.handle(Begin())
+    job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
     job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0)))
-    job.handle(Recovered(attempt=ONE))
+    job.handle(JobRecovered(attempt=ONE))
     assert job.state is JobState.WAITING_FOR_SLOTS
-    job.handle(SlotsOverdue(attempt=ONE))
+    job.handle(SlotRequestTimedOut(attempt=ONE))
     assert "needs 2 slots and got 1" in str(job.error)
 
 
@@ -415,10 +423,10 @@ errors: st.SearchStrategy[TidegateError] = st.sampled_from(
 attempts = st.sampled_from([ONE, TWO, Attempt(3)])
 ordinals = st.integers(0, 1)
 events: st.SearchStrategy[Event] = st.one_of(
-    st.just(Begin()),
+    st.just(ProcessStarted()),
     attempts.map(lambda a: Claimed(attempt=a)),
     st.builds(
-        lambda a, f, s: Recovered(attempt=a, final=f, stopped=f and s),
+        lambda a, f, s: JobRecovered(attempt=a, final=f, stopped=f and s),
         attempts,
         st.booleans(),
         st.booleans(),
@@ -426,28 +434,30 @@ events: st.SearchStrategy[Event] = st.one_of(
     errors.map(lambda e: RecoveryFailed(error=e)),
     st.builds(lambda a, o: SlotRegistered(attempt=a, ordinal=o, slot=slot(o)), attempts, ordinals),
     st.builds(
-        lambda a, o, s: SlotGone(attempt=a, slot=slot(o), reason="x", silent=s),
+        lambda a, o, s: SlotDisappeared(attempt=a, slot=slot(o), reason="x", silent=s),
         attempts,
         ordinals,
         st.booleans(),
     ),
     st.builds(lambda a, o: SlotReady(attempt=a, ordinal=o), attempts, ordinals),
-    attempts.map(lambda a: SlotsOverdue(attempt=a)),
-    st.integers(1, 3).map(lambda n: BackedOff(restart=n)),
+    attempts.map(lambda a: SlotRequestTimedOut(attempt=a)),
+    st.integers(1, 3).map(lambda n: RestartDelayElapsed(restart=n)),
     st.builds(lambda a, e: AttemptFailed(attempt=a, error=e), attempts, errors),
     st.builds(
-        lambda a, s: InputEnded(attempt=a, subtask=s), attempts, st.sampled_from(sorted(SUBTASKS))
+        lambda a, s: SlotInputEnded(attempt=a, subtask=s),
+        attempts,
+        st.sampled_from(sorted(SUBTASKS)),
     ),
     st.booleans().map(lambda f: StopRequested(final_checkpoint=f)),
     attempts.map(lambda a: FinalCheckpointCommitted(attempt=a)),
-    st.just(Closed()),
+    st.just(JobClosed()),
     errors.map(lambda e: CloseFailed(error=e)),
 )
 
 
 beginnings: st.SearchStrategy[list[Event]] = st.sampled_from(
     [
-        [Begin()],
+        [ProcessStarted()],
         UP_TO_RUNNING,
         [*UP_TO_RUNNING, StopRequested(final_checkpoint=True)],
         [*UP_TO_RUNNING, *(StopRequested(final_checkpoint=f) for f in (True, False))],
@@ -460,7 +470,7 @@ def assert_ended_in_order(job: JobMachine, story: list[Event], *, closing: bool)
     if job.state is JobState.FAILED:
         assert closing, "it failed without having been settled and closed"
     if job.state is JobState.FINISHED and not job.stopped:
-        finals = (FinalCheckpointCommitted, Recovered)
+        finals = (FinalCheckpointCommitted, JobRecovered)
         assert any(isinstance(one, finals) for one in story), "without a final checkpoint"
 
 
@@ -471,7 +481,7 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
     job = machine(delay)
     recovered: set[Attempt] = set()
     for event in [*beginning, *story]:
-        if isinstance(event, Begin) and job.state is not JobState.CREATED:
+        if isinstance(event, ProcessStarted) and job.state is not JobState.CREATED:
             continue  # comes once
         if (
             isinstance(event, FinalCheckpointCommitted)
@@ -481,10 +491,10 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
             continue  # comes only after TakeFinalCheckpoint; a cancel may come between
         if isinstance(event, Claimed) and job.attempt is not None:
             continue  # one claim for each recovery
-        if isinstance(event, Recovered) and event.attempt != job.attempt:
+        if isinstance(event, JobRecovered) and event.attempt != job.attempt:
             continue  # follows its claim
         ended = job.state in ENDED
-        if isinstance(event, Recovered) and job.state is JobState.RECOVERING:
+        if isinstance(event, JobRecovered) and job.state is JobState.RECOVERING:
             recovered.add(event.attempt)
         closing = job.state is JobState.CLOSING
         instructions = job.handle(event)
@@ -493,7 +503,7 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
         if not ended:
             assert_ended_in_order(job, [*beginning, *story], closing=closing)
         for instruction in instructions:
-            if isinstance(instruction, DeploySlots | Run):
+            if isinstance(instruction, DeploySlots | StartAttempt):
                 assert instruction.attempt in recovered
                 assert instruction.attempt == job.attempt
 
@@ -504,17 +514,17 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
 def test_a_job_without_a_plan_or_a_restore_is_closed_all_the_same(error: TidegateError) -> None:
     """Nothing was claimed, so no slot was asked for: `Close` claims, if there is a journal."""
     job = machine()
-    assert job.handle(Begin()) == [Recover()]
+    assert job.handle(ProcessStarted()) == [Recover()]
     assert job.handle(RecoveryFailed(error=error)) == [Close(outcome=JobState.FAILED)]
-    assert job.handle(Closed()) == [Leave()]
+    assert job.handle(JobClosed()) == [ExitProcess()]
     assert (job.state, job.error) == (JobState.FAILED, error)
 
 
 def test_without_a_plan_a_job_whose_final_checkpoint_is_published_is_finished() -> None:
     job = machine()
-    job.handle(Begin())
-    assert job.handle(Recovered(attempt=ONE)) == [], "of an attempt that was not claimed"
-    assert job.handle(Recovered(attempt=ONE, final=True)) == [Close(outcome=JobState.FINISHED)]
+    job.handle(ProcessStarted())
+    assert job.handle(JobRecovered(attempt=ONE)) == [], "of an attempt that was not claimed"
+    assert job.handle(JobRecovered(attempt=ONE, final=True)) == [Close(outcome=JobState.FINISHED)]
 
 
 def test_an_illegal_move_is_a_bug_that_is_named() -> None:

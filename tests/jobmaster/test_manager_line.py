@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tidegate.controlplane.jobmaster.manager_line import ASK_S_MAX, ManagerLine
+from tidegate.controlplane.jobmaster.manager_line import ANSWER_TIMEOUT_S, JobManagerGateway
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ResourceExhaustedError, RpcError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     JobMasterAccepted,
     JobReport,
     Message,
@@ -38,7 +38,7 @@ class JobManager:
     def call(self, message: Any, timeout_s: float = 10.0) -> Message:
         if isinstance(message, RegisterJobMaster):
             return JobMasterAccepted(submission=SUBMISSION)
-        return Refused(reason="no") if isinstance(message, self._refused) else Done()
+        return Refused(reason="no") if isinstance(message, self._refused) else Acknowledge()
 
     def close(self) -> None:
         pass
@@ -67,8 +67,8 @@ def test_a_jobmaster_whose_report_is_refused_hears_that_it_is_not_wanted(
 ) -> None:
     told = threading.Event()
     epoch = LeaderEpoch(1)
-    line = ManagerLine(
-        JobManager(refused), SystemClock(), SystemThreads(), JOB, epoch, unwanted=told.set
+    line = JobManagerGateway(
+        JobManager(refused), SystemClock(), SystemThreads(), JOB, epoch, on_replaced=told.set
     )
     line.register("here", 1)
     line.send(ReleaseSlots(job=JOB, epoch=epoch, attempt=Attempt(1)))
@@ -92,13 +92,18 @@ def test_a_jobmaster_asks_until_it_knows_whether_another_has_taken_its_place() -
             return answer
 
     told = threading.Event()
-    line = ManagerLine(
-        Answering(Message), SystemClock(), SystemThreads(), JOB, LeaderEpoch(1), unwanted=told.set
+    line = JobManagerGateway(
+        Answering(Message),
+        SystemClock(),
+        SystemThreads(),
+        JOB,
+        LeaderEpoch(1),
+        on_replaced=told.set,
     )
     line.register("here", 1)
-    assert line.wanted()
+    assert line.is_current()
     assert not told.is_set()
-    assert not line.wanted()
+    assert not line.is_current()
     assert told.is_set()
     assert answers == []
 
@@ -119,13 +124,13 @@ def test_a_message_that_fails_on_either_side_is_repeated(error: Exception) -> No
             return super().call(message, timeout_s)
 
     released = threading.Event()
-    line = ManagerLine(
+    line = JobManagerGateway(
         Failing(StopSlot),
         SystemClock(),
         SystemThreads(),
         JOB,
         LeaderEpoch(1),
-        unwanted=lambda: None,
+        on_replaced=lambda: None,
     )
     line.register("here", 1)
     line.send(ReleaseSlots(job=JOB, epoch=LeaderEpoch(1), attempt=Attempt(1)))
@@ -153,10 +158,10 @@ def test_a_jobmaster_that_no_jobmanager_answers_ends_instead_of_claiming() -> No
             self.now_s += seconds
 
     clock, calls, told = Clock(), list[Message](), threading.Event()
-    line = ManagerLine(
-        Away(Message), clock, SystemThreads(), JOB, LeaderEpoch(1), unwanted=told.set
+    line = JobManagerGateway(
+        Away(Message), clock, SystemThreads(), JOB, LeaderEpoch(1), on_replaced=told.set
     )
     line.register("here", 1)
-    assert not line.wanted()
+    assert not line.is_current()
     assert told.is_set()
-    assert ASK_S_MAX <= clock.now_s < ASK_S_MAX + 2.0
+    assert ANSWER_TIMEOUT_S <= clock.now_s < ANSWER_TIMEOUT_S + 2.0

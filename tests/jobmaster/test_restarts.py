@@ -5,40 +5,40 @@ from __future__ import annotations
 import pytest
 
 from tidegate.config import RestartSettings
-from tidegate.controlplane.jobmaster.restarts import RestartStrategy, strategy_of
+from tidegate.controlplane.jobmaster.restarts import RestartStrategy, restart_strategy
 
 
 def strategy(chance: float = 0.5, **settings: object) -> RestartStrategy:
-    return strategy_of(RestartSettings.model_validate(settings), lambda: chance)
+    return restart_strategy(RestartSettings.model_validate(settings), lambda: chance)
 
 
 def test_the_default_delay_doubles_up_to_its_bound_without_end() -> None:
     default = strategy()
-    delays = [default.next(0.0) for _ in range(14)]
+    delays = [default.next_backoff(0.0) for _ in range(14)]
     assert delays[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert delays[10:] == [60.0] * 4
 
 
 def test_jitter_spreads_the_delay_and_does_not_add_up() -> None:
-    assert strategy(0.0).next(0.0) == pytest.approx(0.09)
+    assert strategy(0.0).next_backoff(0.0) == pytest.approx(0.09)
     high = strategy(1.0)
-    assert [high.next(0.0) for _ in range(2)] == pytest.approx([0.11, 0.22])
+    assert [high.next_backoff(0.0) for _ in range(2)] == pytest.approx([0.11, 0.22])
 
 
 def test_a_quiet_time_begins_the_delay_anew() -> None:
     one = strategy(reset_after="10 s", attempts=2)
-    assert one.next(0.0) == 0.1
-    assert one.next(10.0) == 0.2, "ran for less than 10 s"
-    assert one.next(20.2) == 0.1, "ran for 10 s"
-    assert one.next(20.3) == 0.2
-    assert one.next(20.4) is None
+    assert one.next_backoff(0.0) == 0.1
+    assert one.next_backoff(10.0) == 0.2, "ran for less than 10 s"
+    assert one.next_backoff(20.2) == 0.1, "ran for 10 s"
+    assert one.next_backoff(20.3) == 0.2
+    assert one.next_backoff(20.4) is None
 
 
 def delays_of_attempts_that_run_for(seconds: float) -> list[float]:
     """Twelve delays of the default strategy."""
     one, now_s, delays = strategy(), 0.0, list[float]()
     for _ in range(12):
-        delay_s = one.next(now_s)
+        delay_s = one.next_backoff(now_s)
         assert delay_s is not None
         delays.append(delay_s)
         now_s += delay_s + seconds
@@ -59,25 +59,25 @@ def test_a_job_that_fails_at_once_again_waits_as_long_as_before() -> None:
 
 def test_a_long_run_does_not_forgive_the_count() -> None:
     one = strategy(attempts=2)
-    assert [one.next(now_s) for now_s in (0.0, 100.0, 200.0)] == [0.1, 0.2, None]
+    assert [one.next_backoff(now_s) for now_s in (0.0, 100.0, 200.0)] == [0.1, 0.2, None]
 
 
 def test_fixed_delays_are_counted() -> None:
     one = strategy(strategy="fixed_delay", delay="3 s", attempts=2)
-    assert [one.next(float(n)) for n in range(3)] == [3.0, 3.0, None]
+    assert [one.next_backoff(float(n)) for n in range(3)] == [3.0, 3.0, None]
     endless = strategy(strategy="fixed_delay", delay="3 s")
-    assert {endless.next(float(n)) for n in range(100)} == {3.0}
+    assert {endless.next_backoff(float(n)) for n in range(100)} == {3.0}
 
 
 def test_a_failure_rate_fails_the_job_when_it_is_exceeded() -> None:
     one = strategy(strategy="failure_rate", failures=3, failure_interval="10 s", delay="1 s")
-    assert [one.next(now_s) for now_s in (0, 6, 12, 17)] == [1.0, 1.0, 1.0, 1.0]
-    assert one.next(22) is None, "12, 17, 22"
+    assert [one.next_backoff(now_s) for now_s in (0, 6, 12, 17)] == [1.0, 1.0, 1.0, 1.0]
+    assert one.next_backoff(22) is None, "12, 17, 22"
 
 
 def test_a_rate_of_one_never_restarts() -> None:
-    assert strategy(strategy="failure_rate", failures=1).next(0) is None
+    assert strategy(strategy="failure_rate", failures=1).next_backoff(0) is None
 
 
 def test_none_never_restarts() -> None:
-    assert strategy(strategy="none").next(0.0) is None
+    assert strategy(strategy="none").next_backoff(0.0) is None

@@ -14,13 +14,13 @@ from tests.kafka.clocks import SleepingClock
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.checkpoint.confirmation import REPEATED_S
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts
+from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effects import EffectRunner
 from tidegate.controlplane.jobmaster.restoring import Restoring
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaNotAuthorisedError,
     NotAllowedError,
@@ -36,9 +36,9 @@ from tidegate.testing.sim.kafka.log import Record
 
 BEGAN_S = 1000.0
 OUTAGE_S = Config().checkpoint.tolerated_outage / 1000
-T0 = Origin("t", 0)
-PLAN = PlanFacts(
-    parallelism=1, max_parallelism=128, sources=(SourceFacts(uid=Uid("a"), topic="t"),)
+T0 = TopicPartition("t", 0)
+PLAN = StateMetadata(
+    parallelism=1, max_parallelism=128, sources=(SourceMetadata(uid=Uid("a"), topic="t"),)
 )
 
 

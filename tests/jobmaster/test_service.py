@@ -15,12 +15,12 @@ from tests.jobmaster.shell import JOB, SUBTASKS, Shell
 from tidegate.checkpoint.coordination import Published
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
-from tidegate.controlplane.jobmaster.departure import GOODBYE_S, RELEASE_S
+from tidegate.controlplane.jobmaster.departure import CLOSE_TIMEOUT_S, RELEASE_S
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import Close
 from tidegate.errors import (
     DataLossError,
-    DeposedError,
+    FencedError,
     KafkaUnavailableError,
     StorageError,
     TidegateError,
@@ -28,9 +28,9 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
+    Acknowledge,
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
-    Done,
     ReleaseSlots,
     SlotMetrics,
     TasksReady,
@@ -51,7 +51,7 @@ def running() -> Shell:
     shell.claims(1)
     shell.registers(1, 0, serial=3)
     shell.recovers(1)
-    shell.master.take(TasksReady(job=JOB, attempt=Attempt(1), ordinal=0))
+    shell.master.receive(TasksReady(job=JOB, attempt=Attempt(1), ordinal=0))
     assert shell.state() is JobState.RUNNING
     return shell
 
@@ -61,7 +61,7 @@ def test_the_first_sweeps_come_soon_and_then_every_ten_seconds() -> None:
     back until a sweep finds it.
     """
     shell, swept = running(), []
-    shell.master._journal.sweep = lambda: swept.append(shell.now_s)  # type: ignore[method-assign]
+    cast("Any", shell.master._journal).fence_zombies = lambda: swept.append(shell.now_s)
     shell.run_until(40.0)
     assert swept == [1.0, 3.0, 7.0, 15.0, 25.0, 35.0]
 
@@ -130,9 +130,9 @@ def test_a_slot_that_does_not_leave_is_stopped() -> None:
     shell.claims(1)
     shell.registers(1, 0, serial=1)
     shell.master._close(Close(outcome=JobState.FINISHED))
-    shell.run_until(GOODBYE_S - 0.1)
+    shell.run_until(CLOSE_TIMEOUT_S - 0.1)
     assert not isinstance(shell.sent[-1], ReleaseSlots)
-    shell.run_until(GOODBYE_S + 0.1)
+    shell.run_until(CLOSE_TIMEOUT_S + 0.1)
     assert isinstance(shell.sent[-1], ReleaseSlots)
 
 
@@ -140,7 +140,7 @@ def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
     shell = Shell()
     shell.claims(1)
     for serial in (1, 3):  # given out again
-        assert shell.registers(1, 0, serial) == Done()
+        assert shell.registers(1, 0, serial) == Acknowledge()
     shell.loses(1, 0, serial=1)
     assert shell.slots_missing() == 0
     shell.loses(1, 0, serial=3)
@@ -152,7 +152,7 @@ def test_what_delays_the_close_of_a_failed_job_does_not_hide_why_it_has_failed()
     shell.master._fail(Attempt(1), DataLossError("output is lost"))
     assert shell.state() is JobState.CLOSING
     shell.master._is_retried(StorageError("the storage does not answer"))
-    shell.master.decide(e.Closed())
+    shell.master.decide(e.JobClosed())
     assert shell.reports[-1].state == "FAILED"
     assert shell.reported_error() == "output is lost"
 
@@ -161,7 +161,7 @@ def test_a_report_without_news_is_sent_seldom() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, serial=3)
-    shell.master.keep_watch()
+    shell.master.poll()
     shell.reports.clear()
     shell.run_until(2.9)
     assert shell.reports == []
@@ -177,7 +177,7 @@ def test_a_report_without_news_is_sent_seldom() -> None:
 
 def test_a_part_of_a_checkpoint_brings_what_its_slot_has_counted() -> None:
     shell = running()
-    shell.master.take(
+    shell.master.receive(
         AcknowledgeCheckpoint(
             job=JOB,
             attempt=Attempt(1),
@@ -201,7 +201,7 @@ def test_how_long_subtasks_aligned_and_stood_still_is_reported() -> None:
     cast("Any", shell.master._journal).publish = lambda *_, **__: None
     checkpoint, (subtask,) = live.coordinator.pending, live.coordinator.missing
     assert checkpoint is not None
-    shell.master.take(
+    shell.master.receive(
         AcknowledgeCheckpoint(
             job=JOB,
             attempt=Attempt(1),
@@ -213,7 +213,7 @@ def test_how_long_subtasks_aligned_and_stood_still_is_reported() -> None:
             metrics=SlotMetrics(),
         )
     )
-    live.tell(Published(checkpoint=checkpoint, now_s=1.8))
+    live.dispatch(Published(checkpoint=checkpoint, now_s=1.8))
     complete = SimpleNamespace(checkpoint=checkpoint, final=False)
     shell.master._committed(live, cast("Any", complete), (), ())
     shell.master._report()
@@ -226,7 +226,7 @@ def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
     shell = running()
     live = shell.master._live
     assert live is not None
-    shell.master.keep_watch()
+    shell.master.poll()
     shell.run_until(1.7)
     shell.reports.clear()
     for number in range(20):
@@ -242,7 +242,7 @@ def test_a_silent_slot_is_given_up_and_stopped() -> None:
     shell.claims(1)
     shell.registers(1, 0, serial=3)
     shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
-    shell.master.keep_watch()
+    shell.master.poll()
     assert shell.slots_missing() == 1
     assert isinstance(shell.sent[-1], ReleaseSlots)
     assert shell.sent[-1].attempt == 1
@@ -256,11 +256,11 @@ def test_a_slot_that_is_known_to_be_lost_is_not_found_silent_as_well() -> None:
     shell.loses(2, 0, serial=4, reason="killed")
     timeout_s = shell.master._config.cluster.heartbeat_timeout / 1000
     shell.now_s += 2 * timeout_s
-    shell.master.keep_watch()
+    shell.master.poll()
     assert shell.reported_error() == "Slot tm-1/0 was lost: killed."
     shell.registers(2, 0, serial=5)
     shell.now_s += 2 * timeout_s
-    shell.master.keep_watch()
+    shell.master.poll()
     assert shell.reported_error() == (
         "Slot tm-1/0 was lost: no heartbeat for cluster.heartbeat_timeout."
     )
@@ -272,7 +272,7 @@ def test_a_slot_whose_earlier_use_is_lost_may_be_found_silent() -> None:
     shell.registers(1, 0, serial=4)
     shell.loses(1, 0, serial=3)
     shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
-    shell.master.keep_watch()
+    shell.master.poll()
     assert isinstance(shell.sent[-1], ReleaseSlots)
 
 
@@ -331,7 +331,7 @@ def test_the_slots_that_leave_at_the_end_are_not_its_reason() -> None:
 
 def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
     shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
-    cast("Any", shell.master._journal).confirm = asked.append
+    cast("Any", shell.master._journal).check_ownership = asked.append
     shell.claims(1)
     shell.registers(1, 0, serial=3)
     shell.recovers(1)
@@ -339,7 +339,7 @@ def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
     live = shell.master._required_live()
     sent: list[object] = []
     cast("Any", live).send = lambda ordinal, message: sent.append(message)
-    confirmed(DeposedError("attempt 2 has claimed the job"))
+    confirmed(FencedError("attempt 2 has claimed the job"))
     assert sent == []
     assert shell.state() is JobState.DEPOSED
     confirmed(None)
@@ -348,7 +348,7 @@ def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
 
 def test_a_place_is_taken_while_it_is_asked_whose_the_job_is() -> None:
     shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
-    cast("Any", shell.master._journal).confirm = asked.append
+    cast("Any", shell.master._journal).check_ownership = asked.append
     shell.claims(1)
     shell.registers(1, 0, serial=3)
     shell.recovers(1)
@@ -373,7 +373,7 @@ def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
     for counter in range(1, tolerable + 2):
         shell.now_s += 10.0
         live.tick()
-        shell.master.take(
+        shell.master.receive(
             DeclineCheckpoint(
                 job=JOB,
                 attempt=Attempt(1),
@@ -406,13 +406,13 @@ def test_a_job_is_planned_when_its_code_is_there_and_reports_meanwhile(
     monkeypatch.setattr(service, "try_plan", try_plan)
     monkeypatch.setattr(service, "JobPlan", SimpleNamespace)
     shell.master._plan = None
-    shell.master.decide(e.Begin())
+    shell.master.decide(e.ProcessStarted())
     assert recovered == []
     assert shell.state() is JobState.RECOVERING
     assert [report.planned for report in shell.reports] == [False]
     fetching.pop()(tmp_path)
     assert (imported, recovered) == ([tmp_path], [plan])
-    shell.master.keep_watch()
+    shell.master.poll()
     assert shell.reports[-1].planned
 
 
@@ -420,7 +420,7 @@ def test_a_jobmaster_that_was_replaced_while_it_fetched_the_code_claims_nothing(
     shell, fetching = Shell(), list[Callable[[Any], None]]()
     cast("Any", shell.master._journal).fetch_code = fetching.append
     shell.master._plan = None
-    shell.master.decide(e.Begin())
+    shell.master.decide(e.ProcessStarted())
     fetching.pop()(ProcedureStopped("another JobMaster has the job"))
     assert shell.state() is JobState.BACKING_OFF
 
@@ -430,7 +430,7 @@ def test_a_stop_does_not_wait_for_recoveries_that_fail(
     final_checkpoint: bool, outcome: str
 ) -> None:
     shell = Shell()
-    shell.master.decide(e.Begin())
+    shell.master.decide(e.ProcessStarted())
     shell.master.decide(e.StopRequested(final_checkpoint=final_checkpoint))
     assert shell.state() is JobState.RECOVERING
     shell.master.decide(e.RecoveryFailed(error=KafkaUnavailableError("no broker answers")))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
-from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.checkpoint.partition_facts import PartitionOffsets
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
 from tidegate.errors import RefusedError
@@ -18,7 +18,7 @@ from tidegate.ids import JobName
 
 def enumerated(
     start: Any, admin: Any, *, bounded: bool = False, ids: Mapping[str, str] | None = None
-) -> list[PartitionFacts]:
+) -> list[PartitionOffsets]:
     """The partitions of a source that begins at `start`."""
 
     class Copies(Pipeline, name="copies"):

@@ -7,9 +7,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidegate.controlplane.jobmaster.service import JobMaster, _taken
+from tidegate.controlplane.jobmaster.service import JobMaster, _receive_when_started
 from tidegate.ids import Attempt, JobName, SlotId, TaskManagerId
-from tidegate.protocol.messages import Done, Refused, SlotLost, TasksReady
+from tidegate.protocol.messages import Acknowledge, Refused, SlotLost, TasksReady
 
 JOB, LIVE = JobName("job"), Attempt(2)
 
@@ -35,14 +35,16 @@ def test_a_message_of_another_attempt_is_refused() -> None:
     posted: list[object] = []
     master = jobmaster(LIVE, [], posted)
     for attempt in (Attempt(1), Attempt(3)):
-        reply = JobMaster.take(master, ready(attempt))
+        reply = JobMaster.receive(master, ready(attempt))
         assert reply == Refused(reason=f"job job is in attempt 2, not {attempt}")
     assert posted == []
-    assert JobMaster.take(master, ready(LIVE)) == Done()
+    assert JobMaster.receive(master, ready(LIVE)) == Acknowledge()
     lost = SlotLost(
         job=JOB, attempt=Attempt(1), slot=SlotId(TaskManagerId("tm-1"), 0), reason="killed"
     )
-    assert JobMaster.take(master, lost) == Done(), "it says by itself which attempt it means"
+    assert JobMaster.receive(master, lost) == Acknowledge(), (
+        "it says by itself which attempt it means"
+    )
     assert len(posted) == 2
 
 
@@ -50,11 +52,11 @@ def test_a_message_whose_attempt_ended_while_it_waited_changes_nothing() -> None
     for live in (None, LIVE):
         decided: list[object] = []
         master = jobmaster(live, decided, [])
-        JobMaster._obey(master, ready(Attempt(1)))
+        JobMaster._handle(master, ready(Attempt(1)))
         assert decided == []
-    JobMaster._obey(master, ready(LIVE))
+    JobMaster._handle(master, ready(LIVE))
     assert len(decided) == 1
 
 
 def test_nothing_is_taken_before_the_jobmaster_is_made() -> None:
-    assert _taken([], ready(LIVE)) == Refused(reason="this JobMaster is starting")
+    assert _receive_when_started([], ready(LIVE)) == Refused(reason="this JobMaster is starting")

@@ -69,7 +69,7 @@ def test_a_jobmaster_whose_call_hangs_leaves_with_a_status_of_its_own() -> None:
         timeout_s=120.0,
     )
     drivers = SimpleNamespace(
-        clock=clock, threads=SystemThreads(), process=SimpleNamespace(leave=left.append)
+        clock=clock, threads=SystemThreads(), process=SimpleNamespace(exit=left.append)
     )
     watch = StorageWatch(cast("Any", storage), cast("Any", drivers), lambda _: None)
     with storage.calls.during("CreateEntry job/journal/2"):
@@ -85,7 +85,7 @@ class TestDeployment:
     def beats(self, shell: Shell, restoring: str, restored_bytes: int) -> None:
         metrics = SlotMetrics(restoring=restoring, restored_bytes=restored_bytes)
         beat = SlotHeartbeat(job=JOB, attempt=Attempt(1), ordinal=0, metrics=metrics)
-        shell.master.take(beat)
+        shell.master.receive(beat)
 
     def deploying(self) -> Shell:
         shell = Shell()

@@ -16,19 +16,19 @@ from typing import Any, cast
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.mailbox import Mailbox
-from tidegate.dataplane.runtime import Action, Runtime
+from tidegate.dataplane.runtime import Action, SubtaskContext
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.kafka import TransactionLog
+from tidegate.ports.kafka import TransactionAdmin
 
 
 class Surroundings:
     def __init__(
         self,
         drivers: object,
-        transactions: TransactionLog,
+        transactions: TransactionAdmin,
         *,
         job: str = "job",
         attempt: int = 1,
@@ -44,7 +44,7 @@ class Surroundings:
         self.failures: list[BaseException] = []
         self.counters = Counters()
         self._threads = ThreadPoolExecutor(8) if threads else None
-        self.runtime = Runtime(
+        self.runtime = SubtaskContext(
             job=JobName(job),
             journal="j1",
             attempt=Attempt(attempt),

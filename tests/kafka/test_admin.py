@@ -19,33 +19,35 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     TopicCollection,
-    TopicPartition,
+)
+from confluent_kafka import (
+    TopicPartition as ClientPartition,
 )
 
 from tidegate.drivers.kafka import admin as admin_module
 from tidegate.drivers.kafka import asking
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
 
-FIRST, SECOND = Origin("orders", 0), Origin("orders", 1)
+FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 class Answering:
     """Answers each question for offsets with the next of these: an offset or an error's code."""
 
-    def __init__(self, *answers: Mapping[Origin, int | KafkaError]) -> None:
+    def __init__(self, *answers: Mapping[TopicPartition, int | KafkaError]) -> None:
         self._answers = iter(answers)
-        self.asked: list[set[Origin]] = []
+        self.asked: list[set[TopicPartition]] = []
 
     def list_offsets(
-        self, asked: Mapping[TopicPartition, object], **_: object
-    ) -> dict[TopicPartition, Future[Any]]:
-        self.asked.append({Origin(each.topic, each.partition) for each in asked})
+        self, asked: Mapping[ClientPartition, object], **_: object
+    ) -> dict[ClientPartition, Future[Any]]:
+        self.asked.append({TopicPartition(each.topic, each.partition) for each in asked})
         said, futures = next(self._answers), {}
         for each in asked:
             futures[each] = future = Future[Any]()
-            answer = said[Origin(each.topic, each.partition)]
+            answer = said[TopicPartition(each.topic, each.partition)]
             if isinstance(answer, KafkaError):
                 future.set_exception(KafkaException(answer))
             else:
@@ -79,7 +81,9 @@ def test_offsets_are_asked_for_again_while_a_leader_is_elected(code: int) -> Non
 class Describing(Answering):
     """Also says of topics why they cannot be described."""
 
-    def __init__(self, why: int | None, *answers: Mapping[Origin, int | KafkaError]) -> None:
+    def __init__(
+        self, why: int | None, *answers: Mapping[TopicPartition, int | KafkaError]
+    ) -> None:
         super().__init__(*answers)
         self._why = why
 
@@ -131,8 +135,8 @@ class Silent:
         self.waiting: list[Future[Any]] = []
 
     def list_offsets(
-        self, asked: Mapping[TopicPartition, object], **_: object
-    ) -> dict[TopicPartition, Future[Any]]:
+        self, asked: Mapping[ClientPartition, object], **_: object
+    ) -> dict[ClientPartition, Future[Any]]:
         futures = {each: Future[Any]() for each in asked}
         self.waiting += futures.values()
         return futures

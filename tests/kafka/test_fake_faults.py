@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.kafka.clocks import SleepingClock
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -20,7 +20,7 @@ from tidegate.errors import (
     TransactionError,
 )
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, Producer, TransactionFacts, TransactionState
+from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
 from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.testing.sim.kafka.coordinator import EPOCH_LAST
 from tidegate.testing.sim.kafka.faults import (
@@ -37,7 +37,7 @@ from tidegate.testing.sim.kafka.faults import (
 from tidegate.testing.sim.kafka.log import Marker
 
 NAME = TransactionalId("tidegate.job.0")
-ORIGIN = Origin("out", 0)
+ORIGIN = TopicPartition("out", 0)
 DAY_S = 86_400.0
 
 
@@ -83,12 +83,12 @@ class World:
         producer.flush(30)
         return producer
 
-    def facts(self) -> TransactionFacts:
+    def facts(self) -> TransactionDescription:
         found = self.log.describe(NAME)
         assert found is not None
         return found
 
-    def commit(self) -> EndOutcome:
+    def commit(self) -> EndTxnResult:
         facts = self.facts()
         return self.log.end(NAME, facts.producer_id, facts.epoch, commit=True)
 
@@ -101,12 +101,12 @@ class World:
         self.kafka.run_due()
         return [
             each.commit if isinstance(each, Marker) else each.value()
-            for each in self.kafka.log(Origin("out", partition)).everything()
+            for each in self.kafka.log(TopicPartition("out", partition)).everything()
         ]
 
     def visible(self, partition: int = 0) -> list[bytes | None]:
         self.kafka.run_due()
-        found, _ = self.kafka.log(Origin("out", partition)).read(0, 1000)
+        found, _ = self.kafka.log(TopicPartition("out", partition)).read(0, 1000)
         return [each.value() for each in found]
 
 
@@ -120,24 +120,24 @@ class TestEnding:
         world.prepared()
         world.script.planned[Api.END_TXN] = [answer_lost(noticed_s=3.0)]
         started = world.clock.now_s
-        assert world.commit() is EndOutcome.RETRY
+        assert world.commit() is EndTxnResult.RETRY
         assert world.clock.now_s == started + 3.0
         assert world.visible() == [b"a"]
-        assert world.commit() is EndOutcome.ACCEPTED
+        assert world.commit() is EndTxnResult.ACCEPTED
 
     def test_a_lost_request_leaves_nothing(self, world: World) -> None:
         world.prepared()
         world.script.planned[Api.END_TXN] = [unreachable(1.0), refused(Code.NOT_COORDINATOR)]
-        assert world.commit() is EndOutcome.RETRY
-        assert world.commit() is EndOutcome.RETRY
+        assert world.commit() is EndTxnResult.RETRY
+        assert world.commit() is EndTxnResult.RETRY
         assert world.facts().state is TransactionState.ONGOING
-        assert world.commit() is EndOutcome.ACCEPTED
+        assert world.commit() is EndTxnResult.ACCEPTED
 
     def test_an_end_may_arrive_when_nobody_waits_for_it_any_more(self, world: World) -> None:
         world.prepared()
         world.script.planned[Api.END_TXN] = [Verdict(request_s=15.0)]
         started = world.clock.now_s
-        assert world.commit() is EndOutcome.RETRY
+        assert world.commit() is EndTxnResult.RETRY
         assert world.clock.now_s == started + 10.0
         assert world.facts().state is TransactionState.ONGOING
         world.control.kill()
@@ -158,14 +158,14 @@ class TestEnding:
         producer.send("out", [b"a", b"b"], None)
         producer.flush(30)
         world.script.planned[Api.WRITE_MARKERS] = [PROCEED, Verdict(request_s=5.0)]
-        assert world.commit() is EndOutcome.ACCEPTED
+        assert world.commit() is EndTxnResult.ACCEPTED
         world.passes(1.0)
         assert world.facts().state is TransactionState.PREPARE_COMMIT
         assert sorted([len(world.visible(0)), len(world.visible(1))]) == [0, 1]
         facts = world.facts()
         of = (facts.producer_id, facts.epoch)
-        assert world.log.end(NAME, *of, commit=True) is EndOutcome.RETRY
-        assert world.log.end(NAME, *of, commit=False) is EndOutcome.REFUSED
+        assert world.log.end(NAME, *of, commit=True) is EndTxnResult.RETRY
+        assert world.log.end(NAME, *of, commit=False) is EndTxnResult.REFUSED
         world.log.fence(NAME)  # waits until the markers are written
         assert world.facts().state is TransactionState.EMPTY
         assert len(world.visible(0)) == len(world.visible(1)) == 1
@@ -305,7 +305,7 @@ class TestProducing:
         successor.send("out", [b"b"], None)
         successor.flush(0.1)
         world.passes(2.0)
-        assert world.commit() is EndOutcome.ACCEPTED
+        assert world.commit() is EndTxnResult.ACCEPTED
         world.passes(1.0)
         assert world.visible() == [b"b"]
 
@@ -315,7 +315,7 @@ class TestProducing:
         """As on real brokers: leaders ask the coordinator for the first batch only."""
         producer = world.prepared(b"a")
         world.script.planned[Api.WRITE_MARKERS] = [Verdict(request_s=2.0)]
-        assert world.commit() is EndOutcome.ACCEPTED
+        assert world.commit() is EndTxnResult.ACCEPTED
         producer.send("out", [b"late"], None)
         producer.flush(1)
         world.passes(3.0)
@@ -388,7 +388,7 @@ class TestIds:
         assert world.log.describe(NAME) is None
         assert world.log.list("") == {}
         outcome = world.log.end(NAME, facts.producer_id, facts.epoch, commit=True)
-        assert outcome is EndOutcome.REFUSED
+        assert outcome is EndTxnResult.REFUSED
         world.log.fence(NAME)
         assert world.facts().producer_id != facts.producer_id
 
@@ -440,7 +440,7 @@ class TestReading:
         plain.send("out", [b"0", b"1"], None)
         plain.flush(30)
         reader = world.control.partition_reader({}, "group", with_end_of_partition=False)
-        reader.assign({Origin("out", 0): 0, Origin("out", 1): 0})
+        reader.assign({TopicPartition("out", 0): 0, TopicPartition("out", 1): 0})
         world.script.planned[Api.FETCH] = [Verdict(answer_s=5.0)]
         (first,) = reader.poll(10, 1.0)
         assert reader.poll(10, 1.0) == []

@@ -25,7 +25,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest, WriteTxnM
 
 from tidegate.drivers.kafka import control, inspection, inspection_wire
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -35,8 +35,8 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
     AbortAnswer,
-    Ends,
-    PartitionProducer,
+    PartitionEndOffsets,
+    ProducerState,
     Transaction,
     no_progress,
 )
@@ -44,7 +44,7 @@ from tidegate.ports.kafka import TransactionState
 
 Answers = dict[type, Callable[[Any, int | None], Any]]
 OK = 0
-A, B, C = Origin("orders", 0), Origin("orders", 1), Origin("totals", 0)
+A, B, C = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("totals", 0)
 KNOWN = Transaction(
     transactional_id=TransactionalId("app"),
     coordinator=1,
@@ -296,7 +296,7 @@ class TestPartitions:
 class TestOpenTransactions:
     def test_are_those_with_an_offset_in_their_order_asked_of_each_leader(self) -> None:
         cluster = Cluster({DescribeProducersRequest: partition_answer()})
-        found = inspector_of(cluster).open_on({A: 2, B: 1, C: 2}, progress=no_progress)
+        found = inspector_of(cluster).open_transactions({A: 2, B: 1, C: 2}, progress=no_progress)
         assert found.unasked == ()
         assert set(found.producers) == {A, B, C}
         assert [(p.producer_id, p.start_offset) for p in found.producers[A]] == [(9, 12), (7, 40)]
@@ -304,9 +304,9 @@ class TestOpenTransactions:
 
     def test_many_partitions_are_asked_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(inspection_wire, "PARTITIONS_AT_ONCE", 2)
-        leaders = {Origin("orders", number): 1 for number in range(5)}
+        leaders = {TopicPartition("orders", number): 1 for number in range(5)}
         cluster = Cluster({DescribeProducersRequest: partition_answer()})
-        found = inspector_of(cluster).open_on(leaders, progress=no_progress)
+        found = inspector_of(cluster).open_transactions(leaders, progress=no_progress)
         assert set(found.producers) == set(leaders)
         assert cluster.asked(DescribeProducersRequest) == [1, 1, 1]
 
@@ -316,7 +316,7 @@ class TestOpenTransactions:
         cluster = Cluster(
             {DescribeProducersRequest: lambda r, node: down if node == 2 else answer(r, node)}
         )
-        found = inspector_of(cluster).open_on({A: 2, B: 1, C: -1}, progress=no_progress)
+        found = inspector_of(cluster).open_transactions({A: 2, B: 1, C: -1}, progress=no_progress)
         assert set(found.producers) == {B}
         without, silent = found.unasked
         assert without == "totals-0: it has no leader"
@@ -326,7 +326,7 @@ class TestOpenTransactions:
         error = theirs.TopicAuthorizationFailedError.errno
         cluster = Cluster({DescribeProducersRequest: partition_answer(error)})
         with pytest.raises(KafkaNotAuthorisedError, match="topic orders"):
-            inspector_of(cluster).open_on({A: 1}, progress=no_progress)
+            inspector_of(cluster).open_transactions({A: 1}, progress=no_progress)
 
 
 def test_ends_are_asked_for_both_kinds_of_readers_and_silent_leaders_left_out() -> None:
@@ -341,8 +341,8 @@ def test_ends_are_asked_for_both_kinds_of_readers_and_silent_leaders_left_out() 
         return SimpleNamespace(topics=[SimpleNamespace(name="orders", partitions=[part, moved])])
 
     cluster = Cluster({ListOffsetsRequest: answer})
-    found = inspector_of(cluster).ends({A: 1, B: 1, C: 2, Origin("totals", 1): -1})
-    assert found == {A: Ends(stable=12, end=40)}
+    found = inspector_of(cluster).ends({A: 1, B: 1, C: 2, TopicPartition("totals", 1): -1})
+    assert found == {A: PartitionEndOffsets(stable=12, end=40)}
     levels = [request.isolation_level for node, request in cluster.sent if node == 1]
     assert levels == [1, 0], "the end is asked last: it never lies before the stable one"
 
@@ -377,7 +377,7 @@ def test_an_abort_without_the_right_names_it() -> None:
 
 
 class TestMarker:
-    PRODUCER = PartitionProducer(
+    PRODUCER = ProducerState(
         producer_id=7, epoch=3, coordinator_epoch=-1, last_ms=1, start_offset=12
     )
 
@@ -412,7 +412,7 @@ class TestMarker:
     def test_without_a_leader_is_not_sent(self) -> None:
         cluster = self.written()
         with pytest.raises(KafkaUnavailableError, match="orders-5 has no leader"):
-            inspector_of(cluster).write_abort_marker(Origin("orders", 5), self.PRODUCER)
+            inspector_of(cluster).write_abort_marker(TopicPartition("orders", 5), self.PRODUCER)
         assert not cluster.asked(WriteTxnMarkersRequest)
 
     def test_what_the_leader_refuses_is_told(self) -> None:

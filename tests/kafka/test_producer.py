@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import KafkaError as Code
 
 from tests.kafka.given import BROKERS, Client, settings_given
-from tidegate.api.declared import OURS
-from tidegate.drivers.kafka.failures import Failures
+from tidegate.api.declared import RESERVED_PROPERTIES
+from tidegate.drivers.kafka.failures import ProducerErrors
 from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
 from tidegate.errors import RecordTooLargeError, TransactionError
 from tidegate.ids import TransactionalId
@@ -128,7 +128,7 @@ CONSEQUENCES = [Code._PURGE_QUEUE, Code._PURGE_INFLIGHT, Code._STATE, Code._FATA
 @pytest.mark.parametrize("consequence", CONSEQUENCES)
 def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: int) -> None:
     """As when the record was refused by one broker, and the thread of another was quicker."""
-    failures = Failures("the producer of tidegate.x")
+    failures = ProducerErrors("the producer of tidegate.x")
     failures.delivered(Code(consequence), _Undelivered())
     assert failures.text is None
     failures.delivered(Code(Code.MSG_SIZE_TOO_LARGE), _Undelivered())
@@ -144,7 +144,7 @@ def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
 ) -> None:
     """And not passed over: who sets `acks` must hear that it does not count."""
     given = made_with(monkeypatch, TransactionalId("tidegate.x"))
-    assert given.keys() - DEFAULTS.keys() <= OURS.keys()
+    assert given.keys() - DEFAULTS.keys() <= RESERVED_PROPERTIES.keys()
 
 
 CALLS: dict[str, Callable[[KafkaProducer], None]] = {

@@ -13,14 +13,14 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import Message
 
 from tests.kafka.given import BROKERS, settings_given
-from tidegate.api.declared import OURS
+from tidegate.api.declared import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.reader import (
     CONNECTION_CHECK_S,
     DEFAULTS,
     IDLE_CHECK_S,
     KafkaPartitionReader,
 )
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -29,7 +29,7 @@ from tidegate.errors import (
     TopicAbsentError,
 )
 
-ORIGIN = Origin("in", 0)
+ORIGIN = TopicPartition("in", 0)
 DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")
 
 
@@ -85,7 +85,7 @@ def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) 
 def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert made_with(monkeypatch).keys() - DEFAULTS.keys() <= OURS.keys()
+    assert made_with(monkeypatch).keys() - DEFAULTS.keys() <= RESERVED_PROPERTIES.keys()
 
 
 class Scripted:
@@ -143,7 +143,7 @@ class Admin:
             raise self.answer
         return self.answer
 
-    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(origins, self.partitions("in"))
 
     def close(self) -> None:

@@ -17,10 +17,10 @@ import pytest
 from kafka.protocol.metadata import CoordinatorType
 
 from tidegate.drivers.kafka import control
-from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.errors import KafkaError, KafkaNotAuthorisedError, KafkaUnavailableError
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, TransactionState
+from tidegate.ports.kafka import EndTxnResult, TransactionState
 
 NAME = TransactionalId("tidegate.j.n.s.1.0.0")
 KEY = (CoordinatorType.TRANSACTION, NAME)
@@ -86,8 +86,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "RETRY_PAUSE_S", (0.0, 0.0))
 
 
-def log_of(script: Script, deadline_s: float = 5.0) -> KafkaTransactionLog:
-    log = KafkaTransactionLog({"bootstrap.servers": "broker:1"}, deadline_s=deadline_s)
+def log_of(script: Script, deadline_s: float = 5.0) -> KafkaTransactionAdmin:
+    log = KafkaTransactionAdmin({"bootstrap.servers": "broker:1"}, deadline_s=deadline_s)
     log._control._admin = cast("Any", script)
     return log
 
@@ -172,26 +172,26 @@ def test_versions_are_those_of_the_client_that_writes() -> None:
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        (code(None), EndOutcome.ACCEPTED),
-        (code(theirs.ConcurrentTransactionsError), EndOutcome.RETRY),
-        (code(theirs.NotCoordinatorError), EndOutcome.RETRY),
-        (theirs.KafkaConnectionError(), EndOutcome.RETRY),
-        (theirs.KafkaTimeoutError(), EndOutcome.RETRY),
-        (code(theirs.UnknownError), EndOutcome.RETRY),
-        (code(theirs.InvalidTxnStateError), EndOutcome.REFUSED),
-        (code(theirs.ProducerFencedError), EndOutcome.REFUSED),
-        (code(theirs.InvalidProducerEpochError), EndOutcome.REFUSED),
-        (code(theirs.InvalidProducerIdMappingError), EndOutcome.REFUSED),
-        (code(theirs.TransactionalIdAuthorizationFailedError), EndOutcome.NOT_AUTHORISED),
+        (code(None), EndTxnResult.ACCEPTED),
+        (code(theirs.ConcurrentTransactionsError), EndTxnResult.RETRY),
+        (code(theirs.NotCoordinatorError), EndTxnResult.RETRY),
+        (theirs.KafkaConnectionError(), EndTxnResult.RETRY),
+        (theirs.KafkaTimeoutError(), EndTxnResult.RETRY),
+        (code(theirs.UnknownError), EndTxnResult.RETRY),
+        (code(theirs.InvalidTxnStateError), EndTxnResult.REFUSED),
+        (code(theirs.ProducerFencedError), EndTxnResult.REFUSED),
+        (code(theirs.InvalidProducerEpochError), EndTxnResult.REFUSED),
+        (code(theirs.InvalidProducerIdMappingError), EndTxnResult.REFUSED),
+        (code(theirs.TransactionalIdAuthorizationFailedError), EndTxnResult.NOT_AUTHORISED),
     ],
 )
-def test_end_is_sent_once_and_its_answer_is_told(answer: Any, outcome: EndOutcome) -> None:
+def test_end_is_sent_once_and_its_answer_is_told(answer: Any, outcome: EndTxnResult) -> None:
     script = Script(answer)
     assert log_of(script).end(NAME, 7, 2, commit=True) is outcome
     assert len(script.requests) == 1
     forgotten = KEY not in script.cluster._coordinators
     busy = isinstance(answer, SimpleNamespace) and answer.error_code == 51
-    assert forgotten == (outcome is EndOutcome.RETRY and not busy)
+    assert forgotten == (outcome is EndTxnResult.RETRY and not busy)
 
 
 def test_a_retry_has_a_deadline_and_the_error_names_brokers_and_cause() -> None:
@@ -221,7 +221,7 @@ def test_a_closed_connection_is_not_made_again(monkeypatch: pytest.MonkeyPatch) 
     """A thread of a task that has ended may ask late, and nobody would close what it connects."""
     made: list[object] = []
     monkeypatch.setattr(control, "KafkaAdminClient", lambda **settings: made.append(settings))
-    connection = control.ControlConnection(
+    connection = control.CoordinatorConnection(
         {"bootstrap.servers": "localhost:1"}, deadline_s=1.0, rights=""
     )
     connection.close()

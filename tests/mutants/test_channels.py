@@ -19,7 +19,7 @@ from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.dataplane.channels.frames import data_frame
 from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import RemoteChannel, _Routes
+from tidegate.dataplane.channels.outlet import RemoteOutputChannel, _KeyRoutes
 from tidegate.dataplane.task import InputTask, _Subtask
 from tidegate.drivers.exchange import greeting
 from tidegate.drivers.exchange.wire import FrameReader
@@ -96,23 +96,27 @@ LEAK_AT_GRANT = (
     ),
 )
 LEAK_AT_SENDER = (
-    Edit(RemoteChannel.grant, "self.credits += frames\n", "self.credits += min(frames, 3)\n"),
+    Edit(
+        RemoteOutputChannel.add_credit,
+        "self.credit += frames\n",
+        "self.credit += min(frames, 3)\n",
+    ),
 )
 GROUPS_BY_PARALLELISM = (
     Edit(
-        _Routes.__missing__,
+        _KeyRoutes.__missing__,
         "key_group(self._key_encoder(key), self._max_parallelism)",
         "key_group(self._key_encoder(key), self._parallelism)",
     ),
 )
 OLDER_PARALLELISM = (
     Edit(
-        _Routes.__missing__,
+        _KeyRoutes.__missing__,
         "subtask_of(group, self._parallelism, self._max_parallelism)",
         "subtask_of(group, max(1, self._parallelism - 1), self._max_parallelism)",
     ),
 )
-STALE_AT_EXCHANGE = (Edit(greeting.objection, "attempt=attempt", "attempt=hello.attempt"),)
+STALE_AT_EXCHANGE = (Edit(greeting.rejection_reason, "attempt=attempt", "attempt=hello.attempt"),)
 STALE_AT_SLOT = (
     Edit(
         Slot._handle,
@@ -120,10 +124,10 @@ STALE_AT_SLOT = (
         "job != start.job",
     ),
 )
-STALE_AT_JOBMASTER = (Edit(JobMaster.take, "and attempt != live:", "and live is None:"),)
+STALE_AT_JOBMASTER = (Edit(JobMaster.receive, "and attempt != live:", "and live is None:"),)
 STALE_IN_QUEUE = (
     Edit(
-        JobMaster._obey,
+        JobMaster._handle,
         'live is None or getattr(message, "attempt", None) != live.attempt',
         "live is None",
     ),

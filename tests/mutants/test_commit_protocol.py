@@ -18,9 +18,9 @@ from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.checkpoint.confirmation import Confirmation
 from tidegate.checkpoint.journal_state import _published
 from tidegate.checkpoint.procedures.claim import claim
-from tidegate.checkpoint.procedures.fencing import sweep
-from tidegate.checkpoint.procedures.own_journal import place
-from tidegate.checkpoint.procedures.publish import _look, publish
+from tidegate.checkpoint.procedures.fencing import fence_zombies
+from tidegate.checkpoint.procedures.own_journal import write_entry
+from tidegate.checkpoint.procedures.publish import _check_prepared, publish
 from tidegate.checkpoint.procedures.recover import recover
 from tidegate.checkpoint.recovery import may_fence
 from tidegate.checkpoint.source_changes import changed_log
@@ -29,20 +29,20 @@ from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 NO_CLAIM = (
     Edit(  # an attempt has a number of its own and writes nothing before its first publication
         claim,
-        "        found = yield from place(job, entry, patience)\n",
+        "        found = yield from write_entry(job, entry, patience)\n",
         "        if state.number and isinstance(entry, Claim):\n"
         "            after, attempt = state.after(entry), Attempt(1_000 * entry.created_ms)\n"
         "            unwritten = __import__('msgspec').structs.replace(\n"
         "                after, number=state.number, nonce=state.nonce, attempt=attempt\n"
         "            )\n"
-        "            return OwnJournal(\n"
+        "            return ClaimedJournal(\n"
         "                job=job,\n"
         "                submission=submission,\n"
         "                attempt=attempt,\n"
         "                before=state,\n"
         "                state=unwritten,\n"
         "            )\n"
-        "        found = yield from place(job, entry, patience)\n",
+        "        found = yield from write_entry(job, entry, patience)\n",
     ),
     Edit(_published, "_require(attempt == state.attempt,", "_require(bool(attempt),"),
     Edit(_published, "firm=False,", "firm=False,\n        attempt=attempt,"),
@@ -69,8 +69,8 @@ CLAIM_AFTER_READ = (
     ),
 )
 NO_SWEEP = Edit(
-    sweep,
-    "fenced = _allowed(journal, listed, swept=journal.attempt, own_too=False)",
+    fence_zombies,
+    "fenced = _fenceable(journal, listed, swept=journal.attempt, own_too=False)",
     "fenced = []",
 )
 ONLY_ONGOING = Edit(
@@ -81,7 +81,7 @@ ONLY_ONGOING = Edit(
 SOURCES_FIRST = (
     Edit(
         recover,
-        "    fenced = yield from fence_older(journal, patience=fencing)\n    return",
+        "    fenced = yield from fence_older_attempts(journal, patience=fencing)\n    return",
         "    fenced = ()\n    return",
     ),
 )
@@ -107,9 +107,9 @@ ONE_PRODUCER = (
 )
 LATE_ABORT = (
     Edit(
-        place,
+        write_entry,
         "            unknown = True  # until it is certain that what stands there counts\n",
-        "            if outcome is Created.UNKNOWN:\n"
+        "            if outcome is CreateResult.UNKNOWN:\n"
         "                raise StorageError('given up')\n",
     ),
     Edit(
@@ -124,7 +124,7 @@ LATE_ABORT = (
 NO_LOOK = (
     Edit(
         publish,
-        "    yield from _look(first_named, manifest.splits, checking, given_up)\n",
+        "    yield from _check_prepared(first_named, manifest.splits, checking, given_up)\n",
         "",
     ),
 )
@@ -135,7 +135,9 @@ NO_LEADER_EPOCHS = (Edit(changed_log, "end is not None and end < old.offset", "F
 NO_ENDS = (Edit(changed_log, "facts.latest < old.offset", "facts.latest < 0"),)
 NO_TOPIC_IDS_BEFORE_PUBLICATION = (
     Edit(
-        _look, "    yield from check_topics(splits, facts.pop(), patience)\n", "    facts.pop()\n"
+        _check_prepared,
+        "    yield from check_topics(splits, facts.pop(), patience)\n",
+        "    facts.pop()\n",
     ),
 )
 NO_CONFIRMATION = (Edit(Confirmation.heard, ">= self._repeated_s", ">= 0.0"),)

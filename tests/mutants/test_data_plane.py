@@ -21,12 +21,12 @@ from tests.sinks import test_writer as writer_tests
 from tests.state import test_renamed_states as renamed_tests
 from tests.state import test_snapshots as state_tests
 from tests.state.job import Step
-from tidegate.checkpoint.restore import spread
+from tidegate.checkpoint.restore import assign_splits
 from tidegate.checkpoint.state_changes import _refuse_unknown_states
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.dataplane.sinks.lanes import TransactionLane
+from tidegate.dataplane.sinks.lanes import TransactionalDelivery
 from tidegate.dataplane.sinks.pool import ProducerPool
-from tidegate.dataplane.sinks.slots import SlotTable
+from tidegate.dataplane.sinks.slots import TransactionalIdPool
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.restored_names import delete_rows
 from tidegate.dataplane.state.snapshots import _copy
@@ -158,21 +158,21 @@ DELIVERY_IGNORED = (
 )
 NO_DESCRIBE = (
     Edit(
-        TransactionLane.describe,
+        TransactionalDelivery.describe,
         "if facts is None or facts.state is not TransactionState.ONGOING "
-        "or not warm.is_same(facts):",
+        "or not warm.matches(facts):",
         "if facts is None:",
     ),
 )
 NAMES_EMPTY = (
     Edit(
-        KafkaSinkWriter._proceed,
+        KafkaSinkWriter._send_pending,
         "        self._intervals.popleft()\n",
         "        first.sending = first.sending or self._lane.take()\n"
         "        self._intervals.popleft()\n",
     ),
     Edit(
-        TransactionLane.describe,
+        TransactionalDelivery.describe,
         "facts.state is not TransactionState.ONGOING",
         "facts.state not in (TransactionState.ONGOING, TransactionState.EMPTY)",
     ),
@@ -187,11 +187,11 @@ BEHIND_THE_BARRIER = (
     ),
 )
 BEFORE_THE_FLUSH = (
-    Edit(KafkaSinkWriter._proceed, "while not self._flushing:", "while self._intervals:"),
+    Edit(KafkaSinkWriter._send_pending, "while not self._flushing:", "while self._intervals:"),
 )
 DROPS_PREPARED = (
     Edit(
-        SlotTable.transactions,
+        TransactionalIdPool.transactions,
         "return tuple(transaction for _, transaction in self._prepared.values())",
         "newest = max((checkpoint for checkpoint, _ in self._prepared.values()), default=None)\n"
         "    return tuple(\n"
@@ -201,19 +201,19 @@ DROPS_PREPARED = (
 )
 FREE_AT_PREPARE = (
     Edit(
-        SlotTable.prepared,
+        TransactionalIdPool.prepared,
         "    self._prepared[slot] = (checkpoint, transaction)\n",
         "    self._prepared[slot] = (checkpoint, transaction)\n"
-        "    self._states[slot] = SlotState.FREE\n"
+        "    self._states[slot] = IdState.FREE\n"
         "    self._free.append(slot)\n",
     ),
 )
 FREE_ONCE_ENDED = (
     Edit(
-        SlotTable.ended,
-        "    self._move(slot, SlotState.ENDED)\n",
-        "    self._move(slot, SlotState.ENDED)\n"
-        "    self._move(slot, SlotState.FREE)\n"
+        TransactionalIdPool.ended,
+        "    self._move(slot, IdState.ENDED)\n",
+        "    self._move(slot, IdState.ENDED)\n"
+        "    self._move(slot, IdState.FREE)\n"
         "    self._free.append(slot)\n",
     ),
 )
@@ -221,12 +221,12 @@ ONE_PRODUCER = (
     Edit(
         ProducerPool.take,
         "    taken = self._warm.popleft()\n    self._slots.taken(taken.slot)\n",
-        "    taken = self._warm[0]\n    self._slots._states[taken.slot] = SlotState.CURRENT\n",
+        "    taken = self._warm[0]\n    self._slots._states[taken.slot] = IdState.CURRENT\n",
     ),
 )
 SPLIT_LOST = (
     Edit(
-        spread,
+        assign_splits,
         "return tuple(tuple(part) for part in dealt)",
         "return tuple(tuple(part[-1:] if parallelism > 1 else part) for part in dealt)",
     ),

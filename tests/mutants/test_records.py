@@ -14,9 +14,9 @@ from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
-from tidegate.dataplane.channels.outlet import KeyOutlet
+from tidegate.dataplane.channels.outlet import KeyGroupWriter
 from tidegate.dataplane.keying import Keying
-from tidegate.dataplane.operators.chain import Chain
+from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.fan_out import fan_out
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.keyed import KeyedOperator
@@ -32,8 +32,8 @@ from tidegate.errors import StorageError
 BRANCHES_SHARE = (Edit(fan_out, "if not targets or immutable(of):", "if True:"),)
 SHARED_WITH_KEY_BY = (
     Edit(
-        Chain._outputs,
-        'shared = maker is not None and any(edge.exchange == "key" for _, _, edge in readers)',
+        OperatorChain._outputs,
+        'shared = maker is not None and any(edge.partitioning == "key" for _, _, edge in readers)',
         "shared = False",
     ),
 )
@@ -92,7 +92,7 @@ SHORT_KNOWN = (
     Edit(Keying.keys, "right = known == len(keys) == len(batch.values)", "right = True"),
 )
 SHORT_RECEIVERS = (
-    Edit(KeyOutlet.emit, "check_complete(len(receivers), len(batch.values))", "pass"),
+    Edit(KeyGroupWriter.emit, "check_complete(len(receivers), len(batch.values))", "pass"),
 )
 SHORT_ENCODED = (Edit(BatchEncoder._map, "check_complete(len(done), len(batch.values))", "pass"),)
 SHORT_DECODED = (

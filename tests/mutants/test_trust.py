@@ -19,7 +19,7 @@ from tests.mutants.test_commit_protocol import NO_TOPIC_IDS
 from tidegate.checkpoint.lost_tail import find_lost_tail
 from tidegate.checkpoint.procedures.claim import _refuse, _refuse_used_name
 from tidegate.checkpoint.procedures.cluster_check import refuse_manifest, refuse_other_cluster
-from tidegate.checkpoint.procedures.fencing import fence_older
+from tidegate.checkpoint.procedures.fencing import fence_older_attempts
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
@@ -81,7 +81,9 @@ OLD_JOURNAL = Edit(
 )
 NO_IDS = Edit(find_lost_tail, "attempt = max(attempts, default=Attempt(0))", "attempt = Attempt(0)")
 NO_OFFSETS = Edit(find_lost_tail, "newest = _newest_committed(state, commits)", "newest = None")
-LOST_ATTEMPTS_OPEN = Edit(fence_older, "    allowed += _of_lost_attempts(journal, listed)\n", "")
+LOST_ATTEMPTS_OPEN = Edit(
+    fence_older_attempts, "    allowed += _of_lost_attempts(journal, listed)\n", ""
+)
 
 NAME_IS_FREE = Edit(_refuse_used_name, "if others:", "if False:")
 NOT_BOUND = Edit(vars(JobStorage)["store"].func, "if self.identity:", "if False:")

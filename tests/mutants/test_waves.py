@@ -33,7 +33,7 @@ RUNS = 40
 
 def spread(plan: Plan) -> bool:
     """Whether a backfill has several tasks in each level, and not one level only."""
-    parallel = any(life.wave_offsets and life.parallelism > 1 for life in plan.lives)
+    parallel = any(life.wave_offsets and life.parallelism > 1 for life in plan.job_runs)
     return parallel and plan.shape.pipeline not in {Stateless, FlatMapped, Branched}
 
 
@@ -71,7 +71,7 @@ NO_MARKERS = (
         RowReceiver.finish,
         "    if missing:\n",
         "    for key in missing:\n"
-        "        self._received[key].channel.offer(Barrier(self._checkpoint, final=True))\n"
+        "        self._received[key].channel.put(Barrier(self._checkpoint, final=True))\n"
         "    if not missing and missing:\n",
     ),
     Edit(

@@ -13,9 +13,9 @@ import pytest
 from tests.contracts.rpc import RpcContract
 from tidegate.drivers.network import Network
 from tidegate.drivers.rpc.channel import MESSAGE_BYTES_MAX, GrpcRpc
-from tidegate.errors import DeposedError, InternalError, RpcError
+from tidegate.errors import FencedError, InternalError, RpcError
 from tidegate.ids import JobName
-from tidegate.protocol.messages import Done, GetJob, ListJobs, Message, Refused
+from tidegate.protocol.messages import Acknowledge, GetJob, ListJobs, Message, Refused
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class TestGrpcRpc(RpcContract):
         return GrpcRpc()
 
 
-@pytest.mark.parametrize("raised", [DeposedError("a newer claim"), KeyError("ours")])
+@pytest.mark.parametrize("raised", [FencedError("a newer claim"), KeyError("ours")])
 def test_a_handlers_bug_is_logged_where_it_happened_and_only_that(
     rpc: GrpcRpc, raised: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_handlers_bug_is_logged_where_it_happened_and_only_that(
 
     server = rpc.serve(handler)
     client = rpc.connect(server.address)
-    with pytest.raises((DeposedError, InternalError)):
+    with pytest.raises((FencedError, InternalError)):
         client.call(ListJobs())
     assert bool(caplog.records) == isinstance(raised, KeyError)
     client.close()
@@ -49,7 +49,7 @@ def test_a_server_that_comes_back_at_its_address_is_reached_soon(rpc: GrpcRpc) -
     """A reconnect waits for gRPC's back-off: ours is short."""
     import grpc
 
-    server = rpc.serve(lambda _: Done())
+    server = rpc.serve(lambda _: Acknowledge())
     address = server.address
     client = rpc.connect(address)
     client.call(ListJobs())
@@ -76,7 +76,7 @@ def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) 
     """Its kernel takes the connection, and the process speaks later than gRPC's shortest wait for
     a connection, a tenth of a second.
     """
-    server = rpc.serve(lambda _: Done())
+    server = rpc.serve(lambda _: Acknowledge())
     host, port = server.address.rsplit(":", 1)
     with socket.create_server((host, 0)) as late, ThreadPoolExecutor(3) as threads:
         client = rpc.connect(f"{host}:{late.getsockname()[1]}")
@@ -86,14 +86,14 @@ def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) 
         with near, socket.create_connection((host, int(port))) as far:
             threads.submit(_relay, near, far)
             threads.submit(_relay, far, near)
-            assert reply.result() == Done()
+            assert reply.result() == Acknowledge()
             client.close()
             server.close()
 
 
 def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
     """No end and no error tells of it (`integration/test_half_open.py` has the whole of it)."""
-    server = rpc.serve(lambda _: Done())
+    server = rpc.serve(lambda _: Acknowledge())
     host, port = server.address.rsplit(":", 1)
     with socket.create_server((host, 0)) as between, ThreadPoolExecutor(4) as threads:
         between.settimeout(10)
@@ -107,7 +107,7 @@ def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
         with deaf, near, socket.create_connection((host, int(port))) as far:
             threads.submit(_relay, near, far)
             threads.submit(_relay, far, near)
-            assert later.result() == Done()
+            assert later.result() == Acknowledge()
             assert not begun.done(), "a call under way was taken its connection"
             client.close()
             with pytest.raises(RpcError):
@@ -122,7 +122,7 @@ def test_a_doubted_connection_serves_its_calls_and_ends_with_the_last(rpc: GrpcR
         if isinstance(message, GetJob):
             begun.release()
             leave.wait(30)
-        return Done()
+        return Acknowledge()
 
     def connections() -> int:
         ends = psutil.Process().net_connections()
@@ -141,10 +141,10 @@ def test_a_doubted_connection_serves_its_calls_and_ends_with_the_last(rpc: GrpcR
                 with pytest.raises(RpcError, match="no reply"):
                     late.result()
         assert len(client._connections) == 2, "two late calls are one doubt"
-        assert client.call(ListJobs()) == Done()
+        assert client.call(ListJobs()) == Acknowledge()
         until(lambda: connections() == 2, "the first, and the last of those that took its place")
         leave.set()
-        assert under_way.result() == Done()
+        assert under_way.result() == Acknowledge()
     until(lambda: connections() == 1, "the doubted connection is gone")
     client.close()
     server.close()
@@ -175,12 +175,12 @@ def test_large_messages_pass(rpc: GrpcRpc) -> None:
 
 def test_a_host_that_is_not_ours_is_refused(rpc: GrpcRpc) -> None:
     with pytest.raises(RpcError, match=r"Cannot listen on 192\.0\.2\.1"):
-        GrpcRpc(Network(host="192.0.2.1")).serve(lambda _: Done())
+        GrpcRpc(Network(host="192.0.2.1")).serve(lambda _: Acknowledge())
 
 
 def test_nothing_is_left_open(rpc: GrpcRpc) -> None:
     def once() -> None:
-        server = rpc.serve(lambda _: Done())
+        server = rpc.serve(lambda _: Acknowledge())
         client = rpc.connect(server.address)
         client.call(ListJobs())
         client.close()

@@ -16,7 +16,7 @@ from tests.contracts.surroundings import Surroundings
 from tidegate.testing.sim.network import Network
 from tidegate.testing.sim.scheduler import Scheduler
 from tidegate.testing.sim.threads import SimClock, SimThreads
-from tidegate.testing.sim.weather import Fates, Weather
+from tidegate.testing.sim.weather import MessageFaults, NetworkConditions
 
 SEEDS = range(5)
 VIRTUAL_S_MAX = 3_600.0
@@ -30,7 +30,9 @@ class World:
     def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
         # Nothing is lost, which a contract would not allow for, but nothing comes on the dot.
-        fates = Fates(Weather(latency_s=0.001), self.scheduler.random_for("weather"))
+        fates = MessageFaults(
+            NetworkConditions(latency_s=0.001), self.scheduler.random_for("weather")
+        )
         self.network = Network(self.scheduler, fates)
         self.process = self.scheduler.process("test")
         self.around = Surroundings(SimClock(self.process), SimThreads(self.process))

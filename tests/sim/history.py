@@ -17,15 +17,15 @@ from tidegate.checkpoint.journal import (
     Claim,
     Lost,
     Publication,
-    Retracted,
+    RolledBack,
     Settled,
     encode_entry,
     entry_path,
 )
 from tidegate.checkpoint.manifest import Manifest, encode_manifest, file_digest
-from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.plan_facts import StateMetadata
 from tidegate.checkpoint.transactional_ids import format_transactional_id
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -44,7 +44,7 @@ from tidegate.protocol.snapshots import (
     SubtaskSnapshot,
 )
 from tidegate.testing.sim.blobs import MemoryBlobs
-from tidegate.testing.sim.invariants import Watch
+from tidegate.testing.sim.invariants import ProtocolChecker
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.faults import PROCEED, Call, Verdict
 from tidegate.testing.sim.kafka.log import PartitionLog
@@ -65,7 +65,7 @@ class History:
         self.oracle, self.blobs = Oracle(SHAPES[0]), MemoryBlobs()
         self.kafka = FakeKafka(self.clock, faults=self, marked=self._marked)
         self.kafka.create_topic(OUT_A, 1)
-        self.watch = Watch(self.scheduler, self.blobs, self.kafka, self.oracle)
+        self.watch = ProtocolChecker(self.scheduler, self.blobs, self.kafka, self.oracle)
         self.master, self.slot = self.process("jobmaster"), self.process("slot")
         self.asks = self.master
         self.clients = self.kafka.process("client", self.clock)
@@ -144,7 +144,7 @@ class History:
             final=False,
             kafka_cluster="c",
             fingerprint="f",
-            plan=PlanFacts(parallelism=1, max_parallelism=128),
+            plan=StateMetadata(parallelism=1, max_parallelism=128),
             subtasks=(part,),
         )
         path = f"manifest-{len(self.watch.journal.entries)}"
@@ -176,7 +176,7 @@ class History:
 
     def retract(self, publication: int, *transactions: PreparedTransaction) -> None:
         self.create(
-            Retracted,
+            RolledBack,
             attempt=self.attempt,
             publication=JournalNumber(publication),
             aborted=transactions,
@@ -198,7 +198,7 @@ class History:
         """One more, committed to the source."""
         event = Event(f"{IN_A}-0:{self.events}", "a", 1)
         self.events += 1
-        self.oracle.expect(Origin(IN_A, 0), event, self.events - 1)
+        self.oracle.expect(TopicPartition(IN_A, 0), event, self.events - 1)
         return event
 
     def prepare(self, *events: Event, slot: int = 0) -> PreparedTransaction:

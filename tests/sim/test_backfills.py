@@ -11,13 +11,13 @@ from random import Random
 
 import pytest
 
-from tidegate.errors import DeposedError
+from tidegate.errors import FencedError
 from tidegate.testing.sim.backfill_plan import with_backfills
 from tidegate.testing.sim.many import Summary, Verdict, simulate
 from tidegate.testing.sim.pipelines import SCATTERED
 from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Plan
 from tidegate.testing.sim.run import plan_of, run_seed
-from tidegate.testing.sim.story import Told
+from tidegate.testing.sim.story import TraceEvent
 
 SAMPLE = range(12)
 SEEDS = range(1_000)
@@ -69,7 +69,7 @@ HAPPENS = {
 def test_in_some_seeds_everything_happens() -> None:
     happened: Counter[str] = Counter()
 
-    def listen(told: Told) -> None:
+    def listen(told: TraceEvent) -> None:
         words = str(told)
         for what, said in HAPPENS.items():
             if what == "a driver is killed" and "driver" not in told.where:
@@ -86,33 +86,33 @@ def test_in_some_seeds_everything_happens() -> None:
 def test_a_seed_without_backfills_is_what_it_was() -> None:
     for seed in range(20):
         assert plan_of(seed) == Plan.drawn(Random(f"{seed}/plan"))
-        assert all(life.wave_offsets is None for life in plan_of(seed).lives)
+        assert all(life.wave_offsets is None for life in plan_of(seed).job_runs)
 
 
 def test_each_plan_has_a_backfill_and_none_has_what_waves_do_not_promise() -> None:
     for plan in PLANS:
-        assert any(life.wave_offsets for life in plan.lives)
+        assert any(life.wave_offsets for life in plan.job_runs)
         assert not plan.shape.plain
         assert not plan.weights.blackout
         assert not plan.retention
         assert plan.settings["checkpoint"]["tolerated_outage"] == TOLERATED_OUTAGE_MS
-        assert len(plan.swaps) == len(plan.lives)
+        assert len(plan.swaps) == len(plan.job_runs)
 
 
 def test_the_last_life_reads_all() -> None:
     for plan in PLANS:
-        last = plan.lives[-1]
+        last = plan.job_runs[-1]
         if last.wave_offsets is not None:
             assert last.ends == "bounded"
             assert all(each.at_s == 0.0 for each in plan.inputs)
-    assert sum(plan.lives[-1].wave_offsets is not None for plan in PLANS) > 10
+    assert sum(plan.job_runs[-1].wave_offsets is not None for plan in PLANS) > 10
 
 
 def test_the_job_is_handed_over_both_ways_at_another_parallelism() -> None:
     ways = Counter(
         (before.wave_offsets is None, after.wave_offsets is None)
         for plan in PLANS
-        for before, after in zip(plan.lives, plan.lives[1:], strict=False)
+        for before, after in zip(plan.job_runs, plan.job_runs[1:], strict=False)
         if before.parallelism != after.parallelism
     )
     assert ways[False, True] > 10
@@ -169,7 +169,7 @@ def test_a_driver_that_finds_a_newer_claim_is_a_violation_without_a_second_drive
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
-        raise DeposedError("a newer claim stands in the journal")
+        raise FencedError("a newer claim stands in the journal")
 
     monkeypatch.setattr("tidegate.backfill.driver.check_runs", refuse)
     alone = next(

@@ -13,7 +13,7 @@ from tests.mutants.planting import Edit, Mutant, planted
 from tidegate.checkpoint.procedures.settle import state_loss
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import Outcome, run_seed
-from tidegate.testing.sim.story import Told
+from tidegate.testing.sim.story import TraceEvent
 
 pytestmark = pytest.mark.seeds
 
@@ -25,10 +25,10 @@ SILENT = Edit(
     "    entry = Lost(\n        **header,\n        attempt=journal.attempt,\n"
     "        publication=last.number,\n        transactions=missing,\n"
     "        statement=statement,\n    )\n"
-    "    yield from append(journal, entry, storing)\n    raise DataLossError(statement)",
+    "    yield from append_entry(journal, entry, storing)\n    raise DataLossError(statement)",
     "    entry = Settled(\n        **header,\n        attempt=journal.attempt,\n"
     "        publication=last.number,\n    )\n"
-    "    yield from append(journal, entry, storing)\n"
+    "    yield from append_entry(journal, entry, storing)\n"
     "    raise TransactionError(statement)",
 )
 
@@ -71,7 +71,7 @@ def test_a_job_stays_failed_until_its_loss_is_accepted(outcomes: list[Outcome]) 
     losing = next(each.seed for each in outcomes if each.losses)
     told: list[str] = []
 
-    def listen(event: Told) -> None:
+    def listen(event: TraceEvent) -> None:
         text = str(event).split(maxsplit=2)[-1]
         if "lost, of entry" in text or "accepted" in text or text.startswith("life "):
             told.append(text)

@@ -10,7 +10,7 @@ from tests.contracts.blobs import BlobStoreContract
 from tests.contracts.surroundings import Surroundings
 from tests.sim.contracts import Simulated, World, simulated
 from tidegate.errors import StorageError
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.testing.sim.blobs import MemoryBlobs, SimBlobStore, StorageVerdict
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
@@ -75,7 +75,7 @@ def test_a_refused_request_changes_nothing_and_says_so() -> None:
 
 def test_a_create_that_nobody_hears_of_is_unknown_and_takes_effect_all_the_same() -> None:
     def act(store: SimBlobStore) -> None:
-        assert store.create("a", b"1") is Created.UNKNOWN
+        assert store.create("a", b"1") is CreateResult.UNKNOWN
         with pytest.raises(StorageError, match="does not answer: put b"):
             store.put("b", b"1")
 
@@ -84,10 +84,10 @@ def test_a_create_that_nobody_hears_of_is_unknown_and_takes_effect_all_the_same(
 
 def test_a_late_request_arrives_after_its_sender_has_given_up() -> None:
     def act(store: SimBlobStore) -> None:
-        assert store.create("a", b"late") is Created.UNKNOWN
+        assert store.create("a", b"late") is CreateResult.UNKNOWN
         store._faults = Always(StorageVerdict())
         assert store.get("a") is None
-        assert store.create("a", b"first") is Created.CREATED
+        assert store.create("a", b"first") is CreateResult.CREATED
 
     # A create that arrives late finds the name taken.
     assert stored(StorageVerdict(request_s=5.0, given_up_s=1.0), act) == {"a": b"first"}
@@ -95,6 +95,6 @@ def test_a_late_request_arrives_after_its_sender_has_given_up() -> None:
 
 def test_a_lost_request_never_arrives() -> None:
     def act(store: SimBlobStore) -> None:
-        assert store.create("a", b"1") is Created.UNKNOWN
+        assert store.create("a", b"1") is CreateResult.UNKNOWN
 
     assert stored(StorageVerdict(request_lost=True, given_up_s=1.0), act) == {}

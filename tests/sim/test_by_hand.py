@@ -66,7 +66,7 @@ def plan(seed: int) -> Plan:
 
 
 def begun_by_hand() -> list[int]:
-    return [seed for seed in SEEDS if any(life.back for life in plan(seed).lives)]
+    return [seed for seed in SEEDS if any(life.restore_back for life in plan(seed).job_runs)]
 
 
 def test_some_runs_begin_from_an_older_checkpoint_and_none_that_may_lose_one() -> None:
@@ -74,9 +74,9 @@ def test_some_runs_begin_from_an_older_checkpoint_and_none_that_may_lose_one() -
     seeds = begun_by_hand()
     assert 0.05 < len(seeds) / len(SEEDS) < 0.25
     for each in plans:
-        backs = [life.back for life in each.lives if life.back is not None]
+        backs = [life.restore_back for life in each.job_runs if life.restore_back is not None]
         assert not (backs and each.weights.blackout)
-        assert each.lives[0].back is None
+        assert each.job_runs[0].restore_back is None
         assert all(back < RETAINED_MAX for back in backs)
 
 

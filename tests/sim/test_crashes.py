@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.story import Told
+from tidegate.testing.sim.story import TraceEvent
 
 SEEDS = range(400)
 
@@ -33,7 +33,7 @@ def test_several_attempts_end_before_anything_is_published_and_the_job_goes_on()
         published: list[int] = []
 
         def listen(
-            told: Told, claims: list[int] = claims, published: list[int] = published
+            told: TraceEvent, claims: list[int] = claims, published: list[int] = published
         ) -> None:
             line = str(told)
             if "claim of attempt" in line and not published:

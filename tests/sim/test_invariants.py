@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tests.sim.history import JOB, TIMEOUT_MS, History
-from tidegate.checkpoint.journal import Accepted, Claim, Closed
+from tidegate.checkpoint.journal import Claim, Closed, LossAccepted
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.sim.invariants import STALL_S
-from tidegate.testing.sim.journal_view import Standing
+from tidegate.testing.sim.journal_view import JournalPosition
 from tidegate.testing.sim.pipelines import IN_A, Event
 
 
@@ -197,7 +197,7 @@ def test_a_loss_by_right_that_is_accepted(losing: History) -> None:
     losing.time_out()
     lost = losing.lose(number, second)
     losing.watch.accepting = True
-    losing.create(Accepted, lost=lost, submission="s")
+    losing.create(LossAccepted, lost=lost, submission="s")
     losing.publish(counter=2)
     assert losing.found == ""
     assert (losing.oracle.visible, losing.oracle.missing) == (1, 0)
@@ -287,7 +287,7 @@ def test_a_loss_that_is_accepted_without_the_users_word(losing: History) -> None
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.time_out()
-    losing.create(Accepted, lost=losing.lose(number, txn), submission="s")
+    losing.create(LossAccepted, lost=losing.lose(number, txn), submission="s")
     assert losing.found == "a loss is accepted, and the user has not said so"
 
 
@@ -295,7 +295,9 @@ def test_a_loss_of_records_that_belong_nowhere(losing: History) -> None:
     losing.event()
     txn = losing.prepare(Event(f"{IN_A}-0:0", "another key", 1))
     losing.publish(counter=1, offsets=(0,))
-    losing.watch.journal.last = Standing(losing.watch.journal.last.publication, frozenset({txn}))
+    losing.watch.journal.last = JournalPosition(
+        losing.watch.journal.last.publication, frozenset({txn})
+    )
     losing.watch.journal.first_named[txn] = 2
     losing.time_out()
     losing.lose(2, txn)

@@ -11,9 +11,9 @@ import pytest
 
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.dataplane.channels.inbox import InputGate
-from tidegate.dataplane.channels.outlet import RemoteChannel
+from tidegate.dataplane.channels.outlet import RemoteOutputChannel
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.task import SourceTask
 from tidegate.testing.sim.load import LIMITS, SMALL, Load
 from tidegate.testing.sim.plan import Plan
@@ -41,20 +41,22 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, call)
 
-    watched(RemoteChannel, "put", lambda channel, _: channel.waiting, "a frame waits for credit")
+    watched(
+        RemoteOutputChannel, "put", lambda channel, _: channel.waiting, "a frame waits for credit"
+    )
     watched(InputGate, "block", lambda *_: True, "a channel is blocked")
     watched(KafkaSinkWriter, "writable", lambda _, may: not may, "a sink takes no more")
     watched(SourceTask, "trigger", lambda task, _: task._pending, "a barrier finds batches")
     watched(SourceTask, "checkpoint_aborted", lambda *_: True, "a checkpoint is given up")
-    rows = KeyedState.rows
+    rows = KeyedStateBackend.rows
 
-    def overflowing(self: KeyedState, keys: Any) -> Any:
+    def overflowing(self: KeyedStateBackend, keys: Any) -> Any:
         known = len(self._cache)
         found = rows(self, keys)
         counts["a cache overflows"] += len(self._cache) < known
         return found
 
-    monkeypatch.setattr(KeyedState, "rows", overflowing)
+    monkeypatch.setattr(KeyedStateBackend, "rows", overflowing)
     watched(Backlog, "look", lambda _, behind: behind, "a job is behind")
     return counts
 

@@ -17,7 +17,7 @@ from tidegate.checkpoint.journal import entry_path
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ids import JobName, JournalNumber
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.testing.sim import mishaps
 from tidegate.testing.sim.blobs import AT_ONCE, MemoryBlobs, SimBlobStore
 from tidegate.testing.sim.kafka.faults import Api, Call
@@ -31,7 +31,7 @@ from tidegate.testing.sim.mounts import (
 )
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.story import Told
+from tidegate.testing.sim.story import TraceEvent
 
 SEEDS = range(400)
 
@@ -64,7 +64,7 @@ def test_who_is_bound_to_a_storage_uses_no_other(wrong: MemoryBlobs) -> None:
         with pytest.raises(StorageGoneError):
             host.store.get("a")
         host.mounts.correct()
-        assert host.store.create("b", b"1") is Created.CREATED
+        assert host.store.create("b", b"1") is CreateResult.CREATED
 
     host.does(act)
     assert (wrong.objects, host.right.objects) == ({}, {"b": b"1"})
@@ -90,7 +90,7 @@ def test_a_create_during_which_the_storage_vanishes_is_unknown_and_was_made_in_i
     def act() -> None:
         host.store.identify()
         host.right.watch = lambda *_: host.mounts.mount(MemoryBlobs(ANOTHER), everyone)
-        assert host.store.create("a", b"1") is Created.UNKNOWN
+        assert host.store.create("a", b"1") is CreateResult.UNKNOWN
 
     host.does(act)
     assert host.right.objects == {"a": b"1"}
@@ -144,7 +144,7 @@ MET = {
 def test_jobs_meet_it_and_come_to_their_end(kind: str) -> None:
     said = Counter[str]()
 
-    def listen(told: Told) -> None:
+    def listen(told: TraceEvent) -> None:
         line = str(told)
         said.update(sign for sign in MET[kind] if sign in line)
 

@@ -16,13 +16,13 @@ import pytest
 from tests.sim.contracts import VIRTUAL_S_MAX
 from tidegate.errors import ExchangeError, RpcError
 from tidegate.ports.exchange import Frame
-from tidegate.protocol.messages import Done, ListJobs, Message, Refused
+from tidegate.protocol.messages import Acknowledge, ListJobs, Message, Refused
 from tidegate.testing.sim.exchange import SimExchange
 from tidegate.testing.sim.network import CALM_S, Copies, Network
 from tidegate.testing.sim.rpc import Calling
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.story import Story
-from tidegate.testing.sim.weather import Fates, Weather
+from tidegate.testing.sim.story import Trace
+from tidegate.testing.sim.weather import MessageFaults, NetworkConditions
 
 
 class Calls:
@@ -342,12 +342,14 @@ class TestExchange:
 
 def stormy(seed: int) -> tuple[str, int]:
     """Calls and frames under a drawn weather: the digest of what happened, and how often."""
-    scheduler = Scheduler(seed, story=Story().with_digest())
-    fates = Fates(Weather.drawn(scheduler.random_for("w")), scheduler.random_for("fates"))
+    scheduler = Scheduler(seed, story=Trace().with_digest())
+    fates = MessageFaults(
+        NetworkConditions.drawn(scheduler.random_for("w")), scheduler.random_for("fates")
+    )
     network = Network(scheduler, fates)
     slots = Slots(scheduler, network)
     calling = Calling(network)
-    server = calling.of(slots.processes[0]).serve(lambda _: Done())
+    server = calling.of(slots.processes[0]).serve(lambda _: Acknowledge())
     client = calling.of(slots.processes[1]).connect(server.address)
 
     def call() -> None:

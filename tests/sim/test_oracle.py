@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.counting import Violation
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
 from tidegate.testing.sim.oracle import Oracle
@@ -34,10 +34,12 @@ class History:
 
     def __init__(self, shape: Shape, *events: Event) -> None:
         self.oracle = Oracle(shape)
-        self.logs = {topic: PartitionLog(Origin(topic, 0), 1 << 20) for topic in (OUT_A, OUT_B)}
+        self.logs = {
+            topic: PartitionLog(TopicPartition(topic, 0), 1 << 20) for topic in (OUT_A, OUT_B)
+        }
         self._producers = 0
         for offset, event in enumerate(events):
-            self.oracle.expect(Origin(IN_A, 0), event, offset)
+            self.oracle.expect(TopicPartition(IN_A, 0), event, offset)
 
     def written(self, *results: Result, sink: str = OUT_A) -> tuple[int, int]:
         """In a transaction of its own, which is open; its producer."""
@@ -252,7 +254,7 @@ class Anew:
         self.history.oracle.rewind({SOURCE: 3}, {SOURCE: 1})
 
 
-SOURCE = Origin(IN_A, 0)
+SOURCE = TopicPartition(IN_A, 0)
 
 
 @pytest.mark.parametrize("visible", [2, 3])

@@ -12,8 +12,8 @@ import pytest
 
 from tests.mutants.planting import Edit, Mutant, planted
 from tests.sim.test_oracle import BY_PIPELINE, SOURCE, events, sided, totals
-from tidegate.dataplane.sinks.lanes import PlainLane
-from tidegate.elements import Origin
+from tidegate.dataplane.sinks.lanes import NonTransactionalDelivery
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.counting import Violation
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
 from tidegate.testing.sim.oracle import Oracle
@@ -23,7 +23,7 @@ from tidegate.testing.sim.run import run_seed
 
 SEEDS = range(400)
 RUNS = 24
-UNFLUSHED = Edit(PlainLane.flush, "if self._flushes or final:", "if final:")
+UNFLUSHED = Edit(NonTransactionalDelivery.flush, "if self._flushes or final:", "if final:")
 
 
 class Job:
@@ -33,7 +33,7 @@ class Job:
         given = events("a", "a", "a", "a")
         self.results = totals(given)
         self.oracle = Oracle(replace(BY_PIPELINE[Totals], plain=frozenset({OUT_A})))
-        self.log = PartitionLog(Origin(OUT_A, 0), 1 << 20)
+        self.log = PartitionLog(TopicPartition(OUT_A, 0), 1 << 20)
         for offset, event in enumerate(given):
             self.oracle.expect(SOURCE, event, offset)
         self.begins(1, 0)
@@ -161,7 +161,7 @@ def test_two_sinks_that_share_a_count_may_be_written_in_either_order() -> None:
     oracle.plain.begins(1, {})
     oracle.plain.writes((1, 0), 1)
     for sink, result in ((OUT_A, even), (OUT_B, odd)):
-        log = PartitionLog(Origin(sink, 0), 1 << 20)
+        log = PartitionLog(TopicPartition(sink, 0), 1 << 20)
         record = Record(msgspec.json.encode(result), b"a", (), 0)
         log.append(1, 0, 0, [record], is_open=None)
         oracle.look_at_plain_sinks([log])

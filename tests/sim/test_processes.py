@@ -13,7 +13,7 @@ from tests.contracts.surroundings import Surroundings
 from tests.sim.contracts import Simulated, World, simulated
 from tidegate.ports.processes import ExitStatus, ZygoteEvent
 from tidegate.protocol.messages import StartSlot
-from tidegate.testing.sim.processes import Announce, SimChild, SimProcesses, SimZygote
+from tidegate.testing.sim.processes import Announce, SimChild, SimForkServer, SimProcesses
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 
@@ -33,7 +33,7 @@ class SimStarter:
             "child", {"does": does}, log="child.log", on_exit=on_exit, on_ready=on_ready
         )
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> SimZygote:
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> SimForkServer:
         return self._processes.start_zygote({}, log="zygote.log", listener=listener)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.kafka.log import PartitionLog
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.retention import Retention
 from tidegate.testing.sim.run import run_seed
 
-ORIGIN = Origin("in", 0)
+ORIGIN = TopicPartition("in", 0)
 
 
 class World:

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from tidegate.protocol.messages import Done, ListJobs
+from tidegate.protocol.messages import Acknowledge, ListJobs
 from tidegate.testing.sim.cluster import host_of
 from tidegate.testing.sim.network import Network
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.rpc import Calling, service_address
 from tidegate.testing.sim.run import run_seed
 from tidegate.testing.sim.scheduler import Scheduler
-from tidegate.testing.sim.story import Told
+from tidegate.testing.sim.story import TraceEvent
 
 RUNS = 24
 
@@ -24,9 +24,9 @@ def test_behind_a_service_is_the_newest_server_for_whoever_connects_anew() -> No
     heard: list[str] = []
 
     def serve(name: str) -> None:
-        def handler(_: object) -> Done:
+        def handler(_: object) -> Acknowledge:
             heard.append(name)
-            return Done()
+            return Acknowledge()
 
         process = scheduler.process(name)
         process.start(lambda: calling.of(process).serve(handler, 7), name="main")
@@ -64,7 +64,7 @@ def test_a_jobmanager_that_was_replaced_harms_no_job() -> None:
     violations = {}
     for _, seed in zip(range(RUNS), seeds, strict=False):
 
-        def listen(told: Told, seed: int = seed) -> None:
+        def listen(told: TraceEvent, seed: int = seed) -> None:
             if "taken over cluster" in str(told):
                 replaced.add(seed)
 

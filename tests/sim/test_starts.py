@@ -25,9 +25,9 @@ from tidegate.ports.processes import (
     ZygoteEvent,
     ZygoteReady,
 )
-from tidegate.testing.sim.faults import Trouble, Weights
+from tidegate.testing.sim.faults import FaultRates, RequestFaults
 from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.processes import FAILED, Birth, SimProcesses
+from tidegate.testing.sim.processes import FAILED, SimProcesses, StartOutcome
 from tidegate.testing.sim.run import run_seed
 from tidegate.testing.sim.scheduler import Scheduler
 
@@ -46,13 +46,13 @@ def scheduler() -> Iterator[Scheduler]:
 class Starting:
     """A parent whose children are born as a test says."""
 
-    def __init__(self, scheduler: Scheduler, **births: Birth) -> None:
+    def __init__(self, scheduler: Scheduler, **births: StartOutcome) -> None:
         self.scheduler = scheduler
         self.told: list[ZygoteEvent | int] = []
         self.processes = SimProcesses(
             scheduler.process("parent"),
             Behaving(),
-            births=lambda role: births.get(role, Birth.LIVES),
+            births=lambda role: births.get(role, StartOutcome.LIVES),
         )
 
     def zygote(self) -> None:
@@ -65,7 +65,7 @@ class Starting:
 
 
 def test_who_is_refused_was_never_there(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, child=Birth.REFUSED, zygote=Birth.REFUSED)
+    starting = Starting(scheduler, child=StartOutcome.REFUSED, zygote=StartOutcome.REFUSED)
     with pytest.raises(ExternalError, match="Cannot start the child process"):
         starting.processes.spawn("child", {}, log="a.log", on_exit=starting.told.append)
     with pytest.raises(ExternalError, match="Cannot start the zygote process"):
@@ -74,7 +74,7 @@ def test_who_is_refused_was_never_there(scheduler: Scheduler) -> None:
 
 
 def test_who_dies_at_once_is_told_of_and_did_nothing(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, child=Birth.DIES, zygote=Birth.DIES)
+    starting = Starting(scheduler, child=StartOutcome.DIES, zygote=StartOutcome.DIES)
     starting.processes.spawn("child", {"does": "wait"}, log="a.log", on_exit=starting.told.append)
     scheduler.run(4.0)
     assert starting.told == [FAILED]
@@ -84,7 +84,7 @@ def test_who_dies_at_once_is_told_of_and_did_nothing(scheduler: Scheduler) -> No
 
 
 def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, slot=Birth.DIES)
+    starting = Starting(scheduler, slot=StartOutcome.DIES)
     starting.zygote()
     ready, forked, ended = starting.told
     assert isinstance(ready, ZygoteReady)
@@ -93,7 +93,7 @@ def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
 
 
 def test_a_zygote_that_may_not_fork_says_so_and_lives(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, slot=Birth.REFUSED)
+    starting = Starting(scheduler, slot=StartOutcome.REFUSED)
     starting.zygote()
     assert starting.told[1:] == [SlotNotForked(index=0, reason="there is no room")]
     assert starting.alive() == ["parent", "zygote"]
@@ -108,13 +108,13 @@ def test_starts_fail_in_some_runs_never_twice_in_a_row_and_not_after_the_faults(
 ) -> None:
     shares = [plan(seed).weights.starts_fail for seed in SEEDS]
     assert 0.35 < sum(share > 0 for share in shares) / len(shares) < 0.5
-    weights = replace(Weights.drawn(random.Random(1)), starts_fail=0.3)
-    trouble = Trouble(scheduler, weights)
+    weights = replace(FaultRates.drawn(random.Random(1)), starts_fail=0.3)
+    trouble = RequestFaults(scheduler, weights)
     births = [trouble.of_start("slot") for _ in range(STARTS)]
-    assert min(Counter(births)[birth] for birth in Birth) > STARTS / 100
-    assert all(Birth.LIVES in pair for pair in pairwise(births))
+    assert min(Counter(births)[birth] for birth in StartOutcome) > STARTS / 100
+    assert all(StartOutcome.LIVES in pair for pair in pairwise(births))
     trouble.stop()
-    assert {trouble.of_start("slot") for _ in range(STARTS)} == {Birth.LIVES}
+    assert {trouble.of_start("slot") for _ in range(STARTS)} == {StartOutcome.LIVES}
 
 
 def test_a_jobmanager_that_forgets_what_it_could_not_start_is_found() -> None:

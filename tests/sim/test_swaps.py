@@ -12,17 +12,17 @@ import pytest
 from tests.kafka.clocks import SleepingClock
 from tests.mutants.finders import befallen
 from tests.sim.history import History
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim import swaps
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.log import Record
 from tidegate.testing.sim.pipelines import IN_A, Event
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.story import Told
+from tidegate.testing.sim.story import TraceEvent
 
 SEEDS = range(400)
-ORIGIN = Origin(IN_A, 0)
+ORIGIN = TopicPartition(IN_A, 0)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_some_runs_of_several_lives_have_swaps_and_each_where_it_can_be_refused(
     kinds = Counter(swap.kind for each in some for swap in each.swaps if swap)
     assert kinds.keys() == set(swaps.KINDS)
     for each in plans:
-        assert len(each.swaps) == len(each.lives)
+        assert len(each.swaps) == len(each.job_runs)
         assert each.swaps[0] is None
         found = {swap.kind for swap in each.swaps if swap}
         assert not (found and each.weights.blackout)
@@ -125,7 +125,7 @@ def test_some_runs_of_several_lives_have_swaps_and_each_where_it_can_be_refused(
 def test_jobs_are_refused_and_go_on_once_it_is_corrected(kind: str) -> None:
     understood = 0
 
-    def listen(told: Told) -> None:
+    def listen(told: TraceEvent) -> None:
         nonlocal understood
         understood += f"understood: {kind}" in str(told)
 

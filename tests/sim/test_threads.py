@@ -10,7 +10,7 @@ from tests.contracts.threads import RULES
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ports.threads import Threads
 from tidegate.testing.sim.scheduler import KILLED, Scheduler
-from tidegate.testing.sim.story import Story
+from tidegate.testing.sim.story import Trace
 from tidegate.testing.sim.threads import SimClock, SimSelf, SimThreads
 
 Rule = Callable[[Threads], None]
@@ -42,7 +42,7 @@ def test_the_simulator_keeps_the_contract(rule: Rule, seed: int) -> None:
 
 def shouting(seed: int) -> tuple[list[str], str]:
     """Three processes of three threads that tell what they do, and the digest of that."""
-    scheduler = Scheduler(seed, story=Story().with_digest())
+    scheduler = Scheduler(seed, story=Trace().with_digest())
     order: list[str] = []
     for name in "abc":
         process = scheduler.process(name)
@@ -152,7 +152,7 @@ def test_a_process_that_leaves_ends_all_its_threads_at_once() -> None:
 
     def main() -> int:
         SimClock(process).sleep(1.0)
-        SimSelf(process).leave(3)
+        SimSelf(process).exit(3)
 
     process.start(other, name="other")
     process.run_main(main)

@@ -19,16 +19,16 @@ from typing import Any, Final, cast
 
 from tests.channels.parts import PlainColumn
 from tidegate.checkpoint.alignment import Alignment
-from tidegate.dataplane.channels.outlet import Outlet
+from tidegate.dataplane.channels.outlet import RecordWriter
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.operators.chain import Chain
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.task import InputTask
-from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import ExchangeError
 from tidegate.graph.key_groups import key_group, subtask_of
-from tidegate.graph.logical import Edge, Graph
+from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import plan
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import SubtaskSnapshot
@@ -36,7 +36,7 @@ from tidegate.testing.sim.exchange import SimExchange
 from tidegate.testing.sim.network import Network
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.threads import SimClock, SimQueue
-from tidegate.testing.sim.weather import Fates, Weather
+from tidegate.testing.sim.weather import MessageFaults, NetworkConditions
 
 MAX_PARALLELISM: Final = 128
 KEYS: Final = 40
@@ -75,21 +75,23 @@ class Traffic:
     def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
         self.chance = self.scheduler.random_for("traffic")
-        weather = Weather(
+        weather = NetworkConditions(
             latency_s=0.0001 * 10 ** (2 * self.chance.random()),
             late=self.chance.choice([0.0, 0.05]),
             late_s_max=0.2,
         )
-        self.network = Network(self.scheduler, Fates(weather, self.scheduler.random_for("weather")))
+        self.network = Network(
+            self.scheduler, MessageFaults(weather, self.scheduler.random_for("weather"))
+        )
         self.parallelism = self.chance.choice([2, 3])
-        self.cuts: dict[tuple[Origin, int], int] = {}
+        self.cuts: dict[tuple[TopicPartition, int], int] = {}
         """Offset at which a source subtask has injected a barrier."""
-        self.sent: dict[Origin, list[list[str]]] = defaultdict(list)
-        graph = Graph("traffic")
+        self.sent: dict[TopicPartition, list[list[str]]] = defaultdict(list)
+        graph = StreamGraph("traffic")
         for source in SOURCES:
             graph.add("source", (), place="x:1", uid=source, record_type=list[str])
         edges = tuple(
-            Edge(node=source, exchange="key", key=_key, key_type=str, record_type=list[str])
+            Edge(node=source, partitioning="key", key=_key, key_type=str, record_type=list[str])
             for source in SOURCES
         )
         graph.add("keyed_process", edges, place="x:2", uid=TOTALS)
@@ -129,8 +131,10 @@ class Traffic:
     def _check_credits(self) -> None:
         for slot in self.slots:
             for (edge, receiver), sender in slot.channels._remote.items():
-                ungranted = self.slots[receiver].channels._inputs[edge, slot.ordinal].ungranted
-                home = sender.credits + ungranted
+                ungranted = (
+                    self.slots[receiver].channels._inputs[edge, slot.ordinal].unannounced_credit
+                )
+                home = sender.credit + ungranted
                 must(home == self.credits, f"{home} of {self.credits} credits are home")
 
     def _of(self, slot: Slot, values: list[list[str]]) -> list[list[str]]:
@@ -143,13 +147,13 @@ class Traffic:
 class Slot:
     """A process with its mailbox, its sources and its task; records what goes downstream."""
 
-    def __init__(self, traffic: Traffic, ordinal: int, graph: Graph) -> None:
+    def __init__(self, traffic: Traffic, ordinal: int, graph: StreamGraph) -> None:
         self.traffic, self.ordinal = traffic, ordinal
         self.process: SimProcess = traffic.scheduler.process(f"slot {ordinal}")
         self.exchange = SimExchange(
             traffic.network, self.process, job="job", attempt=1, ordinal=ordinal
         )
-        self.received: dict[Origin, list[list[str]]] = defaultdict(list)
+        self.received: dict[TopicPartition, list[list[str]]] = defaultdict(list)
         self.barriers: list[int] = []
         self.ended = False
         self._mailbox = SimQueue(traffic.scheduler)
@@ -170,8 +174,8 @@ class Slot:
             local=Path(),
         )
         self._task = InputTask(
-            cast("Runtime", runtime),
-            cast("Chain", Recording(self)),
+            cast("SubtaskContext", runtime),
+            cast("OperatorChain", Recording(self)),
             self,
             gate,
             Alignment(len(gate)),
@@ -267,12 +271,12 @@ class Source:
         traffic: Traffic,
         source: VertexId,
         ordinal: int,
-        outlet: Outlet,
+        outlet: RecordWriter,
         chance: random.Random,
     ) -> None:
         self.outlet = outlet
         self._traffic, self._chance = traffic, chance
-        self._origin = Origin(source, ordinal)
+        self._origin = TopicPartition(source, ordinal)
         self._sent = traffic.sent[self._origin]
         self._cuts = sorted(chance.randint(0, RECORDS) for _ in range(BARRIERS))
         self._barriers = 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.kafka import EndTxnResult, TransactionDescription, TransactionState
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Broker:
         """No sink asks for these."""
         raise NotImplementedError
 
-    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """No sink asks for these."""
         raise NotImplementedError
 
@@ -69,17 +69,17 @@ class Broker:
         self.settings.append(kafka)
         return made
 
-    # TransactionLog, as far as a sink asks
+    # TransactionAdmin, as far as a sink asks
 
     def cluster_id(self) -> str:
         return "cluster"
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
         self.describe_order.append(transactional_id)
         found = self.transactions.get(transactional_id)
         if found is None:
             return None
-        return TransactionFacts(
+        return TransactionDescription(
             state=found.state,
             producer_id=found.producer_id,
             epoch=found.epoch,
@@ -88,7 +88,7 @@ class Broker:
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         raise NotImplementedError
 
     def fence(self, transactional_id: TransactionalId) -> None:

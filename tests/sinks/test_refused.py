@@ -10,12 +10,12 @@ import pytest
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
 from tidegate.api.formats import Json, Raw
-from tidegate.api.kafka import KafkaSink, OutgoingRecord
+from tidegate.api.kafka import KafkaSink, ProducerRecord
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sizes import record_bytes
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import PipelineError, UserCodeError
 from tidegate.ids import Uid
 
@@ -36,7 +36,7 @@ class Kept:
 
 
 def batch(*values: Any, keys: list[bytes | None] | None = None) -> RecordBatch:
-    return RecordBatch(list(values), range(10, 10 + len(values)), Origin("in", 3), keys)
+    return RecordBatch(list(values), range(10, 10 + len(values)), TopicPartition("in", 3), keys)
 
 
 def test_the_limit_of_the_topic_is_exact() -> None:
@@ -54,7 +54,7 @@ def test_headers_count_too() -> None:
     sink: Any = KafkaSink.records("out", key=Raw(), value=Raw())
     encoder = BatchEncoder(sink, Uid("out"), kept.refusals, LARGEST)
     small, large = (("h", b"x"),), (("h", bytes(LARGEST)),)
-    records = [OutgoingRecord(b"k", b"v", each) for each in (small, large, small)]
+    records = [ProducerRecord(b"k", b"v", each) for each in (small, large, small)]
     encoded = encoder.encode(batch(*records))
     assert encoded.values == [b"v", b"v"]
     assert encoded.extras == [(small, None), (small, None)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.dataplane.sinks.slots import SlotState, SlotTable
+from tidegate.dataplane.sinks.slots import IdState, TransactionalIdPool
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -26,8 +26,8 @@ def transaction(slot: int, epoch: int) -> PreparedTransaction:
     )
 
 
-def prepared_table(count: int = 2, at: int = 1) -> SlotTable:
-    table = SlotTable(count)
+def prepared_table(count: int = 2, at: int = 1) -> TransactionalIdPool:
+    table = TransactionalIdPool(count)
     assert table.take_free() == 0
     table.warmed(0)
     table.taken(0)
@@ -50,7 +50,7 @@ def test_a_slot_goes_round() -> None:
 def test_freed_before_ended_is_about_a_transaction_before() -> None:
     table = prepared_table(count=1)
     table.freed(0)
-    assert table.state(0) is SlotState.PREPARED
+    assert table.state(0) is IdState.PREPARED
     assert table.take_free() is None
 
 
@@ -63,17 +63,17 @@ def test_a_late_ended_of_an_older_checkpoint_does_not_drop_a_newer_transaction()
 
 
 def test_messages_about_slots_that_hold_nothing_change_nothing() -> None:
-    table = SlotTable(1)
+    table = TransactionalIdPool(1)
     table.ended(0)
     table.freed(0)
     assert table.take_free() == 0
     table.ended(0)
     table.freed(0)
-    assert table.state(0) is SlotState.WARMING
+    assert table.state(0) is IdState.WARMING
 
 
 def test_an_illegal_move_is_our_bug() -> None:
-    table = SlotTable(1)
+    table = TransactionalIdPool(1)
     with pytest.raises(InternalError, match="from free to current"):
         table.taken(0)
 
@@ -92,7 +92,7 @@ STEPS = st.lists(
 def test_a_slot_is_never_given_out_while_its_transaction_may_be_named(
     steps: list[tuple[str, int]],
 ) -> None:
-    table = SlotTable(4)
+    table = TransactionalIdPool(4)
     named: set[int] = set()
     """Slots whose transaction a journal may still name."""
     carried: list[PreparedTransaction] = []
@@ -103,13 +103,13 @@ def test_a_slot_is_never_given_out_while_its_transaction_may_be_named(
         if step == "warm":
             free = table.take_free()
             assert free is None or free not in named
-        elif step == "ready" and state is SlotState.WARMING:
+        elif step == "ready" and state is IdState.WARMING:
             table.warmed(slot)
-        elif step == "take" and state is SlotState.WARM:
+        elif step == "take" and state is IdState.WARM:
             table.taken(slot)
-        elif step == "close" and state is SlotState.CURRENT:
+        elif step == "close" and state is IdState.CURRENT:
             table.flushing(slot)
-        elif step == "prepare" and state is SlotState.FLUSHING:
+        elif step == "prepare" and state is IdState.FLUSHING:
             number += 1
             table.prepared(slot, checkpoint(number), transaction(slot, number))
             named.add(slot)
@@ -122,4 +122,4 @@ def test_a_slot_is_never_given_out_while_its_transaction_may_be_named(
             if all(each.producer_id != slot for each in carried):
                 named.discard(slot)
         assert list(table.transactions()) == carried
-        assert table.count(*SlotState) == 4
+        assert table.count(*IdState) == 4

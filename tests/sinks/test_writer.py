@@ -9,10 +9,10 @@ import pytest
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
 from tidegate.api.formats import Json, Raw, Utf8
-from tidegate.api.kafka import KafkaSink, OutgoingRecord
+from tidegate.api.kafka import KafkaSink, ProducerRecord
 from tidegate.dataplane.sinks import kafka as writer_module
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import TransactionError, UserCodeError
 from tidegate.ids import Attempt, CheckpointId, TransactionalId, Uid
 from tidegate.ports.kafka import TransactionState
@@ -23,7 +23,7 @@ def batch(*values: Any, first: int = 0) -> RecordBatch:
     return RecordBatch(
         values=list(values),
         offsets=list(range(first, first + len(values))),
-        origin=Origin("in", 3),
+        origin=TopicPartition("in", 3),
     )
 
 
@@ -367,12 +367,12 @@ def test_whole_records_carry_headers_timestamps_and_tombstones() -> None:
     bench.around.settle()
     bench.writer.write(
         batch(
-            OutgoingRecord(key="k", value="v", headers=(("h", b"1"),), timestamp_ms=5),
-            OutgoingRecord(key="k", value=None),
-            OutgoingRecord(key=None, value="w"),
+            ProducerRecord(key="k", value="v", headers=(("h", b"1"),), timestamp_ms=5),
+            ProducerRecord(key="k", value=None),
+            ProducerRecord(key=None, value="w"),
         )
     )
-    bench.writer.write(batch(OutgoingRecord(key="k", value="plain")))
+    bench.writer.write(batch(ProducerRecord(key="k", value="plain")))
     assert [record for _, record in bench.broker.log] == [
         ("out", b"v", b"k", (("h", b"1"),), 5),
         ("out", None, b"k", (), None),

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.controlplane.jobmaster.slot_line import SlotGateway
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import InternalError, Retry, RpcError, UserCodeError
@@ -28,16 +28,16 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.protocol.messages import (
+    Acknowledge,
     CheckpointCompleted,
     CloseTasks,
-    Done,
+    SlotCommand,
     SlotMetrics,
-    SlotOrder,
     StartSlot,
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
-from tidegate.slot.control import ControlLine
+from tidegate.slot.control import JobMasterGateway
 from tidegate.slot.main import Slot
 
 MESSAGE = CloseTasks(job=JobName("job"), attempt=Attempt(1))
@@ -62,8 +62,8 @@ class Failing:
 def test_a_slot_whose_jobmaster_fails_on_its_message_leaves() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = cast("Any", Failing())
-    line = ControlLine(
-        client=other, clock=other, threads=SystemThreads(), config=Config(), abandon=said.put
+    line = JobMasterGateway(
+        client=other, clock=other, threads=SystemThreads(), config=Config(), on_lost=said.put
     )
     line.send(MESSAGE)
     assert said.get(timeout=10) == "the JobMaster cannot take CloseTasks: the event loop is stuck"
@@ -85,15 +85,15 @@ def failing_then() -> None:
     [
         (Unencodable(), "CloseTasks cannot be sent: ValueError: no encoding"),
         (
-            SimpleNamespace(call=lambda *_, **__: Done(), monotonic=lambda: 0.0),
+            SimpleNamespace(call=lambda *_, **__: Acknowledge(), monotonic=lambda: 0.0),
             "CloseTasks cannot be sent: ValueError: not posted",
         ),
     ],
 )
 def test_a_slot_that_cannot_send_is_not_mute_but_leaves(other: Any, reason: str) -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    line = ControlLine(
-        client=other, clock=other, threads=SystemThreads(), config=Config(), abandon=said.put
+    line = JobMasterGateway(
+        client=other, clock=other, threads=SystemThreads(), config=Config(), on_lost=said.put
     )
     line.send(MESSAGE, then=failing_then)
     assert said.get(timeout=5) == reason
@@ -103,7 +103,9 @@ def test_a_slot_whose_heartbeat_fails_leaves() -> None:
     """The thread would end without a word, and the JobMaster notice it by its silence only."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other, beats = cast("Any", Unencodable()), cast("Any", Beats(1))
-    line = ControlLine(client=other, clock=beats, threads=beats, config=Config(), abandon=said.put)
+    line = JobMasterGateway(
+        client=other, clock=beats, threads=beats, config=Config(), on_lost=said.put
+    )
     line.start_heartbeat(JobName("job"), Attempt(1), 0, SlotMetrics)
     assert said.get(timeout=5) == "SlotHeartbeat cannot be sent: ValueError: no encoding"
 
@@ -141,12 +143,12 @@ def test_a_heartbeat_tells_news_at_once_and_the_rest_seldom() -> None:
     client = SimpleNamespace(
         call=lambda message, timeout_s: told.append((beats.now_s, message.metrics.records_in))
     )
-    line = ControlLine(
+    line = JobMasterGateway(
         client=cast("Any", client),
         clock=cast("Any", beats),
         threads=cast("Any", beats),
         config=Config(),
-        abandon=lambda _: None,
+        on_lost=lambda _: None,
     )
     line.start_heartbeat(
         JobName("job"), Attempt(1), 0, lambda: SlotMetrics(records_in=int(beats.now_s >= 6) * 7)
@@ -157,7 +159,7 @@ def test_a_heartbeat_tells_news_at_once_and_the_rest_seldom() -> None:
 def test_a_slot_that_fails_on_its_message_is_lost() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = cast("Any", Failing())
-    line = SlotLine(other, other, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
+    line = SlotGateway(other, other, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
     line.send(MESSAGE)
     assert said.get(timeout=10) == "it cannot take CloseTasks: the event loop is stuck"
 
@@ -180,7 +182,7 @@ def test_a_slot_to_which_nothing_can_be_sent_is_lost() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = OutOfFiles()
     client: Any = other
-    line = SlotLine(client, client, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
+    line = SlotGateway(client, client, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
     line.send(MESSAGE)
     described = f"OSError: [Errno {errno.EMFILE}] too many open files"
     assert said.get(timeout=10) == f"CloseTasks cannot be sent: {described}"
@@ -191,7 +193,7 @@ class Taking:
     """A client whose first call is answered too late, and which is called again."""
 
     def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[SlotOrder] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[SlotCommand] = queue.SimpleQueue()
         self.calls = 0
 
     def call(self, message: Any, timeout_s: float = 0.0) -> Any:
@@ -199,7 +201,7 @@ class Taking:
         self.calls += 1
         if self.calls == 1:
             raise RpcError("no reply in time")
-        return Done()
+        return Acknowledge()
 
     def close(self) -> None:
         pass
@@ -207,7 +209,7 @@ class Taking:
 
 def test_orders_to_a_slot_keep_their_number_when_they_are_repeated() -> None:
     client = Taking()
-    line = SlotLine(
+    line = SlotGateway(
         cast("Any", client),
         cast("Any", Failing()),
         SystemThreads(),
@@ -237,7 +239,7 @@ def slot_of(*, serial: int, working_folder: str = "") -> Slot:
         threads=SystemThreads(),
         clock=SystemClock(),
         rpc=SimpleNamespace(connect=lambda _: Failing()),
-        process=SimpleNamespace(leave=lambda _: None),
+        process=SimpleNamespace(exit=lambda _: None),
     )
     return Slot(start, cast("Any", drivers), SlotId(TaskManagerId("tm-1"), 0), 1)
 
@@ -317,14 +319,14 @@ def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
     obeyed: list[int] = []
     slot._mailbox.post = lambda action: obeyed.append(1)  # type: ignore[method-assign]
 
-    def trigger(number: int) -> SlotOrder:
+    def trigger(number: int) -> SlotCommand:
         checkpoint = CheckpointId(Attempt(1), number)
         return TriggerCheckpoint(
             job=JobName("job"), attempt=Attempt(1), checkpoint=checkpoint, number=number
         )
 
     for number in (1, 1, 2, 3, 1, 2, 3):
-        assert slot._handle(trigger(number)) == Done()
+        assert slot._handle(trigger(number)) == Acknowledge()
     assert len(obeyed) == 3
 
 

@@ -20,12 +20,12 @@ from tidegate.api.pipeline import Pipeline, build
 from tidegate.config import Config
 from tidegate.dataplane.assembly import most_receivers, source_keys_wanted
 from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, LocalChannel
+from tidegate.dataplane.channels.outlet import ForwardWriter, KeyGroupWriter, LocalOutputChannel
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.mailbox import Mailbox
-from tidegate.dataplane.operators.chain import Chain, Leaves
-from tidegate.dataplane.state.local_folder import LocalFolder
+from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
+from tidegate.dataplane.state.local_folder import LocalStateDir
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
@@ -33,8 +33,8 @@ from tidegate.graph.plan import plan
 from tidegate.ids import SubtaskIndex
 from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
-from tidegate.slot.idling import ALWAYS_S, LONGEST_S, SHORTEST_S
-from tidegate.slot.main import Slot, show_loops
+from tidegate.slot.idling import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
+from tidegate.slot.main import Slot, log_generated_code
 
 
 def test_what_an_action_posts_waits_for_the_next_round() -> None:
@@ -84,16 +84,16 @@ def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
 ) -> None:
     graph = build(Kept)
     sink: Any = SimpleNamespace(write=None)
-    leaves = Leaves(outlets=(), make_sink=lambda *_: sink, make_state=cast("Any", None))
+    leaves = ChainOutputs(outlets=(), make_sink=lambda *_: sink, make_state=cast("Any", None))
     task: Any = SimpleNamespace(
         subtask="kept_source-0",
-        chain=Chain("Kept", graph, plan(graph, 1, 128).vertices[0], leaves),
+        chain=OperatorChain("Kept", graph, plan(graph, 1, 128).vertices[0], leaves),
     )
     with caplog.at_level(logging.INFO):
-        show_loops(task)
+        log_generated_code(task)
     assert caplog.messages == []
     with caplog.at_level(logging.DEBUG):
-        show_loops(task)
+        log_generated_code(task)
     assert "\n".join(caplog.messages) + "\n" == task.chain.fused[0].source
     (line,) = [text for text in caplog.messages if "filter" in text][:1]
     assert line.split(", tests")[0] == "            if not f0(v): continue  # filter-1: bool"
@@ -150,7 +150,8 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "wait_s"), [("a batch", SHORTEST_S), ("a barrier", ALWAYS_S), ("a message", ALWAYS_S)]
+    ("what", "wait_s"),
+    [("a batch", SHORTEST_S), ("a barrier", UNNOTICEABLE_S), ("a message", UNNOTICEABLE_S)],
 )
 def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
     what: str, wait_s: float
@@ -235,7 +236,7 @@ def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_ti
         nonlocal now_s
         slot._wait(waited_s)
         now_s += busy_s
-        slot._look_at_lag()
+        slot._update_lag()
         assert slot._metrics().lag == 14
         return bool(slot._metrics().saturated)
 
@@ -251,9 +252,9 @@ def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_ti
 
 
 def test_a_batch_is_as_large_as_the_widest_split_behind_it_asks_for() -> None:
-    ways = [LocalChannel(InputChannel(edge(), SubtaskIndex(0), 8)) for _ in range(3)]
-    forward = ForwardOutlet(ways[0])
-    keyed = KeyOutlet(lambda value: value, str.encode, 128, ways, step="orders")
+    ways = [LocalOutputChannel(InputChannel(edge(), SubtaskIndex(0), 8)) for _ in range(3)]
+    forward = ForwardWriter(ways[0])
+    keyed = KeyGroupWriter(lambda value: value, str.encode, 128, ways, step="orders")
     assert most_receivers([]) == 1
     assert most_receivers([forward]) == 1
     assert most_receivers([forward, keyed]) == 3
@@ -283,8 +284,8 @@ def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
     assembly = SimpleNamespace(
         plan=None, graph=None, tasks=lambda _channels: [SimpleNamespace(chain=chain)]
     )
-    monkeypatch.setattr(slot_main, "Assembly", lambda *_: assembly)
-    monkeypatch.setattr(slot_main, "Surroundings", lambda **_: None)
+    monkeypatch.setattr(slot_main, "TaskBuilder", lambda *_: assembly)
+    monkeypatch.setattr(slot_main, "SlotContext", lambda **_: None)
     channels = SimpleNamespace(connect=lambda *_, **__: None)
     monkeypatch.setattr(slot_main, "SlotChannels", lambda *_, **__: channels)
     anything: Any = SimpleNamespace(
@@ -293,7 +294,7 @@ def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
         _drivers=SimpleNamespace(process=OsProcess()),
         _required_exchange=lambda: None,
         _counters=None,
-        _local_folder=lambda _journal: LocalFolder(tmp_path, 1, "0-1"),
+        _local_folder=lambda _journal: LocalStateDir(tmp_path, 1, "0-1"),
         _engine=None,
         _lost_peer=None,
         _send=lambda message: sent.append((message, tracked())),

@@ -11,14 +11,14 @@ import pytest
 
 from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Raw, Utf8
-from tidegate.api.kafka import KafkaRecord, KafkaSource, OutgoingRecord
+from tidegate.api.kafka import ConsumerRecord, KafkaSource, ProducerRecord
 from tidegate.checkpoint.lost_tail import parse_commit_metadata
 from tidegate.config import Config
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, KafkaSourceReader
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import BadRecordError, InternalError
 from tidegate.ids import CheckpointId, Uid
-from tidegate.ports.kafka import Position, Run, TransactionLog
+from tidegate.ports.kafka import PartitionBatch, Position, TransactionAdmin
 from tidegate.protocol.snapshots import SourceSplit
 
 
@@ -50,13 +50,13 @@ class MessageDouble:
 class ReaderDouble:
     """Also the drivers that make it."""
 
-    runs: list[list[Run]] = field(default_factory=list)
-    assigned: dict[Origin, int] | None = None
-    paused: list[Origin] = field(default_factory=list)
-    ends: dict[Origin, int] = field(default_factory=dict)
-    passed: dict[Origin, int] = field(default_factory=dict)
-    epochs: dict[Origin, int] = field(default_factory=dict)
-    committed: dict[Origin, int] = field(default_factory=dict)
+    runs: list[list[PartitionBatch]] = field(default_factory=list)
+    assigned: dict[TopicPartition, int] | None = None
+    paused: list[TopicPartition] = field(default_factory=list)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    passed: dict[TopicPartition, int] = field(default_factory=dict)
+    epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    committed: dict[TopicPartition, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     group = ""
     with_ends = False
@@ -70,25 +70,25 @@ class ReaderDouble:
         self.settings, self.group, self.with_ends = kafka, group, with_end_of_partition
         return self
 
-    def assign(self, positions: Mapping[Origin, int]) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self.assigned = dict(positions)
 
-    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+    def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         self.asked = max_records
         return self.runs.pop(0) if self.runs else []
 
-    def pause(self, origins: Sequence[Origin]) -> None:
+    def pause(self, origins: Sequence[TopicPartition]) -> None:
         self.paused += origins
 
-    def positions(self) -> dict[Origin, Position]:
+    def positions(self) -> dict[TopicPartition, Position]:
         return {
             origin: Position(at, self.epochs.get(origin, -1)) for origin, at in self.passed.items()
         }
 
-    def high_watermarks(self) -> dict[Origin, int]:
+    def high_watermarks(self) -> dict[TopicPartition, int]:
         return self.ends
 
-    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
+    def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
         self.committed.update(positions)
         self.metadata = metadata
 
@@ -99,19 +99,21 @@ class ReaderDouble:
         self.closed = True
 
 
-P0, P1 = Origin("in", 0), Origin("in", 1)
+P0, P1 = TopicPartition("in", 0), TopicPartition("in", 1)
 
 
-def run(origin: Origin, *messages: MessageDouble, position: int | None = None) -> Run:
+def run(
+    origin: TopicPartition, *messages: MessageDouble, position: int | None = None
+) -> PartitionBatch:
     at = messages[-1].at + 1 if position is None else position
-    return Run(origin, cast("Sequence[Any]", messages), at)
+    return PartitionBatch(origin, cast("Sequence[Any]", messages), at)
 
 
 def texts(first: int, *bodies: str) -> list[MessageDouble]:
     return [MessageDouble(first + index, body.encode()) for index, body in enumerate(bodies)]
 
 
-def split(origin: Origin, offset: int = 0, end: int | None = None) -> SourceSplit:
+def split(origin: TopicPartition, offset: int = 0, end: int | None = None) -> SourceSplit:
     return SourceSplit(
         source=Uid("src"),
         topic=origin.topic,
@@ -131,7 +133,7 @@ class Bench:
         receivers: int = 1,
     ) -> None:
         self.double = ReaderDouble()
-        self.around = Surroundings(self.double, cast("TransactionLog", None), config=config)
+        self.around = Surroundings(self.double, cast("TransactionAdmin", None), config=config)
         self.reader = KafkaSourceReader(
             source or KafkaSource("in", value=Utf8()),
             Uid("src"),
@@ -141,11 +143,11 @@ class Bench:
         )
         self.reader.open(splits or (split(P0), split(P1, 5)))
 
-    def poll(self, *runs: Run) -> list[tuple[Origin, list[Any], list[int]]]:
+    def poll(self, *runs: PartitionBatch) -> list[tuple[TopicPartition, list[Any], list[int]]]:
         self.double.runs.append(list(runs))
         return [(b.origin, b.values, list(b.offsets)) for b in self.reader.poll(0.0)]
 
-    def positions(self) -> dict[Origin, int]:
+    def positions(self) -> dict[TopicPartition, int]:
         return {each.origin: each.offset for each in self.reader.snapshot()}
 
 
@@ -298,7 +300,7 @@ class TestABadRecord:
         letters = bench.reader.take_dead_letters()
         assert [each.offsets for each in letters] == [[1], [2], [4]]
         (letter,) = letters[2].values
-        assert isinstance(letter, OutgoingRecord)
+        assert isinstance(letter, ProducerRecord)
         assert (letter.key, letter.value, letter.timestamp_ms) == (b"k", b"nope", None)
         headers = dict(letter.headers)
         assert b"DecodeError: " in (headers.pop("tidegate.error") or b"")
@@ -345,7 +347,7 @@ class TestWholeRecords:
         bench = Bench(source)
         message = MessageDouble(3, b"1", b"k", [("h", b"x")], (1, 77))
         assert bench.poll(run(P1, message)) == [
-            (P1, [KafkaRecord("k", 1, "in", 1, 3, 77, (("h", b"x"),))], [3])
+            (P1, [ConsumerRecord("k", 1, "in", 1, 3, 77, (("h", b"x"),))], [3])
         ]
 
     def test_have_raw_keys_without_a_key_format(self) -> None:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from tidegate.errors import StorageError
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 
 
 class MemoryBlobs:
@@ -21,12 +21,12 @@ class MemoryBlobs:
         self.failing = ""
         self._lock = threading.Lock()
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         with self._lock:
             if path in self.objects:
-                return Created.EXISTS
+                return CreateResult.EXISTS
             self.objects[path] = data
-            return Created.CREATED
+            return CreateResult.CREATED
 
     def put(self, path: str, data: bytes) -> None:
         if self.failing and path.endswith(self.failing):

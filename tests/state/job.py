@@ -14,14 +14,14 @@ from typing import Any
 from tests.state.blobs import MemoryBlobs
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import Cell, State
-from tidegate.dataplane.state.backend import KeyedState
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.backend import KeyedStateBackend
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.graph.key_groups import key_group, key_group_range, subtask_of
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
-from tidegate.ports.kv import Frozen, KeyValueStore
+from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 UID = Uid("running-total")
@@ -40,10 +40,10 @@ def declare(**states: State) -> dict[str, State]:
     return states
 
 
-def taken(state: KeyedState) -> Frozen:
+def taken(state: KeyedStateBackend) -> StoreCheckpoint:
     """A snapshot, without a batch meanwhile."""
     state.begin_snapshot()
-    while (frozen := state.advance()) is None:
+    while (frozen := state.save_next()) is None:
         pass
     return frozen
 
@@ -66,7 +66,7 @@ class Step:
         self._key_bytes = key_encoder(key_type)
         self._attempts = itertools.count(1)
         self.dropped: tuple[str, ...] = ()
-        self.subtasks: list[KeyedState] = []
+        self.subtasks: list[KeyedStateBackend] = []
         self.uploaders: list[SnapshotUploader] = []
 
     def start(
@@ -82,7 +82,7 @@ class Step:
         """
         self.stop()
         noted = [self._folder] if notes_count else []
-        local = LocalFiles.under([self._folder], noted) if same_host else LocalFiles()
+        local = LocalStateFiles.under([self._folder], noted) if same_host else LocalStateFiles()
         self.attempt = Attempt(next(self._attempts))
         for index in range(parallelism):
             groups = key_group_range(SubtaskIndex(index), parallelism, MAX_PARALLELISM)
@@ -97,7 +97,7 @@ class Step:
                 directory=self._folder / f"{self.attempt}-{index}",
                 open_store=open_store,
             )
-            state = KeyedState(
+            state = KeyedStateBackend(
                 UID,
                 self.states,
                 self.key_type,

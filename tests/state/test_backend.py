@@ -11,7 +11,7 @@ import pytest
 
 from tests.state.job import UID, Step, declare
 from tidegate.api.state import ListState, MapState, State, ValueState
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -53,24 +53,24 @@ def store(tmp_path: Path) -> Iterator[CountingStore]:
     store.close()
 
 
-def keyed(store: CountingStore, cache_entries: int = 100, **states: State) -> KeyedState:
-    return KeyedState(UID, declare(**states), str, 8, range(8), store, cache_entries)
+def keyed(store: CountingStore, cache_entries: int = 100, **states: State) -> KeyedStateBackend:
+    return KeyedStateBackend(UID, declare(**states), str, 8, range(8), store, cache_entries)
 
 
 def total() -> ValueState[int]:
     return ValueState(int, default=0)
 
 
-def values(state: KeyedState, keys: list[str]) -> list[Any]:
+def values(state: KeyedStateBackend, keys: list[str]) -> list[Any]:
     return [cell.value for cell in state.rows(keys)]
 
 
-def add(state: KeyedState, keys: list[str], amount: int = 1) -> None:
+def add(state: KeyedStateBackend, keys: list[str], amount: int = 1) -> None:
     for cell in state.rows(keys):
         cell.value += amount
 
 
-def forget(state: KeyedState) -> None:
+def forget(state: KeyedStateBackend) -> None:
     """As if other keys had come since, more than are cached."""
     state._cache.clear()
     state._all_cached = False
@@ -108,7 +108,9 @@ def test_what_was_restored_is_looked_for(store: CountingStore) -> None:
     before = keyed(store, total=total())
     add(before, ["a"])
     before.flush()
-    now = KeyedState(UID, declare(total=total()), str, 8, range(8), store, 100, before.schemas)
+    now = KeyedStateBackend(
+        UID, declare(total=total()), str, 8, range(8), store, 100, before.schemas
+    )
     assert values(now, ["a", "b"]) == [1, 0]
     assert store.reads == [2]
 
@@ -271,7 +273,7 @@ def test_cells_of_equal_content_are_each_saved(
     """The flush looks at each cell that was handed out once: not at each content."""
     declared = declare(total=total(), seen=ListState(int), marks=MapState(str, int))
     chosen = {name: declared[name] for name in states}
-    state = KeyedState(UID, chosen, str, 8, range(8), store, 100)
+    state = KeyedStateBackend(UID, chosen, str, 8, range(8), store, 100)
 
     def totals(keys: str) -> list[Any]:
         rows = state.rows(list(keys))
@@ -288,7 +290,7 @@ def test_cells_of_equal_content_are_each_saved(
 
 
 def test_a_key_of_another_subtask_is_our_bug(store: CountingStore) -> None:
-    state = KeyedState(UID, declare(total=total()), str, 8, range(2), store, 10)
+    state = KeyedStateBackend(UID, declare(total=total()), str, 8, range(2), store, 10)
     with pytest.raises(InternalError, match="key group 6 came to 'running-total'"):
         state.rows(["ann"])
 

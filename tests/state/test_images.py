@@ -18,7 +18,7 @@ import pytest
 from tests.state.job import UID, declare
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.dataplane.operators.images import Images
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory_kv import MemoryStore
 
 Change = Callable[[Any, int], None]
@@ -87,7 +87,7 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
 def test_a_restored_cell_is_stored_as_it_was(store: MemoryStore, kind: str, flushed: bool) -> None:
     make, change, content = CELLS[kind]
     mutable = "mutable" in kind
-    state = KeyedState(UID, declare(it=make()), str, 8, range(8), store, 100)
+    state = KeyedStateBackend(UID, declare(it=make()), str, 8, range(8), store, 100)
 
     def cell() -> Any:
         (row,) = state.rows(["ann"])
@@ -190,7 +190,7 @@ def test_a_map_under_images_is_a_map_whose_failed_calls_never_were(
 ) -> None:
     chance = random.Random(seed)
     of: Any = list[int] if mutable else tuple[int, ...]
-    state = KeyedState(UID, declare(it=MapState(int, of)), str, 8, range(8), store, 100)
+    state = KeyedStateBackend(UID, declare(it=MapState(int, of)), str, 8, range(8), store, 100)
     expected: dict[int, Any] = {}
     for number in range(chance.randrange(60)):
         if chance.random() < 0.1:
@@ -217,7 +217,9 @@ def test_a_map_under_images_is_a_map_whose_failed_calls_never_were(
 def test_an_image_of_a_map_costs_what_the_calls_change_and_not_what_the_map_holds(
     store: MemoryStore,
 ) -> None:
-    state = KeyedState(UID, declare(it=MapState(int, Counted)), str, 8, range(8), store, 10_000)
+    state = KeyedStateBackend(
+        UID, declare(it=MapState(int, Counted)), str, 8, range(8), store, 10_000
+    )
     entries = 500
     for number in range(entries):
         images = Images(state.rows(["ann"]), [True])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tidegate.dataplane.state import local_files
-from tidegate.dataplane.state.local_files import LocalFiles, identity_of, note_verified
-from tidegate.dataplane.state.local_folder import LocalFolder
+from tidegate.dataplane.state.local_files import LocalStateFiles, identity_of, note_verified
+from tidegate.dataplane.state.local_folder import LocalStateDir
 from tidegate.protocol.snapshots import StateFile
 
 
@@ -22,19 +22,19 @@ def attempts(root: Path) -> list[str]:
 def test_only_folders_of_earlier_attempts_are_removed(tmp_path: Path) -> None:
     for name in ("3", "4", "5", "notes"):
         (tmp_path / name / "0-1").mkdir(parents=True)
-    LocalFolder(tmp_path, 4, "0-1").remove_earlier()
+    LocalStateDir(tmp_path, 4, "0-1").remove_earlier()
     assert attempts(tmp_path) == ["4", "5", "notes"]
 
 
 def test_the_newest_earlier_ones_are_kept_by_number(tmp_path: Path) -> None:
     for name in ("2", "9", "17", "34", "49"):
         (tmp_path / name / "0-1").mkdir(parents=True)
-    LocalFolder(tmp_path, 34, "0-1").remove_earlier(keep=2)
+    LocalStateDir(tmp_path, 34, "0-1").remove_earlier(keep=2)
     assert attempts(tmp_path) == ["17", "34", "49", "9"]
 
 
 def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Path) -> None:
-    mine, other = LocalFolder(tmp_path, 1, "0-1"), LocalFolder(tmp_path, 1, "0-2")
+    mine, other = LocalStateDir(tmp_path, 1, "0-1"), LocalStateDir(tmp_path, 1, "0-2")
     for folder in (mine, other):
         folder.make()
         (folder.path / "file").write_text("")
@@ -47,7 +47,7 @@ def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Pat
 def test_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "job" / "j1"
     killed, mine, other = (
-        LocalFolder(root, attempt, slot) for attempt, slot in ((1, "0-1"), (2, "0-2"), (2, "1-3"))
+        LocalStateDir(root, attempt, slot) for attempt, slot in ((1, "0-1"), (2, "0-2"), (2, "1-3"))
     )
     for folder in (killed, mine, other):
         folder.make()
@@ -65,7 +65,7 @@ def test_what_is_left_does_not_stand_in_the_way(
     it.
     """
     made = Path.mkdir
-    left = LocalFolder(tmp_path, 1, "0-1")
+    left = LocalStateDir(tmp_path, 1, "0-1")
     left.make()
 
     def refused_while_full(self: Path, *args: Any, **kwargs: Any) -> None:
@@ -73,7 +73,7 @@ def test_what_is_left_does_not_stand_in_the_way(
             raise OSError(errno.ENOSPC, "No space left on device")
         made(self, *args, **kwargs)
 
-    next_one = LocalFolder(tmp_path, 2, "0-2")
+    next_one = LocalStateDir(tmp_path, 2, "0-2")
     next_one.make()
     assert left.path.exists()
     monkeypatch.setattr(Path, "mkdir", refused_while_full)
@@ -83,17 +83,17 @@ def test_what_is_left_does_not_stand_in_the_way(
 
 
 def test_a_folder_that_somebody_removed_fails_nobody(tmp_path: Path) -> None:
-    folder = LocalFolder(tmp_path / "job", 2, "0-1")
+    folder = LocalStateDir(tmp_path / "job", 2, "0-1")
     folder.remove_earlier()
-    assert list(folder.earlier_files().names()) == []
+    assert list(folder.previous_files().names()) == []
 
 
 def test_earlier_files_are_those_of_earlier_attempts(tmp_path: Path) -> None:
     for attempt in (1, 2, 3):
-        folder = LocalFolder(tmp_path, attempt, "0-1")
+        folder = LocalStateDir(tmp_path, attempt, "0-1")
         folder.make()
         (folder.path / f"of-{attempt}").write_text("x")
-    found = LocalFolder(tmp_path, 2, "0-2").earlier_files()
+    found = LocalStateDir(tmp_path, 2, "0-2").previous_files()
     assert list(found.names()) == ["of-1"]
 
 
@@ -102,7 +102,7 @@ def test_a_folder_that_vanishes_has_no_files(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     (there / "file").touch()
-    assert list(LocalFiles.under([tmp_path / "gone", there]).names()) == ["file"]
+    assert list(LocalStateFiles.under([tmp_path / "gone", there]).names()) == ["file"]
 
 
 def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
@@ -116,7 +116,7 @@ def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
         raise FileNotFoundError(str(self / "sub"))
 
     monkeypatch.setattr(Path, "rglob", vanishing)
-    assert list(LocalFiles.under([tmp_path]).names()) == ["file"]
+    assert list(LocalStateFiles.under([tmp_path]).names()) == ["file"]
 
 
 def test_only_the_attempt_just_before_tells_a_wave_what_is_verified(
@@ -127,13 +127,13 @@ def test_only_the_attempt_just_before_tells_a_wave_what_is_verified(
 
     def takes_unread(attempt: int) -> bool:
         """Whether a wave takes over the file that attempt 1 has verified, without reading it."""
-        folder = LocalFolder(tmp_path, attempt, "0-b")
+        folder = LocalStateDir(tmp_path, attempt, "0-b")
         folder.make()
         stated = StateFile(name="table", path="", size=4, sha256="as noted, not as it is")
-        found = folder.files_of_earlier_waves("0-*").take(stated, folder.path / "table")
+        found = folder.files_of_earlier_waves("0-*").link(stated, folder.path / "table")
         return found is not None
 
-    first = LocalFolder(tmp_path, 1, "0-a")
+    first = LocalStateDir(tmp_path, 1, "0-a")
     first.make()
     (first.path / "table").write_text("rows")
     note_verified(first.path, [(identity_of(first.path / "table"), "as noted, not as it is")])

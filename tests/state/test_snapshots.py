@@ -16,7 +16,7 @@ from tests.state.job import JOB, MAX_PARALLELISM, UID, Step, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.dataplane.state import local_files
 from tidegate.dataplane.state.layout import groups_span
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
 from tidegate.drivers.rocksdb import changelog
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
@@ -293,7 +293,7 @@ def restore_one(step: Step, snapshots: list[KeyedSnapshot], groups: range, at: P
         backend=step.backend,
         job=JOB,
         blobs=step.blobs,
-        local=LocalFiles(),
+        local=LocalStateFiles(),
         directory=at,
         open_store=open_store,
     )

@@ -1,4 +1,6 @@
-"""`StepState` as a task drives it: restored from a runtime, frozen now, stored in background."""
+"""`SubtaskKeyedState` as a task drives it: restored from a runtime, frozen now, stored in
+background.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from tests.state.blobs import MemoryBlobs
 from tests.state.job import JOB, UID, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.config import Config
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.state import unsaved
-from tidegate.dataplane.state.step import StepState, open_step_state
+from tidegate.dataplane.state.step import SubtaskKeyedState, open_step_state
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
@@ -37,13 +39,13 @@ class Surroundings:
     def monotonic(self) -> float:
         return self.now_s
 
-    def open(self, snapshots: Any = (), attempt: int = 1, **subtask: int) -> StepState:
+    def open(self, snapshots: Any = (), attempt: int = 1, **subtask: int) -> SubtaskKeyedState:
         class OnlyStores:
             kv_store = staticmethod(open_store)
             threads = SystemThreads()
             clock = self
 
-        runtime = Runtime(
+        runtime = SubtaskContext(
             job=JOB,
             journal="j",
             attempt=Attempt(attempt),
@@ -65,7 +67,7 @@ class Surroundings:
         states = declare(total=ValueState(int, default=0))
         return open_step_state(runtime, UID, states, str, snapshots)
 
-    def add(self, state: StepState, amount: int) -> int:
+    def add(self, state: SubtaskKeyedState, amount: int) -> int:
         (cell,) = state.rows(["ann"])
         cell.value += amount
         return int(cell.value)

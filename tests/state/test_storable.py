@@ -22,7 +22,7 @@ from tidegate.api.wire import StateCodec
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import PipelineError, StateValueError, is_recoverable
 from tidegate.graph.logical import MAIN, Edge
@@ -42,8 +42,8 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
     store.close()
 
 
-def keyed(store: MemoryStore, **states: State) -> KeyedState:
-    return KeyedState(UID, declare(**states), str, 8, range(8), store, 100)
+def keyed(store: MemoryStore, **states: State) -> KeyedStateBackend:
+    return KeyedStateBackend(UID, declare(**states), str, 8, range(8), store, 100)
 
 
 def assign(cell: Any, value: Any) -> None:
@@ -145,7 +145,7 @@ def test_what_comes_back_as_a_value_of_its_type_is_stored(
     (cell,) = backend.rows(["a"])
     change(cell, value)
     backend.flush()
-    again = KeyedState(
+    again = KeyedStateBackend(
         UID, declare(found=state()), str, 8, range(8), store, 100, schemas=backend.schemas
     )
     (cell,) = again.rows(["a"])
@@ -160,7 +160,7 @@ def test_big_ints_of_lists_and_maps_come_back(store: MemoryStore) -> None:
     many.append(BIG)
     by["x"] = -BIG
     backend.flush()
-    again = KeyedState(UID, declare(**states), str, 8, range(8), store, 100, backend.schemas)
+    again = KeyedStateBackend(UID, declare(**states), str, 8, range(8), store, 100, backend.schemas)
     many, by = again.rows(["a"])[0]
     assert (list(many), by["x"]) == ([BIG], -BIG)
 
@@ -226,7 +226,7 @@ class Asks(KeyedProcess[str, int, int]):
 def asking(store: MemoryStore, policy: Any) -> tuple[KeyedOperator, Collected]:
     """The operator over the state that jobs have, and what it emits."""
     out, state = Collected(), cast("Any", keyed(store, by=Asks.by))
-    inputs = (Edge(node="numbers", exchange="key", key=lambda _: "a"),)
+    inputs = (Edge(node="numbers", partitioning="key", key=lambda _: "a"),)
     node = step("keyed_process", Asks(), uid="asks", inputs=inputs)
     return KeyedOperator("P", node, state, {MAIN: out.append}, Refusals("asks", policy)), out
 

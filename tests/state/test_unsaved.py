@@ -18,8 +18,8 @@ from tests.state.job import Step, declare
 from tests.state.test_model import IN_MEMORY, KEYS, Model, Operations
 from tidegate.api.state import ListState, MapState, ValueState
 from tidegate.dataplane.state import unsaved
-from tidegate.dataplane.state.backend import KeyedState
-from tidegate.dataplane.state.unsaved import Unsaved
+from tidegate.dataplane.state.backend import KeyedStateBackend
+from tidegate.dataplane.state.unsaved import PendingRows
 from tidegate.errors import InternalError, StorageError
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -59,7 +59,7 @@ class Run:
         self.barrier: dict[str, Model] | None = None
 
     @property
-    def state(self) -> KeyedState:
+    def state(self) -> KeyedStateBackend:
         return self.step.subtasks[0]
 
     def apply(self, event: Any) -> None:
@@ -86,7 +86,7 @@ class Run:
                     getattr(Operations, operation)(cells, held, n, "")
 
     def advance(self) -> None:
-        if self.barrier is not None and (frozen := self.state.advance()) is not None:
+        if self.barrier is not None and (frozen := self.state.save_next()) is not None:
             uploader = self.step.uploaders[0]
             snapshot = uploader.upload(frozen, self.state.schemas, {})
             self.saved = ([snapshot], self.barrier)
@@ -139,7 +139,7 @@ def test_in_rocksdb_a_snapshot_is_what_was_there_at_its_barrier(events: list[Any
     run(events, "rocksdb")
 
 
-def add(state: KeyedState, keys: list[str], amount: int = 1) -> None:
+def add(state: KeyedStateBackend, keys: list[str], amount: int = 1) -> None:
     for cell in state.rows(keys):
         cell.value += amount
 
@@ -166,7 +166,7 @@ def test_a_barrier_saves_nothing_itself(step: Step) -> None:
     state._store.write = counted  # type: ignore[method-assign]
     state.begin_snapshot()
     assert writes == []
-    assert state.advance() is None
+    assert state.save_next() is None
     assert writes == [2]
     add(state, ["49", "0", "new"])
     assert writes == [2, 1], "49 is about to change; 0 is saved, and new is new"
@@ -180,7 +180,7 @@ def test_a_step_with_a_map_saves_everything_at_its_barrier(tmp_path: Path) -> No
         total.value += 1
         seen["k"] = 1
     state.begin_snapshot()
-    assert state.advance() is not None
+    assert state.save_next() is not None
     step.stop()
 
 
@@ -194,11 +194,11 @@ def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step) -> No
 
     write, state._store.write = state._store.write, broken  # type: ignore[method-assign]
     with pytest.raises(StorageError):
-        state.advance()
+        state.save_next()
     state._store.write = write  # type: ignore[method-assign]
     for _ in range(3):
         with pytest.raises(InternalError, match="not whole"):
-            state.advance()
+            state.save_next()
 
 
 def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(step: Step) -> None:
@@ -207,7 +207,7 @@ def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(step: 
     add(state, ["a", "b", "c", "d"])
     state.begin_snapshot()
     add(state, ["a"], 10)
-    while state.advance() is None:
+    while state.save_next() is None:
         pass
     assert list(state._cache) == ["a", "d"]
     assert [cell.value for cell in state.rows(["a", "b", "c", "d"])] == [11, 1, 1, 1]
@@ -215,7 +215,7 @@ def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(step: 
 
 def test_rows_are_taken_once_and_in_their_order() -> None:
     first, second, third = object(), object(), object()
-    rows = Unsaved(iter([first, second, first, third, second]))
+    rows = PendingRows(iter([first, second, first, third, second]))
     assert list(rows.some()) == [first, second]
     assert list(rows.take([third, third, first])) == [third]
     assert not rows.some()

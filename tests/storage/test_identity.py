@@ -14,7 +14,7 @@ from tidegate.drivers.storage import open_store
 from tidegate.drivers.storage.identity import IDENTITY
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import CorruptCheckpointError, StorageError, StorageGoneError
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 
 ENTRY = "job/journal/1"
 
@@ -142,7 +142,7 @@ def test_a_create_during_which_the_storage_vanishes_is_unknown(
         (root / "job" / "journal").mkdir(parents=True)
 
     monkeypatch.setattr(os, "link", vanish)
-    assert store.create("job/journal/2", b"2") is Created.UNKNOWN
+    assert store.create("job/journal/2", b"2") is CreateResult.UNKNOWN
 
 
 def test_of_two_first_users_one_makes_the_identity(root: Path) -> None:

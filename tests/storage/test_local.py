@@ -18,7 +18,7 @@ from tests.contracts.blobs import BlobStoreContract
 from tidegate.drivers.storage import local, open_store
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import InternalError, RefusedError, StorageError
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 
 
 class TestContract(BlobStoreContract):
@@ -146,9 +146,9 @@ def test_a_create_of_uncertain_outcome_is_unknown(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", _failing(errno.EIO, after=True))
-    assert store.create("a", b"data") is Created.UNKNOWN
+    assert store.create("a", b"data") is CreateResult.UNKNOWN
     monkeypatch.undo()
-    assert store.create("a", b"data") is Created.EXISTS
+    assert store.create("a", b"data") is CreateResult.EXISTS
 
 
 def test_a_name_that_is_not_synced_is_unknown(
@@ -160,7 +160,7 @@ def test_a_name_that_is_not_synced_is_unknown(
         raise OSError(errno.EIO, f"no sync of {folder}")
 
     monkeypatch.setattr(local, "_sync_folder", fail)
-    assert store.create("a", b"data") is Created.UNKNOWN
+    assert store.create("a", b"data") is CreateResult.UNKNOWN
 
 
 def test_a_full_disk_names_the_remedy_and_leaves_no_temporary_file(

@@ -13,7 +13,7 @@ from tests.contracts.blobs import BlobStoreContract
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.storage.objects import ObjectStore
 from tidegate.errors import ConfigError, StorageError
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 
 
 class TestContract(BlobStoreContract):
@@ -32,14 +32,14 @@ def _raising(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (PreconditionError("412"), Created.EXISTS),
-        (GenericError("409 or no answer"), Created.UNKNOWN),
-        (PermissionDeniedError("perhaps only on the second try"), Created.UNKNOWN),
-        (TimeoutError("no answer"), Created.UNKNOWN),
+        (PreconditionError("412"), CreateResult.EXISTS),
+        (GenericError("409 or no answer"), CreateResult.UNKNOWN),
+        (PermissionDeniedError("perhaps only on the second try"), CreateResult.UNKNOWN),
+        (TimeoutError("no answer"), CreateResult.UNKNOWN),
     ],
 )
 def test_what_a_failed_create_may_have_done(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: Created
+    monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: CreateResult
 ) -> None:
     store = open_store("memory:///")
     monkeypatch.setattr(obstore, "put", _raising(error))

@@ -16,18 +16,18 @@ import pytest
 from pipelines.click_dedup import ClickDedup
 from pipelines.order_totals import Order, OrderTotals
 from tidegate import (
+    ConsumerRecord,
     Context,
     Json,
-    KafkaRecord,
     KafkaSink,
     KafkaSource,
     KeyedProcess,
     MapState,
-    OutgoingRecord,
     Pipeline,
     PipelineError,
     Process,
-    RecordContext,
+    ProcessContext,
+    ProducerRecord,
     SideOutput,
     Utf8,
     ValueState,
@@ -166,12 +166,12 @@ def test_a_function_without_types_cannot_be_driven() -> None:
         FunctionHarness(Untyped())
 
 
-class Split(Process[KafkaRecord[str, Word], Word]):
+class Split(Process[ConsumerRecord[str, Word], Word]):
     """Even numbers to one side, with the topic they came from."""
 
     even = SideOutput(Word)
 
-    def process(self, record: KafkaRecord[str, Word], ctx: RecordContext) -> Iterable[Word]:
+    def process(self, record: ConsumerRecord[str, Word], ctx: ProcessContext) -> Iterable[Word]:
         named = Word(f"{record.topic}-{record.key}", record.value.number)
         if named.number % 2:
             yield named
@@ -179,8 +179,8 @@ class Split(Process[KafkaRecord[str, Word], Word]):
             ctx.output(self.even, named)
 
 
-def outgoing(word: Word) -> OutgoingRecord[str, Word]:
-    return OutgoingRecord(word.text, word if word.number else None)
+def outgoing(word: Word) -> ProducerRecord[str, Word]:
+    return ProducerRecord(word.text, word if word.number else None)
 
 
 class Words(Pipeline, name="words"):
@@ -197,8 +197,8 @@ class Words(Pipeline, name="words"):
         split.flat_map(lambda word: [word, word]).to(self.twice)
 
 
-def record(text: str, number: int) -> KafkaRecord[str, Word]:
-    return KafkaRecord(
+def record(text: str, number: int) -> ConsumerRecord[str, Word]:
+    return ConsumerRecord(
         text, Word(text, number), topic="words", partition=0, offset=0, timestamp_ms=0
     )
 
@@ -209,8 +209,8 @@ def test_unions_side_outputs_and_whole_records_run() -> None:
         test.source(Words.more).push(record("c", 0))
         assert test.sink(Words.odd).read() == [Word("words-a", 1)]
         assert test.sink(Words.even).read() == [
-            OutgoingRecord("words-b", Word("words-b", 2)),
-            OutgoingRecord("words-c", None),
+            ProducerRecord("words-b", Word("words-b", 2)),
+            ProducerRecord("words-c", None),
         ]
         assert test.sink(Words.twice).read() == [Word("words-a", 1)] * 2
         assert test.sink(Words.twice).read() == []
@@ -258,7 +258,7 @@ def test_provenance_is_kept() -> None:
         out = KafkaSink("out", value=Json(int))
 
         def define(self) -> None:
-            def origin(record: KafkaRecord[bytes | None, Word | None]) -> int:
+            def origin(record: ConsumerRecord[bytes | None, Word | None]) -> int:
                 seen.append((record.topic, record.partition, record.offset))
                 return record.timestamp_ms
 
@@ -267,7 +267,9 @@ def test_provenance_is_kept() -> None:
     with PipelineTest(Seen) as test:
         for value, partition in ((Word("a", 1), 3), (None, 3), (None, 1)):
             test.source(Seen.words).push(
-                KafkaRecord(None, value, topic="t", partition=partition, offset=7, timestamp_ms=9)
+                ConsumerRecord(
+                    None, value, topic="t", partition=partition, offset=7, timestamp_ms=9
+                )
             )
         assert test.sink(Seen.out).read() == [9, 9, 9]
     assert seen == [("t", 3, 7), ("t", 3, 7), ("t", 1, 7)]

@@ -17,7 +17,7 @@ from tidegate.dataplane.channels.frames import VERSION, FrameKind, control_frame
 from tidegate.dataplane.channels.inbox import InputChannel
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.elements import Barrier, Element
+from tidegate.elements import Barrier, StreamElement
 from tidegate.errors import IncompleteWaveError
 from tidegate.graph.levels import level_of
 from tidegate.graph.plan import PlanEdge, plan
@@ -45,7 +45,7 @@ class Recorder:
     def offer_frame(self, frame: bytes) -> None:
         self.frames.append(frame)
 
-    def offer(self, element: Element) -> None:
+    def put(self, element: StreamElement) -> None:
         assert isinstance(element, Barrier)
         self.barriers += 1
 

@@ -22,8 +22,8 @@ import fastavro
 import msgspec
 
 from tidegate.api.avro_file import fit_file
-from tidegate.api.fields import RecordField, fields_of, name_of
-from tidegate.api.shapes import Shape, Shapes, branch_of, read
+from tidegate.api.fields import RecordField, fields_of, type_name
+from tidegate.api.shapes import Converter, ConverterGenerator, branch_of, read
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.api.values import article, counts_as
 from tidegate.errors import PipelineError
@@ -44,7 +44,7 @@ class AvroCodec:
 def avro_codec(of: object, file: str | None) -> AvroCodec:
     """The codec of a type, derived or by a schema file; PipelineError if they do not fit."""
     whole = type_info(of).avro if file is None else fit_file(of, file)
-    schema = _named_once(whole, {}, file or name_of(of))
+    schema = _named_once(whole, {}, file or type_name(of))
     parsed = fastavro.parse_schema(schema)
     shapes = _AvroShapes(from_file=file is not None)
     shape = shapes.shape(of)
@@ -73,7 +73,7 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
     return AvroCodec(schema, encode, decode)
 
 
-class _AvroShapes(Shapes):
+class _AvroShapes(ConverterGenerator):
     """Records are dicts, and tuples records of parts f0, f1, …; fastavro knows the logical types.
 
     Never a tuple: in a union, fastavro takes one for a pair of name and value.
@@ -83,26 +83,26 @@ class _AvroShapes(Shapes):
         super().__init__()
         self._from_file = from_file
 
-    def scalar(self, of: object) -> Shape:
+    def scalar(self, of: object) -> Converter:
         if of is datetime:
             aware = self.name(_aware)
-            return Shape(of, lambda x: f"{aware}({x})")
+            return Converter(of, lambda x: f"{aware}({x})")
         if of is Any:
             to_text, to_value = self.name(_to_json), self.name(msgspec.json.decode)
-            return Shape(of, lambda x: f"{to_text}({x})", lambda x: f"{to_value}({x})")
+            return Converter(of, lambda x: f"{to_text}({x})", lambda x: f"{to_value}({x})")
         if of in (bool, int, float):
             # fastavro would write 5.7 as 5, and anything as a boolean.
             exact, given, checked = cast("type", of).__name__, self.variable(), self.name(_checked)
-            return Shape(
+            return Converter(
                 of,
                 lambda x: (
                     f"({given} if ({given} := {x}).__class__ is {exact} "
                     f"else {checked}({given}, {exact}))"
                 ),
             )
-        return Shape(of)
+        return Converter(of)
 
-    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         parts = [(f, json.dumps(f.name), self.shape(f.of)) for f in fields]
 
         def pack(x: str) -> str:
@@ -112,9 +112,9 @@ class _AvroShapes(Shapes):
         def unpack(x: str) -> str:
             return self.made(of, fields, [part.unpacked(f"{x}[{key}]") for _, key, part in parts])
 
-        return Shape(dict, pack, unpack)
+        return Converter(dict, pack, unpack)
 
-    def fixed_tuple(self, arguments: tuple[object, ...]) -> Shape:
+    def fixed_tuple(self, arguments: tuple[object, ...]) -> Converter:
         parts = [(f"[{json.dumps(f'f{i}')}]", self.shape(a)) for i, a in enumerate(arguments)]
 
         def pack(x: str) -> str:
@@ -124,35 +124,35 @@ class _AvroShapes(Shapes):
         def unpack(x: str) -> str:
             return f"({', '.join(part.unpacked(x + key) for key, part in parts)},)"
 
-        return Shape(dict, pack, unpack)
+        return Converter(dict, pack, unpack)
 
-    def container(self, origin: Any, argument: object) -> Shape:
+    def container(self, origin: Any, argument: object) -> Converter:
         item, variable, made = self.shape(argument), self.variable(), self.container_name(origin)
-        return Shape(
+        return Converter(
             list,
             lambda x: f"[{item.packed(variable)} for {variable} in {x}]",
             lambda x: f"{made}([{item.unpacked(variable)} for {variable} in {x}])",
         )
 
-    def mapping(self, key_of: object, value_of: object) -> Shape:
+    def mapping(self, key_of: object, value_of: object) -> Converter:
         if key_of is str:
             return super().mapping(key_of, value_of)
         key, value, e = self.shape(key_of), self.shape(value_of), self.variable()
         k, v = f"{e}[0]", f"{e}[1]"
         entry = f'{{"key": {key.packed(k)}, "value": {value.packed(v)}}}'
         k, v = f'{e}["key"]', f'{e}["value"]'
-        return Shape(
+        return Converter(
             list,
             lambda x: f"[{entry} for {e} in {x}.items()]",
             lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {e} in {x}}}",
         )
 
-    def branches(self, branches: list[object]) -> Shape:
+    def branches(self, branches: list[object]) -> Converter:
         """Records go as pairs of name and fields, and come back so."""
         if all(branch in _PLAIN for branch in branches):
-            return Shape(object)
+            return Converter(object)
         if self._from_file or any(not fields_of(branch) for branch in branches):
-            told = " | ".join(name_of(branch) for branch in branches)
+            told = " | ".join(type_name(branch) for branch in branches)
             raise PipelineError(
                 f"Avro cannot tell {told} apart; make every branch a record class of its own, and "
                 "let the schema be derived from the type"
@@ -178,7 +178,7 @@ class _AvroShapes(Shapes):
             return unpacks[pair[0]](pair[1])
 
         packer, unpacker = self.name(pack), self.name(unpack)
-        return Shape(object, lambda x: f"{packer}({x})", lambda x: f"{unpacker}({x})")
+        return Converter(object, lambda x: f"{packer}({x})", lambda x: f"{unpacker}({x})")
 
 
 def _decimal(text: str, _writer: AvroSchema, _reader: AvroSchema) -> Decimal:

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import fastavro
 
-from tidegate.api.fields import fields_of, name_of
+from tidegate.api.fields import fields_of, type_name
 from tidegate.api.types import AvroSchema, is_union, literal_type
 from tidegate.errors import PipelineError
 
@@ -54,7 +54,7 @@ def fit_file(of: object, file: str) -> AvroSchema:
         raise PipelineError(f"Avro schema file {file} is no schema: {error!r}") from None
     except ValueError as error:
         raise PipelineError(f"Avro schema file {file} is not JSON: {error}") from None
-    return _Fit(file).fit(of, whole, name_of(of))
+    return _Fit(file).fit(of, whole, type_name(of))
 
 
 def _find(file: str) -> Path:
@@ -168,7 +168,7 @@ class _Fit:
 
     def _expect(self, fits: object, of: object, schema: AvroSchema, at: str) -> None:
         if not fits:
-            self._refuse(f"{at} is {name_of(of)} in the type and {_say(schema)} in the file")
+            self._refuse(f"{at} is {type_name(of)} in the type and {_say(schema)} in the file")
 
     def _refuse(self, why: str) -> NoReturn:
         raise PipelineError(f"Avro schema file {self._file} does not fit: {why}")

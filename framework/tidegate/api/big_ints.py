@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.shapes import Shape, generic
+from tidegate.api.shapes import Converter, generic
 
 BIG_INT: Final = 1
 """The type of the msgpack extension."""
@@ -45,18 +45,20 @@ def unpack_int(plain: Any) -> Any:
     return int.from_bytes(plain.data, "big", signed=True)
 
 
-def int_shape(pack: str, unpack: str) -> Shape:
+def int_shape(pack: str, unpack: str) -> Converter:
     """The shape of an int, where the generated source knows the two functions by these names."""
-    return Shape(int | msgspec.msgpack.Ext, lambda x: f"{pack}({x})", lambda x: f"{unpack}({x})")
+    return Converter(
+        int | msgspec.msgpack.Ext, lambda x: f"{pack}({x})", lambda x: f"{unpack}({x})"
+    )
 
 
-def pairs_shape(key: Shape, value: Shape, names: tuple[str, str, str, str]) -> Shape:
+def pairs_shape(key: Converter, value: Converter, names: tuple[str, str, str, str]) -> Converter:
     """The shape of a dict with int keys. `names` are those of `dict_or_pairs` and `entries_of` in
     the generated source, and two variables.
     """
     pack, unpack, k, v = names
     pairs = generic(list, generic(tuple, key.wire, value.wire))
-    return Shape(
+    return Converter(
         generic(dict, int, value.wire) | pairs,
         lambda x: f"{pack}([({key.packed(k)}, {value.packed(v)}) for {k}, {v} in {x}.items()])",
         lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {k}, {v} in {unpack}({x})}}",

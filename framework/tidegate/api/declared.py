@@ -13,7 +13,7 @@ from typing import Final, Literal, TypedDict, get_args
 
 from tidegate.errors import PipelineError
 
-OURS: Final = {
+RESERVED_PROPERTIES: Final = {
     "bootstrap.servers": "it is kafka.bootstrap in the configuration, one cluster for a job",
     "metadata.broker.list": "it is kafka.bootstrap in the configuration, one cluster for a job",
     "transactional.id": "the sink makes its own; they are how recovery finds its transactions",

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
 
 import msgspec
 
-from tidegate.api.fields import class_of, fields_of
+from tidegate.api.fields import fields_of, record_class
 from tidegate.api.types import is_union
 from tidegate.api.values import ClassCheck, fault, has_schema
 from tidegate.graph.logical import UNKNOWN
@@ -138,10 +138,10 @@ class _Loops:
         if origin in (dict, Mapping):
             keys = self._items(value, arguments[0])
             return [*keys, *self._items(f"{value}.values()", arguments[1])]
-        form = "{}[{}]" if is_typeddict(class_of(of)) else "{}.{}"
-        quoted = json.dumps if is_typeddict(class_of(of)) else str
+        form = "{}[{}]" if is_typeddict(record_class(of)) else "{}.{}"
+        quoted = json.dumps if is_typeddict(record_class(of)) else str
         fields = fields_of(of) or ()
-        if fields and not issubclass(class_of(of), msgspec.Struct):
+        if fields and not issubclass(record_class(of), msgspec.Struct):
             self.parts += (IN_DICT_COST - 1) * len(fields)
         return self._parts([(form.format(value, quoted(f.name)), f.of) for f in fields])
 

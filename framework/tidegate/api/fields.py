@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import (
@@ -65,16 +66,12 @@ def fields_of(of: object) -> tuple[RecordField, ...] | None:
         return tuple(dataclasses.replace(f, of=_substitute(f.of, bound)) for f in generic)
     if not isinstance(of, type):
         return None
-    if issubclass(of, msgspec.Struct):
-        return _struct_fields(of)
-    if dataclasses.is_dataclass(of):
-        return _dataclass_fields(of)
-    if is_typeddict(of):
-        return _typed_dict_fields(of)
-    return _model_fields(of) if is_model(of) else None
+    if is_model(of):  # is read each time: `model_rebuild` may change it
+        return _model_fields(of)
+    return _class_fields(of)
 
 
-def class_of(of: object) -> type:
+def record_class(of: object) -> type:
     """The class behind a type that has a schema, without a generic's arguments."""
     return cast("type", get_origin(of) or of)  # `type_info` has refused what is none
 
@@ -134,18 +131,18 @@ def changer_of(of: object) -> Callable[[Any, dict[str, Any]], Any]:
     return lambda record, changes: dataclasses.replace(record, **changes)
 
 
-def name_of(of: object) -> str:
+def type_name(of: object) -> str:
     """The type as a user wrote it, without module and without memory address."""
     if isinstance(of, type) and not get_args(of):
         return of.__name__
     if get_args(of) and isinstance(get_origin(of), type):
-        inner = ", ".join("..." if a is ... else name_of(a) for a in get_args(of))
+        inner = ", ".join("..." if a is ... else type_name(a) for a in get_args(of))
         origin: Any = get_origin(of)
         if origin.__name__ not in ("UnionType", "Union"):
             return f"{origin.__name__}[{inner}]"
-        return " | ".join(name_of(a) for a in get_args(of))
+        return " | ".join(type_name(a) for a in get_args(of))
     if get_args(of):
-        joined = [name_of(a) if not isinstance(a, str) else repr(a) for a in get_args(of)]
+        joined = [type_name(a) if not isinstance(a, str) else repr(a) for a in get_args(of)]
         text = str(of).replace("typing.", "").partition("[")[0]
         return (
             " | ".join(joined) if text in ("Union", "Optional") else f"{text}[{', '.join(joined)}]"
@@ -153,7 +150,7 @@ def name_of(of: object) -> str:
     return str(of).replace("typing.", "")
 
 
-def hints_of(of: type, *, extras: bool = False) -> dict[str, Any]:
+def type_hints(of: type, *, extras: bool = False) -> dict[str, Any]:
     """Annotations at run time; PipelineError with the remedy where a name is imported for checkers
     only.
     """
@@ -161,13 +158,25 @@ def hints_of(of: type, *, extras: bool = False) -> dict[str, Any]:
         return get_type_hints(of, include_extras=extras)
     except NameError as error:
         raise PipelineError(
-            f"{name_of(of)}: {error} at run time; import it outside TYPE_CHECKING (ruff's TC rules "
-            "move such imports: switch them off for pipelines)"
+            f"{type_name(of)}: {error} at run time; import it outside TYPE_CHECKING (ruff's TC "
+            "rules move such imports: switch them off for pipelines)"
         ) from None
 
 
+@functools.lru_cache(maxsize=1024)
+def _class_fields(of: type) -> tuple[RecordField, ...] | None:
+    """The fields of a class whose annotations never change. Evaluating them takes 100 us, and the
+    plan of a pipeline asks for the same classes many times.
+    """
+    if issubclass(of, msgspec.Struct):
+        return _struct_fields(of)
+    if dataclasses.is_dataclass(of):
+        return _dataclass_fields(of)
+    return _typed_dict_fields(of) if is_typeddict(of) else None
+
+
 def _struct_fields(of: type[msgspec.Struct]) -> tuple[RecordField, ...]:
-    hints = hints_of(of)
+    hints = type_hints(of)
     return tuple(
         RecordField(
             name=f.name,
@@ -180,7 +189,7 @@ def _struct_fields(of: type[msgspec.Struct]) -> tuple[RecordField, ...]:
 
 
 def _dataclass_fields(of: type) -> tuple[RecordField, ...]:
-    hints = hints_of(of)
+    hints = type_hints(of)
     found: Any = dataclasses.fields(of)
     return tuple(
         RecordField(
@@ -196,7 +205,7 @@ def _dataclass_fields(of: type) -> tuple[RecordField, ...]:
 
 
 def _typed_dict_fields(of: type) -> tuple[RecordField, ...]:
-    hints = hints_of(of, extras=True)
+    hints = type_hints(of, extras=True)
     optional = [
         name
         for name, hint in hints.items()
@@ -208,7 +217,7 @@ def _typed_dict_fields(of: type) -> tuple[RecordField, ...]:
             f"{of.__name__}.{optional[0]}: a key that may be missing has no schema; "
             "make it required and its type `... | None`"
         )
-    return tuple(RecordField(name=name, of=hint) for name, hint in hints_of(of).items())
+    return tuple(RecordField(name=name, of=hint) for name, hint in type_hints(of).items())
 
 
 def _model_fields(of: type[Any]) -> tuple[RecordField, ...]:

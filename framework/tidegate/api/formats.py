@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 import msgspec
 from typing_extensions import TypeForm
 
-from tidegate.api.fields import fields_of, is_model, name_of
-from tidegate.api.place import refuse_later
+from tidegate.api.fields import fields_of, is_model, type_name
+from tidegate.api.place import refuse_unsupported
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import PipelineError
 
@@ -74,7 +74,7 @@ class Json(Format[T]):
             TypeError,
             RuntimeError,
         ) as error:  # a union that JSON cannot tell apart, and the like
-            raise PipelineError(f"Json({name_of(of)}): {error}") from None
+            raise PipelineError(f"Json({type_name(of)}): {error}") from None
 
     def decoder(self) -> Callable[[bytes], T]:
         if _holds_model(self.of):
@@ -156,7 +156,7 @@ class Protobuf(Format[T]):
     """Refused in this version."""
 
     def __init__(self, of: type[T]) -> None:
-        refuse_later(f"Protobuf({name_of(of)})", "use Raw() and parse the message in a map")
+        refuse_unsupported(f"Protobuf({type_name(of)})", "use Raw() and parse the message in a map")
 
 
 def _holds_model(of: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeForm, get_original_bases
 
-from tidegate.api.place import refuse_later
+from tidegate.api.place import refuse_unsupported
 from tidegate.api.state import State
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
@@ -41,7 +41,7 @@ class SideOutput(Generic[X]):
             self.name = name
 
 
-class RecordContext:
+class ProcessContext:
     """Where side outputs of the current record go."""
 
     __slots__ = ()
@@ -54,16 +54,17 @@ class RecordContext:
 
     @property
     def timestamp_ms(self) -> Never:
-        refuse_later(
-            "event time", "a record's own timestamp is a field of KafkaRecord: KafkaSource.records"
+        refuse_unsupported(
+            "event time",
+            "a record's own timestamp is a field of ConsumerRecord: KafkaSource.records",
         )
 
     @property
     def watermark_ms(self) -> Never:
-        refuse_later("event time", "remove the use of watermark_ms")
+        refuse_unsupported("event time", "remove the use of watermark_ms")
 
 
-class Context(RecordContext, Generic[K]):
+class Context(ProcessContext, Generic[K]):
     """Beside a record of a keyed stream: its key. A key that is a datetime, or holds one, is in
     UTC, whatever zone `key_by` gave.
     """
@@ -73,7 +74,7 @@ class Context(RecordContext, Generic[K]):
 
     @property
     def timers(self) -> Never:
-        refuse_later("ctx.timers", "remove it, and act when the next record of the key comes")
+        refuse_unsupported("ctx.timers", "remove it, and act when the next record of the key comes")
 
 
 def _check_state_names(of: type[Function]) -> None:
@@ -183,7 +184,7 @@ class Process(Function, Generic[In, Out]):
                 "from KeyedProcess and use the function after key_by"
             )
 
-    def process(self, record: In, ctx: RecordContext, /) -> Iterable[Out]:
+    def process(self, record: In, ctx: ProcessContext, /) -> Iterable[Out]:
         """Called for each record; what it returns goes on, in order.
 
         An exception ends the attempt; the job starts again from its last checkpoint.

@@ -26,7 +26,7 @@ from typing import (
 import msgspec
 
 from tidegate.api.declared import (
-    OURS,
+    RESERVED_PROPERTIES,
     ErrorOptions,
     OnError,
     check_choice,
@@ -37,12 +37,12 @@ from tidegate.api.declared import (
     refuse_unknown,
 )
 from tidegate.api.formats import Format, Raw
-from tidegate.api.place import refuse_later, user_place
+from tidegate.api.place import refuse_unsupported, user_location
 from tidegate.api.streams import Stream
 from tidegate.api.times import Duration, to_ms
 from tidegate.config import foreign_code
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import DEAD_LETTERS, Edge, Graph
+from tidegate.graph.logical import DEAD_LETTERS, Edge, StreamGraph
 
 if TYPE_CHECKING:
     from tidegate.api.pipeline import Pipeline
@@ -81,7 +81,7 @@ KafkaOverrides = Mapping[str, str | int | float | bool]
 
 
 def connect_dead_letters(
-    graph: Graph, name: str, topic: str, place: str, ports: Sequence[tuple[str, str]]
+    graph: StreamGraph, name: str, topic: str, place: str, ports: Sequence[tuple[str, str]]
 ) -> None:
     """Add the sink of that name, which writes the dead letters of these nodes' ports."""
     letters = KafkaSink.records(topic, key=Raw(), value=Raw())
@@ -118,7 +118,7 @@ class SinkOptions(TypedDict, total=False):
     dead_letters: str
 
 
-class KafkaRecord(msgspec.Struct, Generic[K, V], frozen=True):
+class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True):
     """A record with its provenance, from `KafkaSource.records`.
 
     `timestamp_ms` is Kafka's, in ms since the epoch: of the producer or of the broker, as the topic
@@ -134,7 +134,7 @@ class KafkaRecord(msgspec.Struct, Generic[K, V], frozen=True):
     headers: Headers = ()
 
 
-class OutgoingRecord(msgspec.Struct, Generic[K, V], frozen=True):
+class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True):
     """A record in full, for `KafkaSink.records`. A value of None is a tombstone.
 
     `timestamp_ms`: ms since the epoch; None is the time at which the record is sent.
@@ -155,13 +155,13 @@ class Connector:
     def __init__(self, topic: str, kafka: KafkaOverrides | None) -> None:
         self.topic = topic
         self.names: list[str] = []
-        self.place = user_place()
+        self.place = user_location()
         check_topic(self.place, topic)
         self.kafka = dict(kafka or {})
-        for key in self.kafka.keys() & OURS.keys():
+        for key in self.kafka.keys() & RESERVED_PROPERTIES.keys():
             raise PipelineError(
                 f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
-                f"{OURS[key]}"
+                f"{RESERVED_PROPERTIES[key]}"
             )
         for key in self.kafka:
             how = foreign_code(key)
@@ -208,10 +208,10 @@ class KafkaSource(Connector, Generic[T]):
         refuse_unknown(where, options, SourceOptions.__optional_keys__)
         for keyword in ("event_time", "watermarks"):
             if options.get(keyword) is not None:
-                refuse_later(f"{keyword}=", "remove it")
+                refuse_unsupported(f"{keyword}=", "remove it")
         self.value = value
         self.key: Format[Any] | None = None
-        self.whole = False
+        self.full_record = False
         self.tombstones = False
         self.start: Start = options.get("start", "earliest")
         self.on_bad_record: OnBadRecord = options.get("on_bad_record", "fail")
@@ -227,7 +227,7 @@ class KafkaSource(Connector, Generic[T]):
         value: Format[V],
         tombstones: Literal[False] = False,
         **options: Unpack[SourceOptions],
-    ) -> KafkaSource[KafkaRecord[K, V]]: ...
+    ) -> KafkaSource[ConsumerRecord[K, V]]: ...
     @overload
     @staticmethod
     def records(
@@ -237,7 +237,7 @@ class KafkaSource(Connector, Generic[T]):
         value: Format[V],
         tombstones: Literal[True],
         **options: Unpack[SourceOptions],
-    ) -> KafkaSource[KafkaRecord[K, V | None]]: ...
+    ) -> KafkaSource[ConsumerRecord[K, V | None]]: ...
     @overload
     @staticmethod
     def records(
@@ -246,7 +246,7 @@ class KafkaSource(Connector, Generic[T]):
         value: Format[V],
         tombstones: Literal[False] = False,
         **options: Unpack[SourceOptions],
-    ) -> KafkaSource[KafkaRecord[bytes | None, V]]: ...
+    ) -> KafkaSource[ConsumerRecord[bytes | None, V]]: ...
     @overload
     @staticmethod
     def records(
@@ -255,7 +255,7 @@ class KafkaSource(Connector, Generic[T]):
         value: Format[V],
         tombstones: Literal[True],
         **options: Unpack[SourceOptions],
-    ) -> KafkaSource[KafkaRecord[bytes | None, V | None]]: ...
+    ) -> KafkaSource[ConsumerRecord[bytes | None, V | None]]: ...
     @staticmethod
     def records(
         topic: str,
@@ -271,7 +271,7 @@ class KafkaSource(Connector, Generic[T]):
         With `tombstones=True`, a record without a value comes through with None.
         """
         source: KafkaSource[Any] = KafkaSource(topic, value=value, **options)
-        source.key, source.whole, source.tombstones = key, True, tombstones
+        source.key, source.full_record, source.tombstones = key, True, tombstones
         return source
 
     @overload
@@ -288,19 +288,19 @@ class KafkaSource(Connector, Generic[T]):
 
     def record_type(self) -> object:
         """The type of the stream's records."""
-        if not self.whole:
+        if not self.full_record:
             return self.value.of
         key: Any = bytes | None if self.key is None else self.key.of
         value: Any = self.value.of
         value = value | None if self.tombstones else value
-        return KafkaRecord[key, value]
+        return ConsumerRecord[key, value]
 
-    def _add_to(self, graph: Graph) -> None:
+    def _add_to(self, graph: StreamGraph) -> None:
         options = {
             "topic": self.topic,
             "key": None if self.key is None else self.key.describe(),
             "value": self.value.describe(),
-            "whole": self.whole,
+            "whole": self.full_record,
             "on_bad_record": self.on_bad_record,
         }
         graph.add(
@@ -402,7 +402,7 @@ class KafkaSink(Connector, Generic[T]):
                 "key_by=lambda total: total.customer"
             )
         self.value, self.key, self.key_by = value, key, key_by
-        self.whole = False
+        self.full_record = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
         check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
         self.errors: ErrorOptions = {}
@@ -420,11 +420,11 @@ class KafkaSink(Connector, Generic[T]):
     @staticmethod
     def records(
         topic: str, *, key: Format[K], value: Format[V], **options: Unpack[SinkOptions]
-    ) -> KafkaSink[OutgoingRecord[K, V]]:
+    ) -> KafkaSink[ProducerRecord[K, V]]:
         """The same for records in full: with headers, timestamp, or no value (a tombstone)."""
         whole: Format[Any] = value
-        sink: KafkaSink[OutgoingRecord[K, V]] = KafkaSink(topic, value=whole, **options)
-        sink.key, sink.whole = key, True
+        sink: KafkaSink[ProducerRecord[K, V]] = KafkaSink(topic, value=whole, **options)
+        sink.key, sink.full_record = key, True
         return sink
 
     def _set(self, where: str, keyword: str, setting: str, value: str | int) -> None:
@@ -437,13 +437,13 @@ class KafkaSink(Connector, Generic[T]):
 
     def record_type(self) -> object:
         """The type of the records that the sink takes."""
-        if not self.whole or self.key is None:
+        if not self.full_record or self.key is None:
             return self.value.of
         key: Any = self.key.of
         value: Any = self.value.of
-        return OutgoingRecord[key, value]
+        return ProducerRecord[key, value]
 
-    def connect(self, graph: Graph, edges: tuple[Edge, ...]) -> None:
+    def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
         """End a chain here; a second chain adds its edges to the same node."""
         before = graph.nodes.get(self.name)
         if before is not None and before.declaration is self:
@@ -454,7 +454,7 @@ class KafkaSink(Connector, Generic[T]):
             "topic": self.topic,
             "key": None if self.key is None else self.key.describe(),
             "value": self.value.describe(),
-            "whole": self.whole,
+            "whole": self.full_record,
             "guarantee": self.guarantee,
             **policy_options(self.on_error),
         }

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Generic, Never, TypeVar, Unpack
 
 from tidegate.api.declared import ErrorOptions, error_policy, policy_options
-from tidegate.api.fields import name_of
+from tidegate.api.fields import type_name
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka import connect_dead_letters
 from tidegate.api.keys import normalised_key
-from tidegate.api.place import refuse_later, user_place
+from tidegate.api.place import refuse_unsupported, user_location
 from tidegate.api.streams import (
-    Processed,
+    ProcessedStream,
     check_function,
     check_outputs,
     check_record_type,
@@ -27,7 +27,7 @@ from tidegate.api.streams import (
 )
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, Graph
+from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, StreamGraph
 
 K = TypeVar("K", bound=KeyLike)
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class KeyedStream(Generic[K, T]):
 
     def __init__(
         self,
-        graph: Graph,
+        graph: StreamGraph,
         edges: tuple[Edge, ...],
         of: object,
         key: Callable[[T], K],
@@ -51,13 +51,13 @@ class KeyedStream(Generic[K, T]):
 
     def process(
         self, function: KeyedProcess[K, T, U], *, uid: str, **options: Unpack[ErrorOptions]
-    ) -> Processed[U]:
+    ) -> ProcessedStream[U]:
         """A function object with state per key; `uid` names the state in checkpoints for ever.
 
         Where `on_error` lets the job go on, what the call that raised did to its key's state is
         undone, and nothing that it yielded goes on.
         """
-        place = user_place()
+        place = user_location()
         check_function(self.graph, function, KeyedProcess, place)
         check_record_type(function, self.of, f"step {uid!r}", place)
         of = function.record_type() if self.of is UNKNOWN else self.of
@@ -77,7 +77,7 @@ class KeyedStream(Generic[K, T]):
         edges = tuple(
             dataclasses.replace(
                 edge,
-                exchange="key",
+                partitioning="key",
                 key=key,
                 key_type=key_of,
                 record_type=of,
@@ -101,27 +101,29 @@ class KeyedStream(Generic[K, T]):
             name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letters"]
             ports = [(edge.node, name) for edge in self.edges]
             connect_dead_letters(self.graph, name, topic, place, ports)
-        return Processed(
+        return ProcessedStream(
             self.graph, (Edge(node=node.id, record_type=result),), result, type(function)
         )
 
     def reduce(self, *_args: object, **_options: object) -> Never:
-        refuse_later("reduce", "use .process() with a KeyedProcess and a ValueState")
+        refuse_unsupported("reduce", "use .process() with a KeyedProcess and a ValueState")
 
     def window(self, *_args: object, **_options: object) -> Never:
-        refuse_later("window", "use .process() with a KeyedProcess and a MapState by window start")
+        refuse_unsupported(
+            "window", "use .process() with a KeyedProcess and a MapState by window start"
+        )
 
     def interval_join(self, *_args: object, **_options: object) -> Never:
-        refuse_later("interval_join", _JOIN)
+        refuse_unsupported("interval_join", _JOIN)
 
     def as_of_join(self, *_args: object, **_options: object) -> Never:
-        refuse_later("as_of_join", _JOIN)
+        refuse_unsupported("as_of_join", _JOIN)
 
     def connect(self, *_args: object, **_options: object) -> Never:
-        refuse_later("connect", _JOIN)
+        refuse_unsupported("connect", _JOIN)
 
     def connect_broadcast(self, *_args: object, **_options: object) -> Never:
-        refuse_later("connect_broadcast", _JOIN)
+        refuse_unsupported("connect_broadcast", _JOIN)
 
     def _key_type(self, function: KeyedProcess[K, T, U], uid: str, place: str) -> object:
         """The key's type comes from `key_by` or else from the function class; the two must not
@@ -131,8 +133,8 @@ class KeyedStream(Generic[K, T]):
         of = declared if self.key_of is UNKNOWN else self.key_of
         if declared not in (UNKNOWN, of):
             raise PipelineError(
-                f"{place}: step {uid!r} declares keys of {name_of(declared)}, key_by gives "
-                f"{name_of(of)}"
+                f"{place}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "
+                f"{type_name(of)}"
             )
         return of
 

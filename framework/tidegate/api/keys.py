@@ -29,8 +29,8 @@ from decimal import Decimal
 from typing import Any, Literal, NoReturn, get_args, get_origin
 from uuid import UUID
 
-from tidegate.api.fields import RecordField, changer_of, class_of, fields_of, name_of
-from tidegate.api.shapes import Shape, Shapes, read
+from tidegate.api.fields import RecordField, changer_of, fields_of, record_class, type_name
+from tidegate.api.shapes import Converter, ConverterGenerator, read
 from tidegate.api.types import literal_type, type_info
 from tidegate.api.values import KeyCheck
 from tidegate.errors import PipelineError
@@ -94,7 +94,7 @@ def check_key(key: object, of: object, where: str) -> None:
     if KeyCheck(of).first_wrong([key]) is not None:
         raise PipelineError(
             f"{where}: key_by gave {key!r}, a {type(key).__name__}, and declares keys of "
-            f"{name_of(of)}; "
+            f"{type_name(of)}; "
             "correct the function, or its returns="
         )
 
@@ -116,7 +116,7 @@ def _refuse(key: object, of: object) -> NoReturn:
     size = f" of {len(key)}" if isinstance(key, tuple) else ""
     raise PipelineError(
         f"{key!r} is {_article(type(key).__name__)}{size}, and the declared keys are "
-        f"{name_of(of)}; correct the function that gives it, or the declared type"
+        f"{type_name(of)}; correct the function that gives it, or the declared type"
     )
 
 
@@ -197,7 +197,7 @@ def _normaliser_of_record(
     }
     if not converts:
         return None
-    known, change = class_of(of), changer_of(of)
+    known, change = record_class(of), changer_of(of)
 
     def normalise(key: Any) -> Any:
         if type(key) is not known:
@@ -232,10 +232,12 @@ def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
     parts = [(read(of, "key", field), field.of) for field in fields if field.in_key]
     # A subclass has the same fields, and is equal to no object of this class.
     refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
-    return shapes.joined(parts, f"{{}} if type(key) is {shapes.name(class_of(of))} else {refused}")
+    return shapes.joined(
+        parts, f"{{}} if type(key) is {shapes.name(record_class(of))} else {refused}"
+    )
 
 
-class _KeyShapes(Shapes):
+class _KeyShapes(ConverterGenerator):
     """Generates `length(a) + a + length(b) + b` with the parts' encoders in place."""
 
     def joined(self, parts: list[tuple[str, object]], guard: str = "{}") -> KeyEncoder:
@@ -247,10 +249,10 @@ class _KeyShapes(Shapes):
         function: KeyEncoder = self.define("encode_key", "key", source)[0]
         return function
 
-    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         raise NotImplementedError
 
-    def branches(self, branches: list[object]) -> Shape:
+    def branches(self, branches: list[object]) -> Converter:
         raise NotImplementedError
 
 

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from tidegate.api.fields import MISSING, name_of
+from tidegate.api.fields import MISSING, type_name
 from tidegate.api.kafka import Connector
-from tidegate.api.place import NOT_THE_USERS, user_place
+from tidegate.api.place import NOT_THE_USERS, user_location
 from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 from tidegate.ids import JOB_NAME
 from tidegate.masking import MASK, remember_value
 
@@ -55,7 +55,7 @@ class Param(Generic[V]):
         self.secret = secret
         if default is not MISSING and not isinstance(default, of):
             raise PipelineError(
-                f"{user_place()}: default={self._shown(default)} is not of type {name_of(of)}"
+                f"{user_location()}: default={self._shown(default)} is not of type {type_name(of)}"
             )
         self.name = ""
 
@@ -81,7 +81,7 @@ class Param(Generic[V]):
             why = "not of its type" if self.secret else str(error)  # msgspec may quote the value
             raise PipelineError(
                 f"parameter {self.name!r}: {why}; given was {self._shown(raw)}. Give it a value of "
-                f"type {name_of(self.of)}."
+                f"type {type_name(self.of)}."
             ) from None
         if self.check is not None and not self._is_allowed(self.check, value):
             raise PipelineError(
@@ -124,7 +124,7 @@ class Pipeline:
     settings: ClassVar[ClassSettings] = ClassSettings()
     connectors: ClassVar[dict[str, Connector]] = {}
     params: ClassVar[dict[str, Param[Any]]] = {}
-    graph: Graph
+    graph: StreamGraph
 
     def __init_subclass__(
         cls,
@@ -173,7 +173,7 @@ class Pipeline:
             hint = f"did you mean {near[0]!r}? " if near else ""
             has = f"it has {', '.join(sorted(self.params))}" if self.params else "it has none"
             raise PipelineError(f"{type(self).__name__} has no parameter {given!r}: {hint}{has}")
-        self.graph = Graph(self.pipeline_name)
+        self.graph = StreamGraph(self.pipeline_name)
         for key, param in self.params.items():
             raw = params.get(key, param.default)
             if raw is MISSING:
@@ -191,7 +191,7 @@ class Pipeline:
         raise NotImplementedError
 
 
-def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> Graph:
+def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> StreamGraph:
     """The checked graph of a pipeline: what submit and every worker do first.
 
     PipelineError for any mistake in it, with the user's file and line; also for an exception that

@@ -29,7 +29,7 @@ def shown_below(folder: Path) -> None:
         _code_folders.append(folder)
 
 
-def user_place() -> str:
+def user_location() -> str:
     """File and line of the nearest caller outside this package: where the user wrote the step."""
     frame = sys._getframe(1)  # noqa: SLF001 - cheap, where `inspect.stack` is not
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
@@ -42,8 +42,10 @@ def user_place() -> str:
     return f"{Path(file).name}:{frame.f_lineno}"
 
 
-def refuse_later(what: str, instead: str) -> Never:
+def refuse_unsupported(what: str, instead: str) -> Never:
     """Raise the PipelineError of a feature that this version does not have; `instead` is the
     remedy.
     """
-    raise PipelineError(f"{user_place()}: {what} comes in a later version of tidegate; {instead}")
+    raise PipelineError(
+        f"{user_location()}: {what} comes in a later version of tidegate; {instead}"
+    )

@@ -18,7 +18,7 @@ from tidegate.api.code import code_digest, load_pipeline
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.place import shown_below
 from tidegate.errors import CodeMismatchError, PipelineError, UserCodeError
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 
 
 def rebuild(
@@ -29,7 +29,7 @@ def rebuild(
     fingerprint: str,
     digest: str | None,
     python_version: str,
-) -> tuple[type[Pipeline], Graph]:
+) -> tuple[type[Pipeline], StreamGraph]:
     """The class and its graph; PipelineError if it cannot be built, CodeMismatchError if it
     differs, UserCodeError if the user's code raised here what it did not raise at submit. `digest`
     is None where the folder holds the files of the archive.

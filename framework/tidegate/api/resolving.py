@@ -18,7 +18,7 @@ import msgspec
 
 from tidegate.api.big_ints import entries_of, unpack_int
 from tidegate.api.evolution import check_evolution, pair_branches
-from tidegate.api.fields import class_of, fields_of, is_model, name_of
+from tidegate.api.fields import fields_of, is_model, record_class, type_name
 from tidegate.api.stored import same_for_earlier_version, stored_schema
 from tidegate.api.types import MAP, AvroSchema, is_union, literal_type
 from tidegate.errors import PipelineError, check
@@ -32,7 +32,7 @@ def resolver(writer: AvroSchema, of: object) -> Callable[[bytes], Any]:
     PipelineError if they do not resolve.
     """
     if not same_for_earlier_version(writer, stored_schema(of)):
-        check_evolution(writer, of, f"state of {name_of(of)}")
+        check_evolution(writer, of, f"state of {type_name(of)}")
     convert = _convert(writer, of)
     decode = msgspec.msgpack.decode
     return lambda data: convert(decode(data))
@@ -61,7 +61,7 @@ def _convert(writer: AvroSchema, of: object) -> Convert:
     if get_origin(of) is Literal:
         return _convert_literal(writer, of)
     if kind == "enum":
-        members: Any = class_of(of)
+        members: Any = record_class(of)
         return lambda name: members[name]
     return _convert_scalar(kind, of)
 
@@ -85,7 +85,7 @@ def _convert_literal(writer: AvroSchema, of: object) -> Convert:
     def checked(stored: Any) -> Any:
         value = convert(stored)
         if value not in allowed:
-            raise ValueError(f"{value!r} is no value of {name_of(of)}")
+            raise ValueError(f"{value!r} is no value of {type_name(of)}")
         return value
 
     return checked
@@ -134,6 +134,6 @@ def _convert_record(writer: AvroSchema, of: object) -> Convert:
         for field in fields or ()
         if field.name in positions
     ]
-    found: Any = class_of(of)
+    found: Any = record_class(of)
     made = dict if is_typeddict(found) else found.model_construct if is_model(found) else found
     return lambda values: made(**{name: convert(values[i]) for name, i, convert in known})

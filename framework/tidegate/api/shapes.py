@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
 
-from tidegate.api.fields import RecordField, class_of, fields_of, is_model, name_of
+from tidegate.api.fields import RecordField, fields_of, is_model, record_class, type_name
 from tidegate.api.types import is_union, literal_type
 from tidegate.errors import PipelineError, check
 
@@ -26,7 +26,7 @@ Expression = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Converter:
     """How one type is converted. `wire` is the plain type; None for `pack` or `unpack` means that
     the value is already plain.
     """
@@ -47,19 +47,19 @@ class Shape:
         return self.pack is None and self.unpack is None
 
 
-class Shapes:
+class ConverterGenerator:
     """The generator: `shape` answers for a type; `names` is what the source refers to."""
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {}
 
-    def shape(self, of: object) -> Shape:
+    def shape(self, of: object) -> Converter:
         """The shape of a type that has a schema."""
         if of is None:
             of = type(None)
         if isinstance(of, type) and issubclass(of, enum.Enum):
             known = self.name(of)
-            return Shape(str, lambda x: f"{x}.name", lambda x: f"{known}[{x}]")
+            return Converter(str, lambda x: f"{x}.name", lambda x: f"{known}[{x}]")
         origin, arguments = get_origin(of), get_args(of)
         if origin is Literal:
             return self.shape(literal_type(of))
@@ -74,55 +74,55 @@ class Shapes:
         fields = fields_of(of)
         return self.scalar(of) if fields is None else self.record(of, fields)
 
-    def scalar(self, of: object) -> Shape:
-        return Shape(of)
+    def scalar(self, of: object) -> Converter:
+        return Converter(of)
 
-    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         raise NotImplementedError
 
-    def branches(self, branches: list[object]) -> Shape:
+    def branches(self, branches: list[object]) -> Converter:
         """A union of more than one type beside None."""
         raise NotImplementedError
 
-    def union(self, of: object) -> Shape:
+    def union(self, of: object) -> Converter:
         branches = [branch for branch in get_args(of) if branch is not type(None)]
         inner = self.shape(branches[0]) if len(branches) == 1 else self.branches(branches)
         if len(branches) == len(get_args(of)):
             return inner
-        return Shape(inner.wire | None, _or_none(inner.pack), _or_none(inner.unpack))
+        return Converter(inner.wire | None, _or_none(inner.pack), _or_none(inner.unpack))
 
-    def fixed_tuple(self, arguments: tuple[object, ...]) -> Shape:
+    def fixed_tuple(self, arguments: tuple[object, ...]) -> Converter:
         parts = [self.shape(argument) for argument in arguments]
         wire = generic(tuple, *(part.wire for part in parts))
         if all(part.plain for part in parts):
-            return Shape(wire)
-        return Shape(
+            return Converter(wire)
+        return Converter(
             wire,
             lambda x: _tuple([part.packed(f"{x}[{i}]") for i, part in enumerate(parts)]),
             lambda x: _tuple([part.unpacked(f"{x}[{i}]") for i, part in enumerate(parts)]),
         )
 
-    def container(self, origin: Any, argument: object) -> Shape:
+    def container(self, origin: Any, argument: object) -> Converter:
         item = self.shape(argument)
         variable, made = self.variable(), self.container_name(origin)
         wire = (
             generic(tuple, item.wire, ...) if made == "tuple" else generic(_WIRES[made], item.wire)
         )
         if item.plain:
-            return Shape(wire)
+            return Converter(wire)
         opened, closed = ("", "") if made == "list" else (f"{made}(", ")")
-        return Shape(
+        return Converter(
             generic(list, item.wire),
             lambda x: f"[{item.packed(variable)} for {variable} in {x}]",
             lambda x: f"{opened}[{item.unpacked(variable)} for {variable} in {x}]{closed}",
         )
 
-    def mapping(self, key_of: object, value_of: object) -> Shape:
+    def mapping(self, key_of: object, value_of: object) -> Converter:
         key, value = self.shape(key_of), self.shape(value_of)
         k, v = self.variable(), self.variable()
         if key.plain and value.plain:
-            return Shape(generic(dict, key.wire, value.wire))
-        return Shape(
+            return Converter(generic(dict, key.wire, value.wire))
+        return Converter(
             generic(dict, key.wire, value.wire),
             lambda x: f"{{{key.packed(k)}: {value.packed(v)} for {k}, {v} in {x}.items()}}",
             lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {k}, {v} in {x}.items()}}",
@@ -148,7 +148,7 @@ class Shapes:
 
     def made(self, of: object, fields: tuple[RecordField, ...], values: list[str]) -> str:
         """The source that makes a record of its fields' values."""
-        if is_typeddict(class_of(of)):
+        if is_typeddict(record_class(of)):
             pairs = [f"{json.dumps(f.name)}: {v}" for f, v in zip(fields, values, strict=True)]
             return f"{{{', '.join(pairs)}}}"
         known = self.name(maker_of(of))
@@ -184,20 +184,20 @@ def generic(container: Any, *arguments: object) -> Any:
 
 def read(of: object, source: str, field: RecordField) -> str:
     """The source that reads a field of a record."""
-    if is_typeddict(class_of(of)):
+    if is_typeddict(record_class(of)):
         return f"{source}[{json.dumps(field.name)}]"
     return f"{source}.{field.name}"
 
 
 def maker_of(of: object) -> Callable[..., object]:
     """What makes a record of fields that were valid once: not validated again."""
-    known = class_of(of)
+    known = record_class(of)
     return known.model_construct if is_model(known) else known
 
 
 def takes_positions(of: object) -> bool:
     """Whether a record class takes its fields by position."""
-    known = class_of(of)
+    known = record_class(of)
     if is_typeddict(known) or is_model(known):
         return False
     parameters = inspect.signature(known).parameters.values()
@@ -211,15 +211,15 @@ def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
     value of none.
     """
     if Any in branches:
-        names = " | ".join(map(name_of, branches))
+        names = " | ".join(map(type_name, branches))
         raise PipelineError(
             f"In {names}, values of Any cannot be told apart from the others. Declare Any alone."
         )
     by_class: dict[type, int] = {}
     for index, of in enumerate(branches):
-        known = dict if is_typeddict(get_origin(of) or of) else class_of(_plain_class(of))
+        known = dict if is_typeddict(get_origin(of) or of) else record_class(_plain_class(of))
         if known in by_class:
-            names = f"{name_of(branches[by_class[known]])} and {name_of(of)}"
+            names = f"{type_name(branches[by_class[known]])} and {type_name(of)}"
             raise PipelineError(
                 f"a union of {names} cannot be told apart; give each a class of its own"
             )
@@ -229,7 +229,7 @@ def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
         for known in type(value).__mro__:
             if known in by_class:
                 return by_class[known]
-        names = ", ".join(name_of(known) for known in branches)
+        names = ", ".join(type_name(known) for known in branches)
         raise TypeError(f"{type(value).__name__} is none of {names}")
 
     return which

@@ -31,9 +31,9 @@ from typing import (
 
 from typing_extensions import TypeForm
 
-from tidegate.api.fields import MISSING, name_of
+from tidegate.api.fields import MISSING, type_name
 from tidegate.api.keys import key_encoder, key_normaliser
-from tidegate.api.place import refuse_later
+from tidegate.api.place import refuse_unsupported
 from tidegate.api.types import TypeInfo, type_info
 from tidegate.errors import PipelineError
 
@@ -240,7 +240,7 @@ class State:
 
     def __init__(self, *types: object, renamed_from: str = "", ttl: object = None) -> None:
         if ttl is not None:
-            refuse_later("ttl=", "remove it, and bound the state yourself")
+            refuse_unsupported("ttl=", "remove it, and bound the state yourself")
         former: object = renamed_from
         if not isinstance(former, str) or not (former == "" or former.isidentifier()):
             raise PipelineError(
@@ -310,8 +310,8 @@ class ValueState(State, Generic[V]):
         super().__init__(of, renamed_from=renamed_from, ttl=ttl)
         if (default is MISSING) == (factory is MISSING):
             raise PipelineError(
-                f"ValueState({name_of(of)}) needs default= or factory=, and only one: what does a "
-                "key see that was never seen?"
+                f"ValueState({type_name(of)}) needs default= or factory=, and only one: what does "
+                "a key see that was never seen?"
             )
         if default is not MISSING:
             _check_default(of, default, mutable=not self.types[0].immutable)
@@ -367,7 +367,7 @@ class MapState(State, Generic[A, V]):
     ) -> None:
         super().__init__(key, value, renamed_from=renamed_from, ttl=ttl)
         if self.types[0].why_not_key:
-            raise PipelineError(f"MapState({name_of(key)}, ...): {self.types[0].why_not_key}")
+            raise PipelineError(f"MapState({type_name(key)}, ...): {self.types[0].why_not_key}")
         self._key_bytes: Callable[[A], bytes] = key_encoder(self.types[0].python)
         self._cells = with_normalised_keys(MapCell, self.types[0].python)
 
@@ -401,4 +401,4 @@ def _check_default(of: object, default: object, *, mutable: bool) -> None:
             f"factory={type(default).__name__}"
         )
     if isinstance(of, type) and not isinstance(default, of):
-        raise PipelineError(f"default={default!r} is not of type {name_of(of)}")
+        raise PipelineError(f"default={default!r} is not of type {type_name(of)}")

@@ -22,14 +22,14 @@ from typing import (
 )
 
 from tidegate.api.declared import ErrorOptions, error_policy, policy_options
-from tidegate.api.fields import name_of
+from tidegate.api.fields import type_name
 from tidegate.api.functions import Function, Process, SideOutput
-from tidegate.api.place import refuse_later, user_place
+from tidegate.api.place import refuse_unsupported, user_location
 from tidegate.api.results import item_type, result_type
 from tidegate.api.types import KeyLike
 from tidegate.api.values import counts_as
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import DEAD_LETTERS, UNKNOWN, Edge, Graph, Kind, Node
+from tidegate.graph.logical import DEAD_LETTERS, UNKNOWN, Edge, Kind, Node, StreamGraph
 
 if TYPE_CHECKING:
     from tidegate.api.kafka import KafkaSink
@@ -44,7 +44,7 @@ K = TypeVar("K", bound=KeyLike)
 class Stream(Generic[T]):
     """Records of type T."""
 
-    def __init__(self, graph: Graph, edges: tuple[Edge, ...], of: object) -> None:
+    def __init__(self, graph: StreamGraph, edges: tuple[Edge, ...], of: object) -> None:
         self.graph, self.edges, self.of = graph, edges, of
 
     def map(
@@ -83,20 +83,23 @@ class Stream(Generic[T]):
         for of in known:
             if of != known[0]:
                 raise PipelineError(
-                    f"{user_place()}: a union of streams of {name_of(known[0])} and {name_of(of)}; "
-                    "map them to one type first"
+                    f"{user_location()}: a union of streams of {type_name(known[0])} and "
+                    f"{type_name(of)}"
+                    "; map them to one type first"
                 )
         edges = self.edges + tuple(edge for other in others for edge in other.edges)
         return Stream(self.graph, edges, known[0] if known else UNKNOWN)
 
-    def process(self, function: Process[T, U], **options: Unpack[ErrorOptions]) -> Processed[U]:
+    def process(
+        self, function: Process[T, U], **options: Unpack[ErrorOptions]
+    ) -> ProcessedStream[U]:
         """A function object with side outputs, `open` and `close`, without key or state."""
-        place = user_place()
+        place = user_location()
         check_function(self.graph, function, Process, place)
         check_record_type(function, self.of, "process()", place)
         check_outputs(function, options, place)
         step: Stream[U] = self._step("process", function, function.result_type(), options)
-        return Processed(self.graph, step.edges, step.of, type(function))
+        return ProcessedStream(self.graph, step.edges, step.of, type(function))
 
     def key_by(
         self,
@@ -114,7 +117,7 @@ class Stream(Generic[T]):
         """
         from tidegate.api.keyed import KeyedStream  # built on streams, and key_by is the way to it
 
-        error_policy(f"{user_place()}: key_by", user_place(), options)
+        error_policy(f"{user_location()}: key_by", user_location(), options)
         of = result_type(key, self.of, returns)
         return KeyedStream(self.graph, self.edges, self.of, key, of, options)
 
@@ -123,24 +126,26 @@ class Stream(Generic[T]):
         from tidegate.api.kafka import KafkaSink  # its sources are streams
 
         if not isinstance(sink, KafkaSink):
-            raise PipelineError(f"{user_place()}: .to() takes a KafkaSink, not {sink!r}")
+            raise PipelineError(f"{user_location()}: .to() takes a KafkaSink, not {sink!r}")
         check_sink_type(sink.record_type(), self.of, sink.topic)
         sink.connect(self.graph, self.edges)
 
     def map_batch(self, *_args: object, **_options: object) -> Never:
-        refuse_later("map_batch", "use .map()")
+        refuse_unsupported("map_batch", "use .map()")
 
     def map_arrow(self, *_args: object, **_options: object) -> Never:
-        refuse_later("map_arrow", "use .map()")
+        refuse_unsupported("map_arrow", "use .map()")
 
     def map_async(self, *_args: object, **_options: object) -> Never:
-        refuse_later("map_async", "use .map()")
+        refuse_unsupported("map_async", "use .map()")
 
     def broadcast(self) -> Never:
-        refuse_later("broadcast", "key both streams, and join them by union and a KeyedProcess")
+        refuse_unsupported(
+            "broadcast", "key both streams, and join them by union and a KeyedProcess"
+        )
 
     def _step(self, kind: Kind, function: object, of: object, options: ErrorOptions) -> Stream[Any]:
-        place = user_place()
+        place = user_location()
         on_error = error_policy(f"{place}: {kind}", place, options)
         node = self.graph.add(
             kind,
@@ -154,11 +159,11 @@ class Stream(Generic[T]):
         return Stream(self.graph, (Edge(node=node.id, record_type=of),), of)
 
 
-class Processed(Stream[T]):
+class ProcessedStream(Stream[T]):
     """Results of a process function, which may have side outputs."""
 
     def __init__(
-        self, graph: Graph, edges: tuple[Edge, ...], of: object, function: type[Function]
+        self, graph: StreamGraph, edges: tuple[Edge, ...], of: object, function: type[Function]
     ) -> None:
         super().__init__(graph, edges, of)
         self.function = function
@@ -169,14 +174,14 @@ class Processed(Stream[T]):
         """
         if self.function.declared_outputs.get(tag.name) is not tag:
             raise PipelineError(
-                f"{user_place()}: {self.function.__name__} declares no side output {tag.name!r}; "
-                "take the tag from the function class itself"
+                f"{user_location()}: {self.function.__name__} declares no side output {tag.name!r}"
+                "; take the tag from the function class itself"
             )
         edges = tuple(Edge(node=e.node, port=tag.name, record_type=tag.of) for e in self.edges)
         return Stream(self.graph, edges, tag.of)
 
 
-def connect_step_letters(graph: Graph, node: Node, options: ErrorOptions) -> None:
+def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
     """Write the dead letters of a step to its topic, where it has one."""
     from tidegate.api.kafka import connect_dead_letters, letters_name  # its sources are streams
 
@@ -194,7 +199,7 @@ def check_outputs(function: Function, options: ErrorOptions, place: str) -> None
         )
 
 
-def check_function(graph: Graph, function: object, base: type[Function], place: str) -> None:
+def check_function(graph: StreamGraph, function: object, base: type[Function], place: str) -> None:
     """Refuse what is no function object of that kind, and one that another step has already: its
     state cells hang on the object.
     """
@@ -221,8 +226,9 @@ def check_sink_type(declared: object, of: object, topic: str) -> None:
         return
     if not counts_as(of, declared) and not issubclass(declared, of):
         raise PipelineError(
-            f"{user_place()}: the sink for topic {topic!r} takes records of {name_of(declared)}, "
-            f"the stream has {name_of(of)}; map them"
+            f"{user_location()}: the sink for topic {topic!r} takes records of "
+            f"{type_name(declared)}"
+            f", the stream has {type_name(of)}; map them"
         )
 
 
@@ -238,6 +244,6 @@ def check_record_type(function: Function, of: object, step: str, place: str) -> 
     narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(
-            f"{place}: {step}: {type(function).__name__} declares records of {name_of(declared)}, "
-            f"the stream has {name_of(of)}"
+            f"{place}: {step}: {type(function).__name__} declares records of {type_name(declared)}"
+            f", the stream has {type_name(of)}"
         )

@@ -31,7 +31,7 @@ from tidegate.api.fields import (
     fields_of,
     is_frozen,
     is_model,
-    name_of,
+    type_name,
 )
 from tidegate.errors import PipelineError
 
@@ -114,7 +114,7 @@ def literal_type(of: object) -> type:
     """The one type of a Literal's values; PipelineError if they are of several."""
     kinds = {type(value) for value in get_args(of)}
     if len(kinds) != 1:
-        raise PipelineError(f"{name_of(of)} mixes types; use values of one type, or an Enum")
+        raise PipelineError(f"{type_name(of)} mixes types; use values of one type, or an Enum")
     return kinds.pop()
 
 
@@ -125,7 +125,7 @@ def _info(of: object, inside: tuple[object, ...]) -> TypeInfo:
         raise PipelineError(f"{of!r} is not a type") from None
     if scalar:
         never = of in _NEVER_KEYS
-        why_not = f"{name_of(of)} is not a key: it has no canonical bytes" if never else ""
+        why_not = f"{type_name(of)} is not a key: it has no canonical bytes" if never else ""
         return TypeInfo(of, _SCALARS[of], immutable=True, why_not_key=why_not)
     if isinstance(of, type) and issubclass(of, enum.Enum):
         return _enum(of)
@@ -149,11 +149,11 @@ def _generic(of: object, inside: tuple[object, ...]) -> TypeInfo | None:
         return _tuple(of, arguments, inside)
     if origin in (list, set, frozenset, Sequence):
         avro = {"type": "array", "items": _info(arguments[0], inside).avro}
-        return _compound(of, avro, f"a {name_of(origin)} is not a key; use a tuple")
+        return _compound(of, avro, f"a {type_name(origin)} is not a key; use a tuple")
     if origin in (dict, Mapping):
         return _mapping(of, arguments, inside)
     if of in (list, set, frozenset, tuple, dict):
-        raise PipelineError(f"{name_of(of)} does not say of what: write {name_of(of)}[...]")
+        raise PipelineError(f"{type_name(of)} does not say of what: write {type_name(of)}[...]")
     return None
 
 
@@ -176,7 +176,7 @@ def _mapping(of: object, arguments: tuple[Any, ...], inside: tuple[object, ...])
         return _compound(of, {"type": "map", "values": value}, why_not)
     if arguments[0] not in _SCALARS and not isinstance(arguments[0], type(enum.Enum)):
         raise PipelineError(
-            f"{name_of(of)}: the keys of a dict must be of a plain type to be stored"
+            f"{type_name(of)}: the keys of a dict must be of a plain type to be stored"
         )
     entry = [{"name": "key", "type": key}, {"name": "value", "type": value}]
     items = {"type": "record", "name": "entry", "fields": entry}
@@ -186,7 +186,7 @@ def _mapping(of: object, arguments: tuple[Any, ...], inside: tuple[object, ...])
 def _tuple(of: object, arguments: tuple[object, ...], inside: tuple[object, ...]) -> TypeInfo:
     parts = [_info(a, inside) for a in arguments if a is not ...]
     if not parts:
-        raise PipelineError(f"{name_of(of)} has no parts and so no schema")
+        raise PipelineError(f"{type_name(of)} has no parts and so no schema")
     why_not = next((part.why_not_key for part in parts if part.why_not_key), "")
     avro: AvroSchema = {"type": "array", "items": parts[0].avro}
     if ... not in arguments:
@@ -199,28 +199,28 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
     fields = fields_of(of)
     if fields is None:
         raise PipelineError(
-            f"{name_of(of)} has no schema; use a dataclass, a msgspec Struct, a pydantic model, a "
-            "TypedDict or a plain type"
+            f"{type_name(of)} has no schema; use a dataclass, a msgspec Struct, a pydantic model, "
+            "a TypedDict or a plain type"
         )
     if of in inside:
-        raise PipelineError(f"{name_of(of)} contains itself, which no schema of ours can say")
+        raise PipelineError(f"{type_name(of)} contains itself, which no schema of ours can say")
     avro_fields, immutable, why_not = [], is_frozen(of), ""
     for field in fields:
         try:
             info = _info(field.of, (*inside, of))
         except PipelineError as error:
-            raise PipelineError(f"{name_of(of)}.{field.name}: {error}") from None
+            raise PipelineError(f"{type_name(of)}.{field.name}: {error}") from None
         avro_fields.append(_avro_field(field, info.avro))
         immutable = immutable and info.immutable
         if field.in_key and info.why_not_key and not why_not:
-            why_not = f"{name_of(of)}.{field.name}: {info.why_not_key}"
+            why_not = f"{type_name(of)}.{field.name}: {info.why_not_key}"
     if not compares_fields(of):
-        why_not = f"{name_of(of)} compares by identity (eq=False), so no two keys would be equal"
+        why_not = f"{type_name(of)} compares by identity (eq=False), so no two keys would be equal"
     elif how := compares_otherwise(of):
-        why_not = f"{name_of(of)} {how}, so equal keys could have different bytes"
+        why_not = f"{type_name(of)} {how}, so equal keys could have different bytes"
     elif not is_frozen(of):
-        why_not = f"{name_of(of)} can change; make it frozen (frozen=True) to use it as a key"
-    name = _NOT_A_NAME.sub("_", name_of(of)).strip("_")
+        why_not = f"{type_name(of)} can change; make it frozen (frozen=True) to use it as a key"
+    name = _NOT_A_NAME.sub("_", type_name(of)).strip("_")
     return TypeInfo(of, {"type": "record", "name": name, "fields": avro_fields}, immutable, why_not)
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, cast, get_args, get_origin, is_typeddict
 
 import msgspec
 
-from tidegate.api.fields import MISSING, RecordField, class_of, fields_of, name_of
+from tidegate.api.fields import MISSING, RecordField, fields_of, record_class, type_name
 from tidegate.api.types import is_union, literal_type, type_info
 from tidegate.errors import PipelineError
 from tidegate.graph.logical import UNKNOWN
@@ -113,9 +113,9 @@ def counts_as(kind: type, of: object) -> bool:
         return kind in {type(value) for value in get_args(of)}
     if origin in _CONTAINERS:
         return issubclass(kind, _CONTAINERS[origin])
-    if is_typeddict(class_of(of)):
+    if is_typeddict(record_class(of)):
         return issubclass(kind, dict)
-    known = class_of(of)
+    known = record_class(of)
     if kind is known or (of is float and kind is int):
         return True
     return _counts_as_class(kind, known) if has_schema(of) else _is_subclass(kind, known)
@@ -134,7 +134,7 @@ def fault(value: object, of: object, path: str = "") -> str:
     origin, arguments = get_origin(of), get_args(of)
     if origin is Literal:
         known = any(value == each and kind is type(each) for each in arguments)
-        return "" if known else f"{path or 'it'} is {value!r}, not {name_of(of)}"
+        return "" if known else f"{path or 'it'} is {value!r}, not {type_name(of)}"
     parts = _parts(value, of, origin, arguments)
     if isinstance(parts, str):
         return f"{path or 'it'} {parts}"
@@ -143,7 +143,7 @@ def fault(value: object, of: object, path: str = "") -> str:
 
 def declared_name(of: object) -> str:
     """A type as it stands in a sentence."""
-    return article(name_of(of).replace("| NoneType", "| None"))
+    return article(type_name(of).replace("| NoneType", "| None"))
 
 
 def article(name: str) -> str:
@@ -162,7 +162,7 @@ def _usual_class(of: object) -> type:
         return type(get_args(of)[0])
     if origin in _CONTAINERS:
         return _CONTAINERS[origin][0]
-    return dict if is_typeddict(class_of(of)) else class_of(of)
+    return dict if is_typeddict(record_class(of)) else record_class(of)
 
 
 @lru_cache(maxsize=_CLASSES_MAX)

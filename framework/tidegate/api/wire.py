@@ -31,7 +31,15 @@ from tidegate.api.big_ints import (
 )
 from tidegate.api.fields import RecordField, fields_of
 from tidegate.api.resolving import resolver
-from tidegate.api.shapes import Shape, Shapes, branch_of, generic, maker_of, read, takes_positions
+from tidegate.api.shapes import (
+    Converter,
+    ConverterGenerator,
+    branch_of,
+    generic,
+    maker_of,
+    read,
+    takes_positions,
+)
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import CorruptCheckpointError
 
@@ -141,21 +149,21 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
     return StateCodec(inner.encode, decode, inner.source)
 
 
-class _WireShapes(Shapes):
+class _WireShapes(ConverterGenerator):
     """Records are tuples; msgspec knows all plain types."""
 
-    def record(self, of: object, fields: tuple[RecordField, ...]) -> Shape:
+    def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         parts = [self.shape(field.of) for field in fields]
         if not parts:
-            return Shape(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
+            return Converter(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
         pairs = list(zip(fields, parts, strict=True))
-        return Shape(
+        return Converter(
             generic(tuple, *(part.wire for part in parts)),
             lambda x: f"({', '.join(p.packed(read(of, x, f)) for f, p in pairs)},)",
             lambda x: self.made(of, fields, [p.unpacked(f"{x}[{i}]") for i, p in enumerate(parts)]),
         )
 
-    def branches(self, branches: list[object]) -> Shape:
+    def branches(self, branches: list[object]) -> Converter:
         kind = type(self)
         codecs = [_value_codec(branch, kind) for branch in branches]
         shapes = [kind() for _ in branches]
@@ -177,7 +185,7 @@ class _WireShapes(Shapes):
                 raise msgspec.ValidationError(str(error).partition(" - at ")[0]) from error
 
         packer, unpacker = self.name(pack), self.name(unpack)
-        return Shape(
+        return Converter(
             tuple[int, msgspec.Raw], lambda x: f"{packer}({x})", lambda x: f"{unpacker}({x})"
         )
 
@@ -185,12 +193,12 @@ class _WireShapes(Shapes):
 class _BigIntShapes(_WireShapes):
     """The same, with ints of any size (`big_ints.py`)."""
 
-    def scalar(self, of: object) -> Shape:
+    def scalar(self, of: object) -> Converter:
         if of is not int:
             return super().scalar(of)
         return int_shape(self.name(pack_int), self.name(unpack_int))
 
-    def mapping(self, key_of: object, value_of: object) -> Shape:
+    def mapping(self, key_of: object, value_of: object) -> Converter:
         if key_of is not int:
             return super().mapping(key_of, value_of)
         key, value = self.shape(key_of), self.shape(value_of)
@@ -205,7 +213,7 @@ def _value_codec(of: object, kind: type[_WireShapes]) -> Codec:
 
 def _codec(
     shapes: _WireShapes,
-    shape: Shape,
+    shape: Converter,
     argument: str,
     prefix: bytes = b"",
     on_overflow: Callable[[Any], bytes] | None = None,
@@ -231,7 +239,7 @@ def _codec(
     return Codec(encoder, decoder, of_encoder + of_plain + of_decoder)
 
 
-def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -> Shape:
+def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -> Converter:
     """A list of records as one list for each field."""
     parts = [shapes.shape(field.of) for field in fields]
     pairs = list(zip(fields, parts, strict=True))
@@ -252,7 +260,7 @@ def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -
         return f"[{shapes.made(of, fields, names)} for {', '.join(names)}, in {zipped}]"
 
     wire = generic(tuple, *(generic(list, part.wire) for part in parts))
-    return Shape(wire, pack, unpack)
+    return Converter(wire, pack, unpack)
 
 
 def _leb128(number: int) -> bytes:

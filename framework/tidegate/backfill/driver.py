@@ -24,7 +24,7 @@ import msgspec
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.progress import commit_to_groups
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
-from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.coordination import PublishCheckpoint
 from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
@@ -33,10 +33,10 @@ from tidegate.controlplane.jobmaster.effects import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.restarts import strategy_of
+from tidegate.controlplane.jobmaster.restarts import restart_strategy
 from tidegate.errors import (
-    DeposedError,
     Domain,
+    FencedError,
     IncompleteWaveError,
     InternalError,
     JobClosedError,
@@ -119,7 +119,7 @@ class Backfill:
         self._transaction_timeout_ms = 0
         self._slowest: TaskReport | None = None
         """Of the last try of a wave; None where it brought no reports."""
-        self._restarts = strategy_of(config.restart, drivers.entropy.random)
+        self._restarts = restart_strategy(config.restart, drivers.entropy.random)
         self._finished = False
 
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -156,7 +156,7 @@ class Backfill:
             try:
                 self._finished = self._run_wave(self._plan())
             except ProcedureStopped:
-                raise DeposedError(self._deposed()) from None
+                raise FencedError(self._deposed()) from None
             except JobClosedError as error:
                 # A driver before this one closed the journal and died.
                 self._finished = error.outcome == JobState.FINISHED.outcome
@@ -195,7 +195,7 @@ class Backfill:
             return 0.0  # Spark ran a task again, which is no failure of the job
         if not is_recoverable(error):
             return None
-        return self._restarts.next(self._drivers.clock.monotonic())
+        return self._restarts.next_backoff(self._drivers.clock.monotonic())
 
     def _halve_after(self, seconds: float) -> None:
         """Make waves smaller from now on, if the failed one took longer than its transactions may
@@ -338,7 +338,7 @@ class Backfill:
         recovered: RecoveredJob,
         tasks: WaveTasks,
         reports: Sequence[TaskReport],
-    ) -> Complete:
+    ) -> PublishCheckpoint:
         """The checkpoint of a wave, after every report of it has come."""
         snapshots = with_ends(
             [snapshot for report in reports for snapshot in report.snapshots],
@@ -350,7 +350,7 @@ class Backfill:
             len(found) == len(plan.subtasks) and plan.subtasks == set(found),
             "a wave's snapshots are not those of the plan's subtasks",
         )
-        return Complete(
+        return PublishCheckpoint(
             checkpoint=CheckpointId(recovered.attempt, 1),
             final=not any(offsets_left(split) for part in snapshots for split in part.splits),
             snapshots=snapshots,

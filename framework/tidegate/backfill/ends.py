@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from tidegate.checkpoint.partition_facts import PartitionFacts
-from tidegate.elements import Origin
+from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.elements import TopicPartition
 from tidegate.errors import ConfigError, RefusedError, check
 from tidegate.protocol.messages import PartitionEnd
 
@@ -46,8 +46,8 @@ def parse_to(text: str) -> To:
 
 def choose_ends(
     to: To,
-    partitions: Sequence[PartitionFacts],
-    at_time: Callable[[list[Origin], int], Mapping[Origin, int]],
+    partitions: Sequence[PartitionOffsets],
+    at_time: Callable[[list[TopicPartition], int], Mapping[TopicPartition, int]],
 ) -> tuple[PartitionEnd, ...]:
     """The end in each partition.
 
@@ -79,7 +79,9 @@ def _offset(text: str) -> tuple[tuple[str, int], int]:
     return (topic, int(partition)), int(offset)
 
 
-def _refuse_unfit(to: Mapping[tuple[str, int], int], partitions: Sequence[PartitionFacts]) -> None:
+def _refuse_unfit(
+    to: Mapping[tuple[str, int], int], partitions: Sequence[PartitionOffsets]
+) -> None:
     known = {(facts.topic, facts.partition) for facts in partitions}
     for topic, partition in sorted(to.keys() - known):
         message = (
@@ -104,7 +106,7 @@ def _refuse_unfit(to: Mapping[tuple[str, int], int], partitions: Sequence[Partit
             raise RefusedError(message)
 
 
-def _latest(facts: PartitionFacts) -> int:
+def _latest(facts: PartitionOffsets) -> int:
     check(facts.latest is not None, f"the end of {facts.topic}-{facts.partition} is not known")
     return facts.latest or 0
 

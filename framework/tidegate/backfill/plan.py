@@ -16,20 +16,20 @@ from tidegate.api.kafka import KafkaSink
 from tidegate.backfill.ends import To, choose_ends
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.journal_state import JournalState
-from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.checkpoint.partition_facts import PartitionOffsets
 from tidegate.checkpoint.procedures import load_manifest, read_beginnings, read_journal
 from tidegate.checkpoint.procedures.own_journal import restore_point
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import run_reading
+from tidegate.controlplane.jobmaster.effects import run_read_only
 from tidegate.controlplane.jobmaster.plan_of_job import kafka_of
 from tidegate.controlplane.jobmaster.split_enumeration import (
     enumerate_partitions,
     with_chosen_ends,
 )
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, RefusedError
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -112,7 +112,12 @@ class Sample:
     size: int = 0
 
     def take(
-        self, reader: PartitionReader, ends: Mapping[Origin, int], clock: Clock, *, whole: bool
+        self,
+        reader: PartitionReader,
+        ends: Mapping[TopicPartition, int],
+        clock: Clock,
+        *,
+        whole: bool,
     ) -> None:
         """Read until each partition is at its end or, without `whole`, has given a record; for ten
         seconds at most.
@@ -136,7 +141,9 @@ class Sample:
 class Planner:
     """Plans a backfill of one job."""
 
-    def __init__(self, graph: Graph, config: Config, drivers: Drivers, storage: BlobStore) -> None:
+    def __init__(
+        self, graph: StreamGraph, config: Config, drivers: Drivers, storage: BlobStore
+    ) -> None:
         self._graph, self._config = graph, config
         self._drivers, self._storage = drivers, storage
 
@@ -156,7 +163,7 @@ class Planner:
         brokers do not answer.
         """
         refuse_unknown_steps(self._graph)
-        state = run_reading(self._storage, read_journal(submission.job))
+        state = run_read_only(self._storage, read_journal(submission.job))
         reached, continues = self._reached(state, submission)
         admin = self._drivers.kafka_admin(kafka_of(self._config))
         try:
@@ -193,18 +200,18 @@ class Planner:
         """Where the job is in each partition, and by which checkpoint."""
         point = restore_point(state, submission.id, submission.restore) if state.number else None
         if point is None:
-            first = run_reading(self._storage, read_beginnings(submission.job, submission.id))
+            first = run_read_only(self._storage, read_beginnings(submission.job, submission.id))
             return _places(first), ""
-        manifest = run_reading(self._storage, load_manifest(point))
+        manifest = run_read_only(self._storage, load_manifest(point))
         return _places(manifest.splits), str(point.checkpoint)
 
     def _sample(self, job: JobName, ranges: Sequence[PartitionRange]) -> Sample:
         sample = Sample()
         filled = [each for each in ranges if each.offsets]
-        ends = {Origin(each.topic, each.partition): each.end for each in filled}
-        heads = {Origin(each.topic, each.partition): each.begin for each in filled}
+        ends = {TopicPartition(each.topic, each.partition): each.end for each in filled}
+        heads = {TopicPartition(each.topic, each.partition): each.begin for each in filled}
         tails = {
-            Origin(each.topic, each.partition): max(each.begin, each.end - SAMPLE_TAIL)
+            TopicPartition(each.topic, each.partition): max(each.begin, each.end - SAMPLE_TAIL)
             for each in filled
         }
         for starts in (heads, tails) if filled else ():
@@ -240,7 +247,7 @@ def refuse_passed_ends(to: To, partitions: Sequence[PartitionRange]) -> None:
             raise RefusedError(message)
 
 
-def _ranges(chosen: Sequence[PartitionFacts], reached: Places) -> tuple[PartitionRange, ...]:
+def _ranges(chosen: Sequence[PartitionOffsets], reached: Places) -> tuple[PartitionRange, ...]:
     return tuple(
         PartitionRange(
             source=facts.source,
@@ -254,7 +261,7 @@ def _ranges(chosen: Sequence[PartitionFacts], reached: Places) -> tuple[Partitio
     )
 
 
-def _begin(facts: PartitionFacts, reached: Places) -> int:
+def _begin(facts: PartitionOffsets, reached: Places) -> int:
     """As a restore reads it: a partition that was added to a source is read from its earliest
     offset.
     """
@@ -267,7 +274,7 @@ def _places(splits: Sequence[SourceSplit]) -> Places:
     return {(split.source, split.topic, split.partition): split.offset for split in splits}
 
 
-def _at_least_once(graph: Graph) -> list[str]:
+def _at_least_once(graph: StreamGraph) -> list[str]:
     return [
         node.id
         for node in graph

@@ -16,7 +16,7 @@ from typing import Final
 
 from tidegate.api.topics import consumer_group
 from tidegate.checkpoint.lost_tail import commit_metadata
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, RefusedError
 from tidegate.ids import CheckpointId, JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
@@ -37,7 +37,7 @@ def commit_to_groups(
     logged: a job needs no right on it.
     """
     metadata = commit_metadata(journal, checkpoint)
-    groups: defaultdict[Uid, dict[Origin, GroupCommit]] = defaultdict(dict)
+    groups: defaultdict[Uid, dict[TopicPartition, GroupCommit]] = defaultdict(dict)
     for split in (split for part in snapshots for split in part.splits):
         groups[split.source][split.origin] = GroupCommit(split.offset, metadata)
     for source, commits in groups.items():

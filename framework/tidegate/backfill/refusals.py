@@ -23,7 +23,7 @@ from typing import Final, cast
 
 from tidegate.api.kafka import KafkaSource
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import Exchange, Graph, Kind
+from tidegate.graph.logical import Exchange, Kind, StreamGraph
 
 KINDS: Final[frozenset[Kind]] = frozenset(
     {"source", "map", "flat_map", "filter", "process", "keyed_process", "sink"}
@@ -33,13 +33,13 @@ EXCHANGES: Final[frozenset[Exchange]] = frozenset({"forward", "key"})
 """The exchanges that waves carry rows along."""
 
 
-def refuse_unknown_steps(graph: Graph) -> None:
+def refuse_unknown_steps(graph: StreamGraph) -> None:
     """RefusedError for the first step, or way into a step, that waves do not run."""
     for node in graph:
         what = None if node.kind in KINDS else f"a step of the kind {node.kind!r}"
         for edge in node.inputs:
-            if edge.exchange not in EXCHANGES:
-                what = f"reached by an exchange of the kind {edge.exchange!r}"
+            if edge.partitioning not in EXCHANGES:
+                what = f"reached by an exchange of the kind {edge.partitioning!r}"
         if what is not None:
             raise RefusedError(
                 f"{node.place}: {node.id!r} is {what}, which a backfill cannot run. Run the job "
@@ -47,7 +47,7 @@ def refuse_unknown_steps(graph: Graph) -> None:
             )
 
 
-def refuse_unread_sources(graph: Graph, begins: Collection[str]) -> None:
+def refuse_unread_sources(graph: StreamGraph, begins: Collection[str]) -> None:
     """RefusedError for a source that begins at the end of its topic, where no checkpoint has a
     position of it: it is among `begins`.
     """

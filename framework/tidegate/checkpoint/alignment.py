@@ -57,11 +57,11 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputEnded:
+class ChannelInputEnded:
     """Every channel has said EndOfInput: no record follows. Given once."""
 
 
-AlignmentInstruction = Block | Unblock | TakeSnapshot | InputEnded
+AlignmentInstruction = Block | Unblock | TakeSnapshot | ChannelInputEnded
 
 
 class AlignmentState(enum.Enum):
@@ -117,7 +117,7 @@ class Alignment:
         self._check_open(channel)
         check(channel not in self._ended, f"channel {channel} ended twice")
         self._ended.add(channel)
-        return [InputEnded()] if len(self._ended) == self._channels else []
+        return [ChannelInputEnded()] if len(self._ended) == self._channels else []
 
     def cancel(self, checkpoint: CheckpointId) -> list[AlignmentInstruction]:
         """The checkpoint was aborted: stop waiting for it, and for older ones, and begin it

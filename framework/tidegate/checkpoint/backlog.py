@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-CAUGHT_UP: Final = 0.25
+CATCH_UP_RATIO: Final = 0.25
 """Share of a window's records that may wait when a job is behind no more. Fewer than made it so, or
 it would be behind again as soon as its checkpoints cost more."""
 
-DOUBT: Final = 0.1
+CONFIRMATION_RATIO: Final = 0.1
 """Share of a window for which a job is watched before its speed is one, and again for which a
 backlog must have been seen: a burst is read before that."""
 
@@ -36,10 +36,11 @@ class Backlog:
         #: Records read in the last window that was whole.
         self._read = 0.0
         self._suspected_s = math.inf
-        self.behind = False
+        self.is_processing_backlog = False
 
-    def look(self, now_s: float, records_in: int, waiting: int) -> bool:
-        """Whether the job is behind, by the counts since its start; also in `behind`.
+    def sample(self, now_s: float, records_in: int, waiting: int) -> bool:
+        """Whether the job is behind, by the counts since its start; also in
+        `is_processing_backlog`.
 
         A job that reads nothing never is: nothing is held up then that fewer checkpoints would
         free.
@@ -48,29 +49,31 @@ class Backlog:
             return False
         if not waiting or self._since_s == math.inf:  # a window begins where records begin to wait
             self._begin_window(now_s, records_in)
-            self._suspected_s, self.behind = math.inf, False
+            self._suspected_s, self.is_processing_backlog = math.inf, False
             return False
         elapsed_s = now_s - self._since_s
         if elapsed_s > 0:
             self._judge(now_s, elapsed_s, records_in - self._since_records, waiting)
         if elapsed_s >= self._window_s:
             self._begin_window(now_s, records_in)
-        return self.behind
+        return self.is_processing_backlog
 
     def _judge(self, now_s: float, elapsed_s: float, records: int, waiting: int) -> None:
         windows = self._window_s / elapsed_s
         if windows <= 1:
             self._read = records * windows
-        if self.behind:
-            self.behind = waiting > CAUGHT_UP * self._read > 0
+        if self.is_processing_backlog:
+            self.is_processing_backlog = waiting > CATCH_UP_RATIO * self._read > 0
             return
         read = max(self._read, records * windows)
-        if elapsed_s < DOUBT * self._window_s or not records or waiting <= read:
+        if elapsed_s < CONFIRMATION_RATIO * self._window_s or not records or waiting <= read:
             self._suspected_s = math.inf
             return
         self._suspected_s = min(self._suspected_s, now_s)
-        self.behind = now_s - self._suspected_s >= DOUBT * self._window_s
-        if self.behind:
+        self.is_processing_backlog = (
+            now_s - self._suspected_s >= CONFIRMATION_RATIO * self._window_s
+        )
+        if self.is_processing_backlog:
             self._read = read
 
     def _begin_window(self, now_s: float, records_in: int) -> None:

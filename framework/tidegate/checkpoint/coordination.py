@@ -17,14 +17,14 @@ from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class AttemptStarted:
     """All sources of the attempt read."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class CheckpointTick:
     """Time has passed; sent at or after each `WakeAt`."""
 
     now_s: float
@@ -108,8 +108,8 @@ class TaskEnded:
 
 
 CoordinatorEvent = (
-    Started
-    | Tick
+    AttemptStarted
+    | CheckpointTick
     | Acknowledged
     | Declined
     | Published
@@ -126,7 +126,7 @@ CoordinatorEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trigger:
+class TriggerBarriers:
     """Have all sources inject the barrier."""
 
     checkpoint: CheckpointId
@@ -134,7 +134,7 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
+class PublishCheckpoint:
     """All parts are in: write the manifest and publish. Answer Published or PublishFailed."""
 
     checkpoint: CheckpointId
@@ -145,7 +145,7 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
+class AbortCheckpoint:
     """Tell every slot that the checkpoint was given up."""
 
     checkpoint: CheckpointId
@@ -153,7 +153,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ignored:
+class LogIgnoredAcknowledge:
     """An acknowledgement changed nothing, and why; for the log."""
 
     checkpoint: CheckpointId
@@ -170,9 +170,16 @@ class FailAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
-    """Send `Tick` at this time; replaces every earlier WakeAt."""
+    """Send `CheckpointTick` at this time; replaces every earlier WakeAt."""
 
     time_s: float
 
 
-CoordinatorInstruction = Trigger | Complete | Abort | Ignored | FailAttempt | WakeAt
+CoordinatorInstruction = (
+    TriggerBarriers
+    | PublishCheckpoint
+    | AbortCheckpoint
+    | LogIgnoredAcknowledge
+    | FailAttempt
+    | WakeAt
+)

@@ -6,12 +6,13 @@ sends no message; it lives as long as the attempt, so that a checkpoint id (atte
 never used twice.
 
 Theory of operation. At most one checkpoint is under way. It waits for the acknowledgement of every
-subtask; one decline or the timeout aborts it; when all are in, it is handed out as `Complete` and
-only `Published` or `PublishFailed` ends it: a publication that may be in the journal can not be
-aborted, so no timeout applies any more. The first one begins soon after the start, so that what a
-recovery has to repeat becomes visible soon, and a new attempt's progress is held early. The next
-one begins one interval after the trigger of the last, but not before `min_pause` after the last
-publication. While the job works off a backlog (`backlog.py`) that interval is at least
+subtask; one decline or the timeout aborts it; when all are in, it is handed out as
+`PublishCheckpoint` and only `Published` or `PublishFailed` ends it: a publication that may be in
+the journal can not be aborted, so no timeout applies any more. The first one begins soon after the
+start, so that what a recovery has to repeat becomes visible soon, and a new attempt's progress is
+held early. The next one begins one interval after the trigger of the last, but not before
+`min_pause` after the last publication. While the job works off a backlog (`backlog.py`) that
+interval is at least
 `interval_during_backlog` (FLIP-309); when it has caught up, what is overdue by the short one begins
 at once. Failures in a row are counted, each checkpoint once, and reset by a publication; more than
 tolerable fail the attempt.
@@ -42,24 +43,24 @@ from typing import ClassVar, Final
 import msgspec
 
 from tidegate.checkpoint.coordination import (
-    Abort,
+    AbortCheckpoint,
     Acknowledged,
+    AttemptStarted,
     BacklogChanged,
-    Complete,
+    CheckpointTick,
     CoordinatorEvent,
     CoordinatorInstruction,
     Declined,
     FailAttempt,
-    Ignored,
+    LogIgnoredAcknowledge,
+    PublishCheckpoint,
     Published,
     PublishFailed,
-    Started,
     StopRequested,
     StorageSeen,
     TaskEnded,
-    Tick,
     TransactionsEnded,
-    Trigger,
+    TriggerBarriers,
     WakeAt,
 )
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings, final_retry_s
@@ -122,50 +123,50 @@ class CheckpointCoordinator:
     """The machine; `subtasks` are all that must acknowledge. Events are in `coordination.py`."""
 
     TRANSITIONS: ClassVar[dict[tuple[Phase, type], str]] = {
-        (Phase.CREATED, Started): "_start",
-        (Phase.CREATED, Tick): "_nothing",
+        (Phase.CREATED, AttemptStarted): "_start",
+        (Phase.CREATED, CheckpointTick): "_nothing",
         (Phase.CREATED, StopRequested): "_stop_later",
         (Phase.CREATED, BacklogChanged): "_note_backlog",
         (Phase.CREATED, StorageSeen): "_note_storage",
         (Phase.CREATED, TaskEnded): "_end_task",
-        (Phase.IDLE, Tick): "_trigger_if_due",
-        (Phase.IDLE, Acknowledged): "_late",
+        (Phase.IDLE, CheckpointTick): "_trigger_if_due",
+        (Phase.IDLE, Acknowledged): "_acknowledge_late",
         (Phase.IDLE, Declined): "_nothing",
-        (Phase.IDLE, TransactionsEnded): "_forget",
+        (Phase.IDLE, TransactionsEnded): "_drop_committed",
         (Phase.IDLE, StopRequested): "_stop_now",
-        (Phase.IDLE, BacklogChanged): "_mend_interval",
+        (Phase.IDLE, BacklogChanged): "_reschedule",
         (Phase.IDLE, StorageSeen): "_note_storage",
         (Phase.IDLE, TaskEnded): "_end_task",
-        (Phase.PENDING, Tick): "_expire_if_due",
+        (Phase.PENDING, CheckpointTick): "_expire_if_due",
         (Phase.PENDING, Acknowledged): "_acknowledge",
         (Phase.PENDING, Declined): "_decline",
-        (Phase.PENDING, TransactionsEnded): "_forget",
+        (Phase.PENDING, TransactionsEnded): "_drop_committed",
         (Phase.PENDING, StopRequested): "_stop_later",
         (Phase.PENDING, BacklogChanged): "_note_backlog",
         (Phase.PENDING, StorageSeen): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
-        (Phase.PUBLISHING, Tick): "_nothing",
-        (Phase.PUBLISHING, Acknowledged): "_late",
+        (Phase.PUBLISHING, CheckpointTick): "_nothing",
+        (Phase.PUBLISHING, Acknowledged): "_acknowledge_late",
         (Phase.PUBLISHING, Declined): "_nothing",
         (Phase.PUBLISHING, Published): "_complete",
         (Phase.PUBLISHING, PublishFailed): "_fail_publication",
-        (Phase.PUBLISHING, TransactionsEnded): "_forget",
+        (Phase.PUBLISHING, TransactionsEnded): "_drop_committed",
         (Phase.PUBLISHING, StopRequested): "_stop_later",
         (Phase.PUBLISHING, BacklogChanged): "_note_backlog",
         (Phase.PUBLISHING, StorageSeen): "_note_storage",
         (Phase.PUBLISHING, TaskEnded): "_end_task",
-        (Phase.FINISHED, Tick): "_nothing",
-        (Phase.FINISHED, Acknowledged): "_late",
+        (Phase.FINISHED, CheckpointTick): "_nothing",
+        (Phase.FINISHED, Acknowledged): "_acknowledge_late",
         (Phase.FINISHED, Declined): "_nothing",
-        (Phase.FINISHED, TransactionsEnded): "_forget",
+        (Phase.FINISHED, TransactionsEnded): "_drop_committed",
         (Phase.FINISHED, StopRequested): "_nothing",
         (Phase.FINISHED, BacklogChanged): "_nothing",
         (Phase.FINISHED, StorageSeen): "_nothing",
         (Phase.FINISHED, TaskEnded): "_end_task",
-        (Phase.FAILED, Tick): "_nothing",
-        (Phase.FAILED, Acknowledged): "_late",
+        (Phase.FAILED, CheckpointTick): "_nothing",
+        (Phase.FAILED, Acknowledged): "_acknowledge_late",
         (Phase.FAILED, Declined): "_nothing",
-        (Phase.FAILED, TransactionsEnded): "_forget",
+        (Phase.FAILED, TransactionsEnded): "_drop_committed",
         (Phase.FAILED, StopRequested): "_nothing",
         (Phase.FAILED, BacklogChanged): "_nothing",
         (Phase.FAILED, StorageSeen): "_nothing",
@@ -196,10 +197,10 @@ class CheckpointCoordinator:
         self._wake_s = math.inf
         #: Per subtask, the transactions of its newest acknowledgement that are not known to be
         #: ended.
-        self._carried: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
+        self._pending_transactions: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
         self._carried_since: dict[SubtaskId, CheckpointId] = {}
         #: The newest snapshot of each subtask, for those that finish.
-        self._newest: dict[SubtaskId, SubtaskSnapshot] = {}
+        self._latest_snapshot: dict[SubtaskId, SubtaskSnapshot] = {}
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
         self.counts = CheckpointCounts()
 
@@ -228,7 +229,7 @@ class CheckpointCoordinator:
         self._story.append(f"{self._phase.value}: {_brief(event)}")
         method = self.TRANSITIONS.get((self._phase, type(event)))
         if method is None:
-            raise InternalError(self._told(f"{type(event).__name__} is illegal"))
+            raise InternalError(self._describe(f"{type(event).__name__} is illegal"))
         instructions: list[CoordinatorInstruction] = getattr(self, method)(event)
         wake_s = self._next_wake_s()
         if wake_s != self._wake_s:
@@ -257,14 +258,14 @@ class CheckpointCoordinator:
 
     # --- beginning ------------------------------------------------------------------------------
 
-    def _start(self, event: Started) -> list[CoordinatorInstruction]:
+    def _start(self, event: AttemptStarted) -> list[CoordinatorInstruction]:
         self._move(Phase.IDLE)
         settings = self._settings
         first_s = max(settings.first_s, settings.min_pause_s)
         self._due_s = event.now_s + min(settings.interval_s, first_s)
-        return self._begin_again(event.now_s) if self._stopping else []
+        return self._trigger_next(event.now_s) if self._stopping else []
 
-    def _trigger_if_due(self, event: Tick) -> list[CoordinatorInstruction]:
+    def _trigger_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
         if self._gone and event.now_s >= self._outage_ends_s():
             return self._give_up_without_storage()
         if event.now_s < self._next_trigger_s():
@@ -283,11 +284,11 @@ class CheckpointCoordinator:
         self._due_s = now_s + self._settings.interval_s
         self.counts.triggered += 1
         self._move(Phase.PENDING)
-        return [Trigger(checkpoint=self._pending.id, final=self._pending.final)]
+        return [TriggerBarriers(checkpoint=self._pending.id, final=self._pending.final)]
 
     def _stop_now(self, event: StopRequested) -> list[CoordinatorInstruction]:
         self._stopping = True
-        return self._begin_again(event.now_s)
+        return self._trigger_next(event.now_s)
 
     def _stop_later(self, event: StopRequested) -> list[CoordinatorInstruction]:
         del event
@@ -298,9 +299,9 @@ class CheckpointCoordinator:
         self._behind = event.behind
         return []
 
-    def _mend_interval(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
+    def _reschedule(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
         self._behind = event.behind
-        return self._begin_again(event.now_s)
+        return self._trigger_next(event.now_s)
 
     # --- a storage that is gone -----------------------------------------------------------------
 
@@ -308,7 +309,7 @@ class CheckpointCoordinator:
         if event.gone and not self._gone:
             self._gone_since_s = event.now_s
         self._gone = event.gone
-        return self._begin_again(event.now_s) if self._phase is Phase.IDLE else []
+        return self._trigger_next(event.now_s) if self._phase is Phase.IDLE else []
 
     def _abort_without_storage(self, event: StorageSeen) -> list[CoordinatorInstruction]:
         """A checkpoint under way cannot complete. That is not counted as its failure: the job
@@ -319,7 +320,10 @@ class CheckpointCoordinator:
         pending = self._ended(self._under_way().id)
         self._move(Phase.IDLE)
         self.counts.last_failure = f"checkpoint {pending.id} was aborted: {event.gone}"
-        return [Abort(checkpoint=pending.id, reason=event.gone), *self._note_storage(event)]
+        return [
+            AbortCheckpoint(checkpoint=pending.id, reason=event.gone),
+            *self._note_storage(event),
+        ]
 
     def _give_up_without_storage(self) -> list[CoordinatorInstruction]:
         """Before the open transactions time out, the attempt ends; the next one waits."""
@@ -338,27 +342,32 @@ class CheckpointCoordinator:
     def _acknowledge(self, event: Acknowledged) -> list[CoordinatorInstruction]:
         pending = self._under_way()
         if event.checkpoint != pending.id:
-            return self._late(event)
+            return self._acknowledge_late(event)
         result = pending.acknowledge(
             event.snapshot, alignment_ms=event.alignment_ms, sync_ms=event.sync_ms
         )
         if result is not AcknowledgeResult.SUCCESS:
             return [_ignored(event, result)]
-        self._carry(event)
-        self._newest[_subtask(event)] = event.snapshot
+        self._remember_transactions(event)
+        self._latest_snapshot[_subtask(event)] = event.snapshot
         if pending.missing:
             return []
         self._move(Phase.PUBLISHING)
         return [
-            Complete(
+            PublishCheckpoint(
                 checkpoint=pending.id,
                 final=pending.final,
                 snapshots=self._snapshots(pending),
-                transactions=union([self._carried[subtask] for subtask in sorted(self._carried)]),
+                transactions=union(
+                    [
+                        self._pending_transactions[subtask]
+                        for subtask in sorted(self._pending_transactions)
+                    ]
+                ),
             )
         ]
 
-    def _late(self, event: Acknowledged) -> list[CoordinatorInstruction]:
+    def _acknowledge_late(self, event: Acknowledged) -> list[CoordinatorInstruction]:
         """An acknowledgement of no pending checkpoint: only its transactions are remembered."""
         known = _subtask(event) in self._running
         ours = event.checkpoint.attempt == self._attempt
@@ -366,10 +375,10 @@ class CheckpointCoordinator:
             return [_ignored(event, AcknowledgeResult.UNKNOWN)]
         if self._pending is not None and event.checkpoint == self._pending.id:
             return [_ignored(event, AcknowledgeResult.DUPLICATE)]
-        self._carry(event)
+        self._remember_transactions(event)
         return [_ignored(event, AcknowledgeResult.DISCARDED)]
 
-    def _carry(self, event: Acknowledged) -> None:
+    def _remember_transactions(self, event: Acknowledged) -> None:
         """The newest acknowledgement of a subtask holds all that it has prepared and not seen
         ended.
         """
@@ -377,19 +386,19 @@ class CheckpointCoordinator:
         if subtask in self._carried_since and event.checkpoint < self._carried_since[subtask]:
             return
         self._carried_since[subtask] = event.checkpoint
-        self._carried[subtask] = event.snapshot.transactions
+        self._pending_transactions[subtask] = event.snapshot.transactions
 
-    def _forget(self, event: TransactionsEnded) -> list[CoordinatorInstruction]:
+    def _drop_committed(self, event: TransactionsEnded) -> list[CoordinatorInstruction]:
         ended = frozenset(event.transactions)
-        for subtask, carried in self._carried.items():
-            self._carried[subtask] = tuple(txn for txn in carried if txn not in ended)
+        for subtask, carried in self._pending_transactions.items():
+            self._pending_transactions[subtask] = tuple(txn for txn in carried if txn not in ended)
         return []
 
     def _snapshots(self, pending: PendingCheckpoint) -> tuple[SubtaskSnapshot, ...]:
         """The parts, and the last part of every subtask that has finished, with what it carries."""
         finished = [
-            msgspec.structs.replace(snapshot, transactions=self._carried[subtask])
-            for subtask, snapshot in self._newest.items()
+            msgspec.structs.replace(snapshot, transactions=self._pending_transactions[subtask])
+            for subtask, snapshot in self._latest_snapshot.items()
             if subtask not in self._running and subtask not in pending.acknowledged
         ]
         parts = [*pending.snapshots, *finished]
@@ -412,7 +421,7 @@ class CheckpointCoordinator:
             transactions=sum(len(part.transactions) for part in pending.snapshots),
         )
         self._move(Phase.FINISHED if pending.final else Phase.IDLE)
-        return [] if pending.final else self._begin_again(event.now_s)
+        return [] if pending.final else self._trigger_next(event.now_s)
 
     def _fail_publication(self, event: PublishFailed) -> list[CoordinatorInstruction]:
         reason = f"could not be published: {event.reason}"
@@ -424,7 +433,7 @@ class CheckpointCoordinator:
         who = "a slot" if event.subtask is None else f"subtask {event.subtask}"
         return self._fail(event.checkpoint, f"declined by {who}: {event.reason}", event.now_s)
 
-    def _expire_if_due(self, event: Tick) -> list[CoordinatorInstruction]:
+    def _expire_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
         pending = self._under_way()
         if event.now_s < pending.started_s + self._settings.timeout_s:
             return []
@@ -448,7 +457,9 @@ class CheckpointCoordinator:
         # Nobody's fault, so it is not counted; the next one does not wait for that subtask.
         self._ended(pending.id)
         self._move(Phase.IDLE)
-        abort = Abort(checkpoint=pending.id, reason=f"subtask {event.subtask} has finished")
+        abort = AbortCheckpoint(
+            checkpoint=pending.id, reason=f"subtask {event.subtask} has finished"
+        )
         return [abort, *self._trigger(event.now_s)]
 
     def _fail(
@@ -458,11 +469,11 @@ class CheckpointCoordinator:
         self.counts.failed += 1
         self.counts.failed_in_a_row += not self._gone
         self.counts.last_failure = f"checkpoint {checkpoint} {reason}"
-        abort = Abort(checkpoint=checkpoint, reason=reason)
+        abort = AbortCheckpoint(checkpoint=checkpoint, reason=reason)
         if self.counts.failed_in_a_row <= self._settings.tolerable_failed_checkpoints:
             self._retry_s = now_s + final_retry_s(self.counts.failed_in_a_row)
             self._move(Phase.IDLE)
-            return [abort, *self._begin_again(now_s)]
+            return [abort, *self._trigger_next(now_s)]
         self._move(Phase.FAILED)
         error = CheckpointError(
             f"{self.counts.failed_in_a_row} checkpoints in a row failed, and "
@@ -472,7 +483,7 @@ class CheckpointCoordinator:
         )
         return [abort, FailAttempt(error=error)]
 
-    def _begin_again(self, now_s: float) -> list[CoordinatorInstruction]:
+    def _trigger_next(self, now_s: float) -> list[CoordinatorInstruction]:
         """When a checkpoint has ended, or a backlog: the next one, if it is wanted or overdue."""
         return self._trigger(now_s) if now_s >= self._next_trigger_s() else []
 
@@ -502,7 +513,7 @@ class CheckpointCoordinator:
 
     def _under_way(self) -> PendingCheckpoint:
         if self._pending is None:
-            raise InternalError(self._told("no checkpoint is under way"))
+            raise InternalError(self._describe("no checkpoint is under way"))
         return self._pending
 
     def _ended(self, checkpoint: CheckpointId) -> PendingCheckpoint:
@@ -518,9 +529,9 @@ class CheckpointCoordinator:
     def _check(self, holds: object, what: str) -> None:
         """As `errors.check`; the message, which is long, is written where it is needed."""
         if not holds:
-            raise InternalError(self._told(what))
+            raise InternalError(self._describe(what))
 
-    def _told(self, what: str) -> str:
+    def _describe(self, what: str) -> str:
         return f"checkpoint coordinator: {what}; {self!r}; its story: {' | '.join(self._story)}"
 
 
@@ -528,8 +539,10 @@ def _subtask(event: Acknowledged) -> SubtaskId:
     return SubtaskId(event.snapshot.vertex, event.snapshot.index)
 
 
-def _ignored(event: Acknowledged, result: AcknowledgeResult) -> Ignored:
-    return Ignored(checkpoint=event.checkpoint, subtask=_subtask(event), result=result)
+def _ignored(event: Acknowledged, result: AcknowledgeResult) -> LogIgnoredAcknowledge:
+    return LogIgnoredAcknowledge(
+        checkpoint=event.checkpoint, subtask=_subtask(event), result=result
+    )
 
 
 def _brief(event: CoordinatorEvent) -> str:

@@ -25,9 +25,9 @@ import msgspec
 
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
-from tidegate.ports.inspection import Ends, PartitionProducer, Transaction
+from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 
 ENDING: Final = frozenset(
@@ -48,7 +48,7 @@ MAX_TIMEOUT_MS: Final = 15 * 60_000
 because its coordinator may only not have told yet."""
 
 
-class Standing(enum.Enum):
+class JournalStatus(enum.Enum):
     """How an id stands with the journal of the tidegate job that it belongs to."""
 
     FOREIGN = "foreign"
@@ -63,7 +63,7 @@ class Standing(enum.Enum):
     """No publication names it and none will: the job's own recovery would abort it."""
 
 
-class Cause(enum.Enum):
+class OpenReason(enum.Enum):
     """Why a transaction is open on a partition."""
 
     OPEN = "open"
@@ -80,14 +80,14 @@ class Cause(enum.Enum):
     """No coordinator that answered knows it, and not all did."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that is open on a partition, as far as it is known."""
 
-    origin: Origin
-    producer: PartitionProducer
+    origin: TopicPartition
+    producer: ProducerState
     transaction: Transaction | None
     """Of its producer, where a coordinator knows it (a hanging one may be of an earlier life)."""
-    cause: Cause
+    cause: OpenReason
     age_ms: int
     """Since it began by its coordinator; else since its last batch by that batch's timestamp."""
 
@@ -104,15 +104,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Stuck(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a `read_committed` reader of one partition meets."""
 
-    origin: Origin
+    origin: TopicPartition
     leader: int
     """The broker's id, -1 where there is none."""
-    ends: Ends | None
+    ends: PartitionEndOffsets | None
     """None where the leader did not answer."""
-    held: tuple[Held, ...]
+    held: tuple[OpenTransaction, ...]
     """The first holds the last stable offset back; the others are open behind it."""
 
     @property
@@ -134,14 +134,14 @@ class AbortOutcome(enum.Enum):
 
 
 def classify(
-    origin: Origin,
-    producer: PartitionProducer,
+    origin: TopicPartition,
+    producer: ProducerState,
     known: Mapping[int, Transaction],
     *,
     complete: bool,
     now_ms: int,
     max_timeout_ms: int = MAX_TIMEOUT_MS,
-) -> Held:
+) -> OpenTransaction:
     """Why a transaction is open on a partition.
 
     `known` is what coordinators know, in any state, by producer id; `complete` says that all of
@@ -153,32 +153,32 @@ def classify(
         if transaction.start_ms >= 0:
             age_ms = max(0, now_ms - transaction.start_ms)
         if transaction.state in ENDING:
-            cause = Cause.ENDING
+            cause = OpenReason.ENDING
         elif age_ms > transaction.timeout_ms + TIMEOUT_SCAN_MS:
-            cause = Cause.OVERDUE
+            cause = OpenReason.OVERDUE
         else:
-            cause = Cause.OPEN
+            cause = OpenReason.OPEN
     elif transaction is None and not complete:
-        cause = Cause.UNKNOWN
+        cause = OpenReason.UNKNOWN
     else:
-        cause = Cause.HANGING if age_ms > max_timeout_ms else Cause.UNCLAIMED
-    return Held(
+        cause = OpenReason.HANGING if age_ms > max_timeout_ms else OpenReason.UNCLAIMED
+    return OpenTransaction(
         origin=origin, producer=producer, transaction=transaction, cause=cause, age_ms=age_ms
     )
 
 
-def standing(transactional_id: TransactionalId, journal: JournalState | None) -> Standing:
+def standing(transactional_id: TransactionalId, journal: JournalState | None) -> JournalStatus:
     """How an id stands with its job's journal (None: it could not be read)."""
     parts = parse_transactional_id(transactional_id)
     if parts is None:
-        return Standing.FOREIGN
+        return JournalStatus.FOREIGN
     if journal is None or journal.name != parts.journal or journal.attempt < parts.attempt:
-        return Standing.UNKNOWN
+        return JournalStatus.UNKNOWN
     if any(named.transactional_id == transactional_id for named in journal.named):
-        return Standing.NAMED
+        return JournalStatus.NAMED
     if parts.attempt == journal.attempt and journal.closed is None:
-        return Standing.CURRENT
-    return Standing.FREE
+        return JournalStatus.CURRENT
+    return JournalStatus.FREE
 
 
 def aborted(before: Transaction, after: Transaction | None) -> AbortOutcome:
@@ -207,7 +207,7 @@ def selected(
     transactions: Sequence[Transaction],
     *,
     job: str | None,
-    origins: Collection[Origin] | None,
+    origins: Collection[TopicPartition] | None,
     older_than_ms: int,
     now_ms: int,
 ) -> list[Transaction]:

@@ -15,11 +15,11 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import InternalError
 from tidegate.ids import TransactionalId
-from tidegate.ports.blobs import Created
-from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.blobs import CreateResult
+from tidegate.ports.kafka import EndTxnResult, TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateEntry:
-    """BlobStore.create. Result: Created; StorageError only if certainly nothing was written."""
+    """BlobStore.create. Result: CreateResult; StorageError only if surely nothing was written."""
 
     path: str
     data: bytes
@@ -64,7 +64,7 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
-    """TransactionLog.describe on the cluster of that id. Result: TransactionFacts or None.
+    """TransactionAdmin.describe on the cluster of that id. Result: TransactionDescription or None.
 
     A runner that is connected to another cluster throws RefusedError.
     """
@@ -75,7 +75,7 @@ class Describe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """TransactionLog.end on the transaction's cluster. Result: EndOutcome."""
+    """TransactionAdmin.end on the transaction's cluster. Result: EndTxnResult."""
 
     transaction: PreparedTransaction
     commit: bool = True
@@ -83,12 +83,12 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterId:
-    """TransactionLog.cluster_id: which Kafka cluster the brokers belong to now. Result: str."""
+    """TransactionAdmin.cluster_id: which Kafka cluster the brokers belong to now. Result: str."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListTransactions:
-    """TransactionLog.list. Result: dict of TransactionalId to TransactionState."""
+    """TransactionAdmin.list. Result: dict of TransactionalId to TransactionState."""
 
     prefix: str
     unfinished: bool = False
@@ -96,34 +96,34 @@ class ListTransactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """TransactionLog.fence. Result: None."""
+    """TransactionAdmin.fence. Result: None."""
 
     transactional_id: TransactionalId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicIds:
-    """TransactionLog.topic_ids. Result: dict of topic to id."""
+    """TransactionAdmin.topic_ids. Result: dict of topic to id."""
 
     topics: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnds:
-    """TransactionLog.epoch_ends. Result: dict of Origin to offset."""
+    """TransactionAdmin.epoch_ends. Result: dict of TopicPartition to offset."""
 
-    epochs: dict[Origin, int]
+    epochs: dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
+class Sleep:
     """Clock.sleep. Result: None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class MonotonicTime:
     """Clock.monotonic. Result: seconds."""
 
 
@@ -138,7 +138,7 @@ class Nonce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class Gather:
     """Procedures that wait for nothing but Kafka, at the same time: begun in their order, done in
     any. Result: list of their results, in their order.
 
@@ -162,21 +162,21 @@ Effect = (
     | Fence
     | TopicIds
     | EpochEnds
-    | Pause
-    | Now
+    | Sleep
+    | MonotonicTime
     | WallClock
     | Nonce
-    | Together
+    | Gather
 )
 
 Procedure = Generator[Effect, Any, T]
 """A sans-IO procedure that returns a T."""
 
 
-def create_entry(path: str, data: bytes) -> Procedure[Created]:
+def create_entry(path: str, data: bytes) -> Procedure[CreateResult]:
     """Create if absent."""
     result = yield CreateEntry(path=path, data=data)
-    return _typed(result, Created)
+    return _typed(result, CreateResult)
 
 
 def read_object(path: str) -> Procedure[bytes | None]:
@@ -201,20 +201,20 @@ def delete_object(path: str) -> Procedure[None]:
     yield DeleteObject(path=path)
 
 
-def describe(transaction: PreparedTransaction) -> Procedure[TransactionFacts | None]:
+def describe(transaction: PreparedTransaction) -> Procedure[TransactionDescription | None]:
     """What the coordinator knows of the transaction's id."""
     result = yield Describe(
         cluster_id=transaction.cluster_id, transactional_id=transaction.transactional_id
     )
-    return None if result is None else _typed(result, TransactionFacts)
+    return None if result is None else _typed(result, TransactionDescription)
 
 
 def end_transaction(
     transaction: PreparedTransaction, *, commit: bool = True
-) -> Procedure[EndOutcome]:
+) -> Procedure[EndTxnResult]:
     """Send one EndTxn."""
     result = yield EndTransaction(transaction=transaction, commit=commit)
-    return _typed(result, EndOutcome)
+    return _typed(result, EndTxnResult)
 
 
 def cluster_id() -> Procedure[str]:
@@ -244,7 +244,7 @@ def topic_ids(topics: Collection[str]) -> Procedure[dict[str, str]]:
     return dict(_typed(result, dict))
 
 
-def epoch_ends(epochs: Mapping[Origin, int]) -> Procedure[dict[Origin, int]]:
+def epoch_ends(epochs: Mapping[TopicPartition, int]) -> Procedure[dict[TopicPartition, int]]:
     """Where the log of each partition ends for a leader epoch."""
     if not epochs:
         return {}
@@ -254,12 +254,12 @@ def epoch_ends(epochs: Mapping[Origin, int]) -> Procedure[dict[Origin, int]]:
 
 def pause(seconds: float) -> Procedure[None]:
     """Wait."""
-    yield Pause(seconds=seconds)
+    yield Sleep(seconds=seconds)
 
 
 def now() -> Procedure[float]:
     """Monotonic seconds."""
-    result = yield Now()
+    result = yield MonotonicTime()
     return _typed(result, float)
 
 
@@ -275,13 +275,13 @@ def nonce() -> Procedure[str]:
     return _typed(result, str)
 
 
-def together(procedures: Sequence[Procedure[T]]) -> Procedure[list[T]]:
+def gather(procedures: Sequence[Procedure[T]]) -> Procedure[list[T]]:
     """The results of procedures that may run at the same time."""
     if not procedures:
         return []
     if len(procedures) == 1:
         return [(yield from procedures[0])]
-    result = yield Together(procedures=tuple(procedures))
+    result = yield Gather(procedures=tuple(procedures))
     return list(_typed(result, list))
 
 

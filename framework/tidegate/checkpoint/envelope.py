@@ -29,14 +29,14 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def seal(body: msgspec.Struct) -> bytes:
+def encode_file(body: msgspec.Struct) -> bytes:
     """The file of a body."""
     raw = msgspec.json.encode(body, order="sorted")
     envelope = _Envelope(version=VERSION, sha256=_digest(raw), body=msgspec.Raw(raw))
     return msgspec.json.encode(envelope) + b"\n"
 
 
-def unseal(data: bytes, *, what: str) -> bytes:
+def decode_file(data: bytes, *, what: str) -> bytes:
     """The body's bytes; CorruptCheckpointError that begins with `what` if the file is not whole."""
     try:
         version = msgspec.json.decode(data, type=_Version).version

@@ -19,12 +19,12 @@ from typing import Final
 
 import msgspec
 
-from tidegate.checkpoint.envelope import seal, unseal, written_by_newer
+from tidegate.checkpoint.envelope import decode_file, encode_file, written_by_newer
 from tidegate.errors import CorruptCheckpointError, check
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
 from tidegate.protocol.snapshots import PreparedTransaction
 
-HINT_INTERVAL: Final = 100
+SNAPSHOT_INTERVAL: Final = 100
 """Entries between two hints: a claim reads at most about so many entries."""
 
 
@@ -99,7 +99,7 @@ class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
     """What the operator is told."""
 
 
-class Retracted(Entry, frozen=True, kw_only=True, tag="retracted"):
+class RolledBack(Entry, frozen=True, kw_only=True, tag="retracted"):
     """The last publication is taken back: the broker has aborted something that it names, and
     nothing that it was the first to name was committed or ever will be.
 
@@ -113,7 +113,7 @@ class Retracted(Entry, frozen=True, kw_only=True, tag="retracted"):
     """What it was the first to name: its records are written again."""
 
 
-class Accepted(Entry, frozen=True, kw_only=True, tag="accepted"):
+class LossAccepted(Entry, frozen=True, kw_only=True, tag="accepted"):
     """The operator accepts a loss."""
 
     lost: JournalNumber
@@ -131,7 +131,7 @@ class Closed(Entry, frozen=True, kw_only=True, tag="closed"):
     the end of its input. No further outcome, which an older version could not read."""
 
 
-AnyEntry = Claim | Publication | Settled | Lost | Retracted | Accepted | Closed
+AnyEntry = Claim | Publication | Settled | Lost | RolledBack | LossAccepted | Closed
 
 KINDS: Final = frozenset(
     {"claim", "publication", "settled", "lost", "retracted", "accepted", "closed"}
@@ -161,14 +161,14 @@ def hint_path(job: JobName, number: int) -> str:
 
 def encode_entry(entry: AnyEntry) -> bytes:
     """The entry's file."""
-    return seal(entry)
+    return encode_file(entry)
 
 
 def decode_entry(data: bytes, path: str) -> AnyEntry:
     """The inverse; CorruptCheckpointError that names the file and what to do about it."""
     what = f"journal entry {path}"
     try:
-        body = unseal(data, what=what)
+        body = decode_file(data, what=what)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{error}. {REMEDY}") from error
     try:

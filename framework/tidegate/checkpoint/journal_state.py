@@ -13,16 +13,16 @@ from typing import Final
 
 import msgspec
 
-from tidegate.checkpoint.envelope import seal, unseal
+from tidegate.checkpoint.envelope import decode_file, encode_file
 from tidegate.checkpoint.journal import (
     REMEDY,
-    Accepted,
     AnyEntry,
     Claim,
     Closed,
+    LossAccepted,
     Lost,
     Publication,
-    Retracted,
+    RolledBack,
     Settled,
 )
 from tidegate.errors import CorruptCheckpointError
@@ -129,7 +129,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         _require(entry.previous == self.nonce, entry, "it does not follow the entry before it")
         _require(entry.journal == self.name or not self.number, entry, "it is of another journal")
         _require(
-            self.closed is None or isinstance(entry, Claim | Accepted),
+            self.closed is None or isinstance(entry, Claim | LossAccepted),
             entry,
             "it follows the closing of the journal",
         )
@@ -145,11 +145,11 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
             case Lost():
                 _require_last(state, entry, entry.attempt, entry.publication)
                 return msgspec.structs.replace(state, lost=entry)
-            case Retracted():
+            case RolledBack():
                 _require_last(state, entry, entry.attempt, entry.publication)
                 _require(not self.firm, entry, "what it takes back may be committed")
                 return _taken_back(state)
-            case Accepted():
+            case LossAccepted():
                 known = self.lost is not None and self.lost.number == entry.lost
                 _require(known, entry, f"it accepts entry {entry.lost}, which is not the last loss")
                 return msgspec.structs.replace(state, accepted=True)
@@ -160,13 +160,15 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_hint(state: JournalState) -> bytes:
     """The hint's file."""
-    return seal(state)
+    return encode_file(state)
 
 
 def decode_hint(data: bytes, path: str) -> JournalState:
     """The inverse; CorruptCheckpointError if it can not be used: begin at the hint before it."""
     try:
-        return msgspec.json.decode(unseal(data, what=f"journal hint {path}"), type=JournalState)
+        return msgspec.json.decode(
+            decode_file(data, what=f"journal hint {path}"), type=JournalState
+        )
     except msgspec.MsgspecError as error:
         message = f"journal hint {path} does not read as a state ({error})"
         raise CorruptCheckpointError(message) from error

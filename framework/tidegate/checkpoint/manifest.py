@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from tidegate.checkpoint.envelope import seal, unseal
-from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.envelope import decode_file, encode_file
+from tidegate.checkpoint.plan_facts import StateMetadata
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import CheckpointId, JobName
 from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
@@ -32,10 +32,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     kafka_cluster: str
     fingerprint: str
     """Of the graph that wrote it; for display, a restore compares `plan`."""
-    plan: PlanFacts
+    plan: StateMetadata
     subtasks: tuple[SubtaskSnapshot, ...]
     graph: dict[str, object] = msgspec.field(default_factory=dict)
-    """The graph as `Graph.describe` gives it, for people."""
+    """The graph as `StreamGraph.describe` gives it, for people."""
 
     @property
     def splits(self) -> tuple[SourceSplit, ...]:
@@ -68,7 +68,7 @@ def manifest_path(job: JobName, checkpoint: CheckpointId) -> str:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest's file."""
-    return seal(manifest)
+    return encode_file(manifest)
 
 
 def file_digest(data: bytes) -> str:
@@ -94,7 +94,7 @@ def _body(data: bytes | None, what: str, sha256: str | None) -> bytes:
     if data is None:
         raise CorruptCheckpointError(f"{what} is missing. {REMEDY}")
     try:
-        body = unseal(data, what=what)
+        body = decode_file(data, what=what)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{error}. {REMEDY}") from error
     if sha256 is not None and file_digest(data) != sha256:

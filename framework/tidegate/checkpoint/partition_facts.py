@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import Uid
 
 StartKind = Literal["earliest", "latest", "timestamp", "group", "offset"]
@@ -17,7 +17,7 @@ StartKind = Literal["earliest", "latest", "timestamp", "group", "offset"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFacts:
+class PartitionOffsets:
     """A partition of a source as Kafka has it now."""
 
     source: Uid
@@ -43,6 +43,6 @@ class PartitionFacts:
     """
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TopicPartition:
         """Topic and partition."""
-        return Origin(self.topic, self.partition)
+        return TopicPartition(self.topic, self.partition)

@@ -12,7 +12,7 @@ import msgspec
 from tidegate.ids import Uid
 
 
-class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+class StepMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A step with keyed state."""
 
     uid: Uid
@@ -30,17 +30,17 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Names of states whose values the code wants deleted."""
 
 
-class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
+class SourceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A source and the topic that it reads."""
 
     uid: Uid
     topic: str
 
 
-class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What matters of a plan for its state."""
 
     parallelism: int
     max_parallelism: int
-    steps: tuple[StepFacts, ...] = ()
-    sources: tuple[SourceFacts, ...] = ()
+    steps: tuple[StepMetadata, ...] = ()
+    sources: tuple[SourceMetadata, ...] = ()

@@ -18,7 +18,7 @@ from typing import Final
 
 from tidegate.checkpoint.transactional_ids import TransactionalIdParts
 from tidegate.ids import Attempt, JobName, TransactionalId
-from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.ports.kafka import TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
@@ -43,7 +43,7 @@ def decide(
     named: Sequence[PreparedTransaction],
     *,
     settled: bool,
-    facts: Mapping[PreparedTransaction, TransactionFacts | None],
+    facts: Mapping[PreparedTransaction, TransactionDescription | None],
 ) -> Decision:
     """Decide for all named transactions of the last publication together.
 
@@ -71,13 +71,13 @@ ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COM
 """The coordinator has written the decision to abort; it completes by itself."""
 
 
-def may_retract(
+def may_roll_back(
     own: Sequence[PreparedTransaction],
     *,
     lost: bool,
     firm: bool,
     ended: Collection[PreparedTransaction],
-    facts: Mapping[PreparedTransaction, TransactionFacts | None],
+    facts: Mapping[PreparedTransaction, TransactionDescription | None],
 ) -> bool:
     """Whether a publication with a loss may be taken back instead of stating the loss.
 
@@ -89,7 +89,7 @@ def may_retract(
     return all(is_as_prepared(txn, facts[txn]) or was_aborted(txn, facts[txn]) for txn in own)
 
 
-def was_aborted(transaction: PreparedTransaction, said: TransactionFacts | None) -> bool:
+def was_aborted(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
     """Proof that the transaction was never committed.
 
     An abort leaves the start time in place; the epoch stays (EndTxn) or grows by one (a timeout, or
@@ -106,7 +106,7 @@ def was_aborted(transaction: PreparedTransaction, said: TransactionFacts | None)
     )
 
 
-def is_complete(transaction: PreparedTransaction, said: TransactionFacts | None) -> bool:
+def is_complete(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
     """The transaction was seen CompleteCommit, which is what settles it."""
     return (
         said is not None
@@ -115,7 +115,7 @@ def is_complete(transaction: PreparedTransaction, said: TransactionFacts | None)
     )
 
 
-def is_as_prepared(transaction: PreparedTransaction, said: TransactionFacts | None) -> bool:
+def is_as_prepared(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
     """The transaction is open exactly as it was recorded at the barrier."""
     return (
         said is not None
@@ -152,5 +152,5 @@ def may_fence(
     return parts.attempt >= swept or state is TransactionState.ONGOING
 
 
-def _same_producer(transaction: PreparedTransaction, said: TransactionFacts) -> bool:
+def _same_producer(transaction: PreparedTransaction, said: TransactionDescription) -> bool:
     return (said.producer_id, said.epoch) == (transaction.producer_id, transaction.epoch)

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.partition_facts import PartitionFacts
-from tidegate.checkpoint.plan_facts import PlanFacts
+from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.checkpoint.plan_facts import StateMetadata
 from tidegate.checkpoint.source_changes import changed_log, gone_partition
 from tidegate.checkpoint.state_changes import ANY_SCHEMA, SchemaRules, refuse_changed_steps
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
@@ -27,12 +27,12 @@ from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restoration:
+class RestorePlan:
     """What the slots of an attempt are deployed with; both have one item per slot ordinal."""
 
     keyed: tuple[dict[Uid, tuple[KeyedSnapshot, ...]], ...]
     splits: tuple[tuple[SourceSplit, ...], ...]
-    new_partitions: tuple[PartitionFacts, ...]
+    new_partitions: tuple[PartitionOffsets, ...]
     """Added to a topic since the checkpoint; they are read from their earliest offset."""
     hidden_offsets: int = 0
     """Offsets that a bounded run does not read, because open transactions hid them when its ends
@@ -43,13 +43,13 @@ class Restoration:
 
 def restore(
     manifest: Manifest | None,
-    plan: PlanFacts,
-    partitions: Sequence[PartitionFacts],
+    plan: StateMetadata,
+    partitions: Sequence[PartitionOffsets],
     *,
     submission: str = "",
     schemas: SchemaRules = ANY_SCHEMA,
     on_other_cluster: bool = False,
-) -> Restoration:
+) -> RestorePlan:
     """Resolve a restore; `manifest` is None for a start from nothing.
 
     `partitions` are all partitions of all sources. A bounded run of the same `submission` keeps the
@@ -63,9 +63,9 @@ def restore(
     resolved, added = _resolve_splits(
         manifest, partitions, submission, on_other_cluster=on_other_cluster
     )
-    return Restoration(
+    return RestorePlan(
         keyed=_keyed(manifest, plan),
-        splits=spread(resolved, plan.parallelism),
+        splits=assign_splits(resolved, plan.parallelism),
         new_partitions=added,
         hidden_offsets=0
         if manifest is not None and manifest.submission == submission
@@ -75,17 +75,19 @@ def restore(
     )
 
 
-def spread(splits: Iterable[SourceSplit], parallelism: int) -> tuple[tuple[SourceSplit, ...], ...]:
+def assign_splits(
+    splits: Iterable[SourceSplit], parallelism: int
+) -> tuple[tuple[SourceSplit, ...], ...]:
     """Deal splits out to ordinals: partitions of a topic in turn, topics from different
     beginnings.
     """
     dealt: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
     for split in sorted(splits, key=lambda one: (one.source, one.topic, one.partition)):
-        dealt[ordinal_of_split(split.topic, split.partition, parallelism)].append(split)
+        dealt[slot_of_split(split.topic, split.partition, parallelism)].append(split)
     return tuple(tuple(part) for part in dealt)
 
 
-def ordinal_of_split(topic: str, partition: int, parallelism: int) -> int:
+def slot_of_split(topic: str, partition: int, parallelism: int) -> int:
     """The slot that reads a partition; never by Python's hash, which differs between processes."""
     return (zlib.crc32(topic.encode()) + partition) % parallelism
 
@@ -94,7 +96,7 @@ def ordinal_of_split(topic: str, partition: int, parallelism: int) -> int:
 
 
 def _keyed(
-    manifest: Manifest | None, plan: PlanFacts
+    manifest: Manifest | None, plan: StateMetadata
 ) -> tuple[dict[Uid, tuple[KeyedSnapshot, ...]], ...]:
     wanted = {step.uid for step in plan.steps}
     snapshots: dict[Uid, list[KeyedSnapshot]] = {}
@@ -144,11 +146,11 @@ def _check_whole(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -
 
 def _resolve_splits(
     manifest: Manifest | None,
-    partitions: Sequence[PartitionFacts],
+    partitions: Sequence[PartitionOffsets],
     submission: str,
     *,
     on_other_cluster: bool,
-) -> tuple[list[SourceSplit], tuple[PartitionFacts, ...]]:
+) -> tuple[list[SourceSplit], tuple[PartitionOffsets, ...]]:
     known = {
         (split.source, split.topic, split.partition): split
         for split in (() if manifest is None else manifest.splits)
@@ -156,7 +158,7 @@ def _resolve_splits(
     same_run = manifest is not None and manifest.submission == submission
     old_sources = {source for source, _, _ in known}
     splits: list[SourceSplit] = []
-    added: list[PartitionFacts] = []
+    added: list[PartitionOffsets] = []
     for facts in partitions:
         old = known.pop((facts.source, facts.topic, facts.partition), None)
         if old is not None:
@@ -184,7 +186,7 @@ def _resolve_splits(
 
 
 def _split(
-    facts: PartitionFacts, offset: int, end: int | None, leader_epoch: int = -1
+    facts: PartitionOffsets, offset: int, end: int | None, leader_epoch: int = -1
 ) -> SourceSplit:
     check(offset >= 0, f"{facts.topic}-{facts.partition}: offset {offset} was not resolved")
     return SourceSplit(
@@ -198,7 +200,7 @@ def _split(
     )
 
 
-def _refuse_expired(old: SourceSplit, facts: PartitionFacts) -> None:
+def _refuse_expired(old: SourceSplit, facts: PartitionOffsets) -> None:
     """Positions pass the markers of transactions while a source runs; one that was stored before
     it heard of them may stand in front of some. What is deleted does not say what it was.
     """
@@ -214,7 +216,7 @@ def _refuse_expired(old: SourceSplit, facts: PartitionFacts) -> None:
         raise RefusedError(message)
 
 
-def _refuse_start_outside(facts: PartitionFacts) -> None:
+def _refuse_start_outside(facts: PartitionOffsets) -> None:
     """A start that somebody gave may never have been in the log; any other was in it once."""
     given = facts.start_kind in {"group", "offset"}
     if facts.start < facts.earliest and not given:
@@ -243,7 +245,7 @@ def _refuse_start_outside(facts: PartitionFacts) -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def _refuse_changes(manifest: Manifest, plan: PlanFacts, schemas: SchemaRules) -> None:
+def _refuse_changes(manifest: Manifest, plan: StateMetadata, schemas: SchemaRules) -> None:
     old = manifest.plan
     if old.steps and plan.max_parallelism != old.max_parallelism:
         message = (
@@ -256,7 +258,7 @@ def _refuse_changes(manifest: Manifest, plan: PlanFacts, schemas: SchemaRules) -
     _refuse_changed_sources(manifest, plan)
 
 
-def _refuse_changed_sources(manifest: Manifest, plan: PlanFacts) -> None:
+def _refuse_changed_sources(manifest: Manifest, plan: StateMetadata) -> None:
     new_topics = {source.uid: source.topic for source in plan.sources}
     for source in manifest.plan.sources:
         topic = new_topics.get(source.uid)

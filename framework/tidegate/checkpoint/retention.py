@@ -45,13 +45,15 @@ def retained_publications(state: JournalState, retained: int) -> tuple[Publicati
     return state.recent[-retained:]
 
 
-def needed_paths(job: str, manifests: Iterable[Manifest], paths: Iterable[str]) -> frozenset[str]:
+def referenced_paths(
+    job: str, manifests: Iterable[Manifest], paths: Iterable[str]
+) -> frozenset[str]:
     """Storage paths that retained manifests (`paths` are their own) need."""
     files = {f"{job}/{file}" for manifest in manifests for file in manifest.files}
     return frozenset(files | set(paths))
 
 
-def dropped_files(job: str, dropped: Manifest, needed: frozenset[str]) -> frozenset[str]:
+def expired_files(job: str, dropped: Manifest, needed: frozenset[str]) -> frozenset[str]:
     """What goes with a checkpoint that is retained no more: its manifest, and its files that no
     retained one needs.
     """
@@ -61,7 +63,9 @@ def dropped_files(job: str, dropped: Manifest, needed: frozenset[str]) -> frozen
     return frozenset(own - needed)
 
 
-def leftovers(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:
+def orphans_of_older_attempts(
+    listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]
+) -> frozenset[str]:
     """What can be deleted of older attempts, among all paths listed below the job's folder."""
     return frozenset(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt)
 
@@ -78,12 +82,12 @@ def manifests_first(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(paths, key=order))
 
 
-def strays(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:
+def orphans(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:
     """What nothing needs of this attempt, among all paths listed; a pending checkpoint may."""
     return frozenset(path for path in set(listed) - needed if _attempt_of(path) == attempt)
 
 
-def first_entry_to_keep(state: JournalState, hints: Sequence[int]) -> int:
+def log_start(state: JournalState, hints: Sequence[int]) -> int:
     """Entries below this number may go; 1 where all must stay. `hints` are the numbers of hints,
     ascending.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tidegate.checkpoint.partition_facts import PartitionFacts
+from tidegate.checkpoint.partition_facts import PartitionOffsets
 from tidegate.errors import SourceChangedError
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -25,7 +25,7 @@ REMEDY: Final = (
 
 def changed_log(
     old: SourceSplit,
-    facts: PartitionFacts,
+    facts: PartitionOffsets,
     *,
     reads_on: bool = True,
     on_other_cluster: bool = False,
@@ -85,7 +85,7 @@ def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
     return SourceChangedError(message, _finding("fewer partitions", split, topic_id))
 
 
-def beyond_log(facts: PartitionFacts, end: int) -> SourceChangedError:
+def beyond_log(facts: PartitionOffsets, end: int) -> SourceChangedError:
     """The end that was chosen for a bounded run is behind the end of the log."""
     where = f"partition {facts.partition} of topic {facts.topic!r}"
     message = (
@@ -102,7 +102,7 @@ def differs(stored: str, now: str) -> bool:
     return bool(stored and now) and stored != now
 
 
-def _recreated(old: SourceSplit, facts: PartitionFacts) -> SourceChangedError:
+def _recreated(old: SourceSplit, facts: PartitionOffsets) -> SourceChangedError:
     message = (
         f"{_read(old)}. Kafka now has a topic of this name with id {facts.topic_id}, in which "
         f"partition {old.partition} {_range(facts)}: the topic was deleted and created again, and "
@@ -111,7 +111,7 @@ def _recreated(old: SourceSplit, facts: PartitionFacts) -> SourceChangedError:
     return SourceChangedError(message, _finding("recreated", old, facts.topic_id))
 
 
-def _truncated(old: SourceSplit, facts: PartitionFacts, end: int) -> SourceChangedError:
+def _truncated(old: SourceSplit, facts: PartitionOffsets, end: int) -> SourceChangedError:
     cut = (
         f"the log of that epoch ends at offset {end}"
         if end >= 0
@@ -127,7 +127,7 @@ def _truncated(old: SourceSplit, facts: PartitionFacts, end: int) -> SourceChang
     return SourceChangedError(message, _finding("truncated", old))
 
 
-def _beyond(old: SourceSplit, facts: PartitionFacts, latest: int) -> SourceChangedError:
+def _beyond(old: SourceSplit, facts: PartitionOffsets, latest: int) -> SourceChangedError:
     message = (
         f"{_read(old)}, but the partition {_range(facts)}, {old.offset - latest} offsets before "
         "the position: Kafka has lost these records, or the topic is another one. Restore an older "
@@ -145,7 +145,7 @@ def _read(split: SourceSplit) -> str:
     )
 
 
-def _range(facts: PartitionFacts) -> str:
+def _range(facts: PartitionOffsets) -> str:
     if facts.latest is None:
         return f"begins at offset {facts.earliest}"
     return f"begins at offset {facts.earliest} and ends at offset {facts.latest}"

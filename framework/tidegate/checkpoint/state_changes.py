@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import PlanFacts, StepFacts
+from tidegate.checkpoint.plan_facts import StateMetadata, StepMetadata
 from tidegate.checkpoint.state_names import StateMatch, match_states
 from tidegate.errors import RefusedError
 from tidegate.ids import Uid
@@ -41,7 +41,7 @@ class SchemaRules:
 ANY_SCHEMA = SchemaRules()
 
 
-def refuse_changed_steps(manifest: Manifest, plan: PlanFacts, rules: SchemaRules) -> None:
+def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaRules) -> None:
     """Refuse a plan whose steps cannot read the state of the checkpoint: RefusedError that names
     step and state, with the remedy.
     """
@@ -64,7 +64,7 @@ def refuse_changed_steps(manifest: Manifest, plan: PlanFacts, rules: SchemaRules
         _refuse_changed_states(new, match, stored, rules)
 
 
-def match_step(names: Collection[str], new: StepFacts) -> StateMatch:
+def match_step(names: Collection[str], new: StepMetadata) -> StateMatch:
     """The states of a checkpoint, by name, against those that a step declares."""
     declared = {state: new.renamed_from.get(state, "") for state in new.states}
     return match_states(names, declared, new.dropped_states)
@@ -85,7 +85,7 @@ def stored_schemas(manifest: Manifest, uid: Uid) -> dict[str, list[str]]:
 
 
 def _refuse_changed_keys(
-    old: StepFacts, new: StepFacts, stored: Mapping[str, Iterable[str]], rules: SchemaRules
+    old: StepMetadata, new: StepMetadata, stored: Mapping[str, Iterable[str]], rules: SchemaRules
 ) -> None:
     if old.key_type != new.key_type:
         message = (
@@ -104,7 +104,7 @@ def _refuse_changed_keys(
             raise RefusedError(message)
 
 
-def _refuse_unknown_states(manifest: Manifest, new: StepFacts, match: StateMatch) -> None:
+def _refuse_unknown_states(manifest: Manifest, new: StepMetadata, match: StateMatch) -> None:
     """State that the code does not declare would be lost without a word, and what takes its place
     would begin empty.
     """
@@ -127,7 +127,7 @@ def _refuse_unknown_states(manifest: Manifest, new: StepFacts, match: StateMatch
 
 
 def _refuse_changed_states(
-    new: StepFacts, match: StateMatch, stored: Mapping[str, Iterable[str]], rules: SchemaRules
+    new: StepMetadata, match: StateMatch, stored: Mapping[str, Iterable[str]], rules: SchemaRules
 ) -> None:
     for state, name in match.restored.items():
         declared = new.states[state]

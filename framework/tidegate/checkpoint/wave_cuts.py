@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import msgspec
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import check
 from tidegate.protocol.snapshots import SourceSplit
 
@@ -43,7 +43,7 @@ def _share(split: SourceSplit, share: Fraction) -> int:
 
 def limit_by_time(
     splits: Sequence[SourceSplit],
-    at_time: Callable[[int], Mapping[Origin, int]],
+    at_time: Callable[[int], Mapping[TopicPartition, int]],
     span_ms: int,
     now_ms: int,
 ) -> tuple[SourceSplit, ...]:

@@ -91,8 +91,8 @@ def backfill(
     Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now
     """
     command_line = {
-        **o.pairs(config, "--config", EXAMPLE),
-        **o.chosen(
+        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.given_settings(
             kafka__bootstrap=kafka,
             job__parallelism=parallelism,
             job__name=name,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tidegate.backfill.driver import WaveDone
 from tidegate.backfill.plan import BackfillPlan
-from tidegate.cli.display import say
+from tidegate.cli.display import print_status
 
 SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 UNIT: Final = 1024
@@ -31,7 +31,7 @@ class BackfillText:
         """What is about to be done."""
         self._left = plan.offsets
         for line in plan_lines(plan):
-            say(line)
+            print_status(line)
 
     def wave(self, wave: WaveDone) -> None:
         """A wave is committed."""
@@ -41,7 +41,7 @@ class BackfillText:
         self._seconds += wave.seconds
         rate = self._read / self._seconds if self._seconds else 0.0
         left = f", about {duration(self._left / rate)}" if self._left and rate else ""
-        say(
+        print_status(
             f"{self._job}: wave {self._waves} committed: {wave.records_in:,} records in,"
             f" {wave.records_out:,} out in {duration(wave.seconds)}"
             f" ({wave.records_in / max(wave.seconds, 1e-3):,.0f} a second){_bad(wave)};"
@@ -50,37 +50,39 @@ class BackfillText:
 
     def progress(self, finished: int, tasks: int) -> None:
         """How far the present wave is."""
-        say(f"{self._job}: wave {self._waves + 1}: {finished} of {tasks} tasks finished")
+        print_status(f"{self._job}: wave {self._waves + 1}: {finished} of {tasks} tasks finished")
 
     def stopping(self) -> None:
         """The first Ctrl-C."""
-        say(f"{self._job}: ends after this wave (Ctrl-C again abandons the wave)")
+        print_status(f"{self._job}: ends after this wave (Ctrl-C again abandons the wave)")
 
     def stopped(self) -> None:
         """It ended after a wave."""
-        say(f"{self._job}: ended after a wave; the same command, without --new, continues")
+        print_status(f"{self._job}: ended after a wave; the same command, without --new, continues")
 
     def abandoning(self) -> None:
         """The second Ctrl-C."""
-        say(
+        print_status(
             f"{self._job}: aborts what the wave has open (Ctrl-C again leaves it to its timeout, or"
             " to the next command)"
         )
 
     def abandoned(self) -> None:
         """What the wave had open is aborted."""
-        say(f"{self._job}: the wave is abandoned; the same command, without --new, continues")
+        print_status(
+            f"{self._job}: the wave is abandoned; the same command, without --new, continues"
+        )
 
     def end(self, records_in: int, records_out: int) -> None:
         """Every source is at its end."""
-        say(
+        print_status(
             f"{self._job}: the backfill is done: {records_in:,} records in, {records_out:,} out in"
             f" {self._waves} waves. `tidegate run` and `tidegate submit` continue from here."
         )
 
     def done_before(self) -> None:
         """An earlier command has done it all."""
-        say(
+        print_status(
             f"{self._job}: this backfill is done already. --new begins another, from where the job"
             " is now."
         )

@@ -25,19 +25,19 @@ from tidegate.backfill.plan import Planner, refuse_passed_ends
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.bootstrap import WAVE_TASK, task_host
 from tidegate.cli.backfill_output import BackfillJson, BackfillText
-from tidegate.cli.display import say, say_left_out
+from tidegate.cli.display import print_status, say_left_out
 from tidegate.cli.running import DONE, FAILED, INTERRUPTED, STOPPED
 from tidegate.config import BackfillSettings, Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.lock import JobLock
+from tidegate.controlplane.client.lock import RunLock
 from tidegate.controlplane.client.preflight import (
     RunOptions,
-    check_world,
+    check_environment,
     class_settings,
     load_for_submit,
     make_submission,
 )
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.jars import cache_folder
 from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateError
 from tidegate.masking import masked_text
@@ -85,11 +85,11 @@ def execute(
     )
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     output = (BackfillJson if as_json else BackfillText)(submission.job)
-    drivers = RealDrivers()
+    drivers = SystemDrivers()
     url = config.checkpoint.storage
     storage = drivers.blob_store(url if "://" in url else str(folder / url))
-    with JobLock(folder, url, submission.job):
-        check_world(graph, config, folder, drivers)
+    with RunLock(folder, url, submission.job):
+        check_environment(graph, config, folder, drivers)
         records = BackfillRecords(storage, submission.job, config.to_dict())
         found = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
         recorded = None if asked.new else found
@@ -150,8 +150,8 @@ def _run(
             if isinstance(error, RefusedError | PipelineError | ConfigError) and not total.waves:
                 raise
             for note in getattr(error, "__notes__", ()):
-                say(masked_text(note.rstrip()))
-            say(f"tidegate: {masked_text(str(error))}")
+                print_status(masked_text(note.rstrip()))
+            print_status(f"tidegate: {masked_text(str(error))}")
             return FAILED
     if not finished:
         output.stopped()

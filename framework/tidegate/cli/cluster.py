@@ -32,7 +32,7 @@ def jobmanager(config: o.Settings = None, *, insecure: o.Insecure = False) -> No
     from tidegate.bootstrap import standing_jobmanager
     from tidegate.cli.remote import configuration
 
-    command_line = o.pairs(
+    command_line = o.parse_pairs(
         config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6123"
     )
     standing_jobmanager(configuration(command_line), insecure=insecure)
@@ -57,8 +57,8 @@ def taskmanager(
     from tidegate.cli.remote import configuration, with_jobmanager
 
     command_line = {
-        **o.pairs(config, "--config", "Example: tidegate taskmanager -c taskmanager.slots=4"),
-        **o.chosen(taskmanager__slots=slots),
+        **o.parse_pairs(config, "--config", "Example: tidegate taskmanager -c taskmanager.slots=4"),
+        **o.given_settings(taskmanager__slots=slots),
     }
     standing_taskmanager(
         configuration(with_jobmanager(command_line, jobmanager)), insecure=insecure
@@ -99,8 +99,8 @@ def submit(
     from tidegate.controlplane.client.preflight import RunOptions
 
     command_line = {
-        **o.pairs(config, "--config", SUBMIT_EXAMPLE),
-        **o.chosen(
+        **o.parse_pairs(config, "--config", SUBMIT_EXAMPLE),
+        **o.given_settings(
             kafka__bootstrap=kafka,
             job__parallelism=parallelism,
             job__name=name,

@@ -57,26 +57,26 @@ class Display:
 
     def stopping(self) -> None:
         """The first Ctrl-C."""
-        say(f"{self.job}: stopping with a final checkpoint (Ctrl-C again leaves at once)")
+        print_status(f"{self.job}: stopping with a final checkpoint (Ctrl-C again leaves at once)")
 
-    def left(self) -> None:
+    def interrupted(self) -> None:
         """The second Ctrl-C."""
-        say(f"{self.job}: left without a final checkpoint; the next run recovers")
+        print_status(f"{self.job}: left without a final checkpoint; the next run recovers")
 
     def jobmanager_restarted(self, status: int) -> None:
         """The JobManager ended and is started again."""
-        say(f"{self.job}: the JobManager ended with status {status} and is started again")
+        print_status(f"{self.job}: the JobManager ended with status {status} and is started again")
 
     def end(self, report: JobReport) -> None:
         """How it ended."""
         self._tell_notes(report)
-        say(
+        print_status(
             f"{self.job}: {ended(report)}; {report.records_in:,} records in, "
             f"{report.records_out:,} out, {report.checkpoints_completed} checkpoints, "
             f"{report.restarts} restarts{_bad_records(report)}"
         )
         if report.hidden_offsets:
-            say(
+            print_status(
                 f"{self.job}: {report.hidden_offsets:,} offsets lie behind transactions that were "
                 "open when the run began, and were not read. `tidegate txn why-stuck` names the "
                 "transactions; the next run reads their records."
@@ -87,12 +87,12 @@ class Display:
         if report.error is not None:
             # The user's code, or a bug of ours; the way to a failure of the world is in the log.
             if report.error.traceback and report.error.domain is not Domain.EXTERNAL:
-                say(report.error.traceback.rstrip())
-            say(f"tidegate: {report.error.message}")
+                print_status(report.error.traceback.rstrip())
+            print_status(f"tidegate: {report.error.message}")
 
     def _tell_notes(self, report: JobReport) -> None:
         for note in report.notes if report.notes != self._noted else ():
-            say(f"{self.job}: {note}")
+            print_status(f"{self.job}: {note}")
         self._noted = report.notes
 
     def rates(self, report: JobReport) -> tuple[float, float]:
@@ -107,7 +107,7 @@ class Display:
         )
 
 
-class Lines(Display):
+class LineDisplay(Display):
     """A line at every change of state, and one every five seconds."""
 
     def __init__(self, submission: Submission, config: Config) -> None:
@@ -128,7 +128,7 @@ class Lines(Display):
         # The paragraph of a failed job comes at its end, and a failure is told once.
         news = report.error not in self._told[-1:] and report.state not in {"CLOSING", "FAILED"}
         why = f", last failure: {report.error.message}" if news and report.error else ""
-        say(f"{self.job}: {describe(report, self.rates(report))}{why}")
+        print_status(f"{self.job}: {describe(report, self.rates(report))}{why}")
         self._before = report
         if report.error is not None:
             self._told.append(report.error)
@@ -137,7 +137,7 @@ class Lines(Display):
         """How it ended, behind the failures that came and went between two reports."""
         for failed in report.history:
             if failed.error not in self._told:
-                say(f"{self.job}: attempt {failed.attempt} failed: {failed.error.message}")
+                print_status(f"{self.job}: attempt {failed.attempt} failed: {failed.error.message}")
                 self._told.append(failed.error)
         super().end(report)
 
@@ -170,7 +170,7 @@ class JsonLines(Display):
         sys.stdout.flush()
 
 
-class Live(Display):
+class LiveDisplay(Display):
     """A table that is drawn anew with every report."""
 
     def __init__(self, submission: Submission, config: Config) -> None:
@@ -203,11 +203,13 @@ def open_display(submission: Submission, config: Config, *, as_json: bool) -> Di
     """The display that fits where the output goes."""
     if as_json:
         return JsonLines(submission, config)
-    kinds: Callable[[Submission, Config], Display] = Live if sys.stderr.isatty() else Lines
+    kinds: Callable[[Submission, Config], Display] = (
+        LiveDisplay if sys.stderr.isatty() else LineDisplay
+    )
     return kinds(submission, config)
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     """A line on stderr: stdout is for what scripts read."""
     print(text, file=sys.stderr, flush=True)
 
@@ -231,7 +233,7 @@ def say_left_out(job: str, archive: CodeArchive) -> None:
     if names:
         more = f" and {len(names) - LEFT_OUT_SHOWN} more" if len(names) > LEFT_OUT_SHOWN else ""
         shown = ", ".join(names[:LEFT_OUT_SHOWN])
-        say(f"{job}: not stored with the code: {shown}{more}")
+        print_status(f"{job}: not stored with the code: {shown}{more}")
 
 
 def describe(report: JobReport, rates: tuple[float, float] | None) -> str:

@@ -24,17 +24,17 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
     from tidegate.checkpoint.manifest import manifest_folder
     from tidegate.checkpoint.procedures import read_journal
     from tidegate.config_load import load
-    from tidegate.controlplane.jobmaster.effects import run_reading
-    from tidegate.drivers.bundle import RealDrivers
+    from tidegate.controlplane.jobmaster.effects import run_read_only
+    from tidegate.drivers.bundle import SystemDrivers
     from tidegate.errors import RefusedError
 
     name = o.job_name(job)
-    given = o.pairs(settings, "--config", "Example: tidegate checkpoints order-totals")
+    given = o.parse_pairs(settings, "--config", "Example: tidegate checkpoints order-totals")
     config = load(environment=dict(os.environ), command_line=given)
     storage = config.checkpoint.storage
     url = storage if "://" in storage else str(Path.cwd() / storage)
-    store = RealDrivers().blob_store(url)
-    state = run_reading(store, read_journal(name))
+    store = SystemDrivers().blob_store(url)
+    state = run_read_only(store, read_journal(name))
     if not state.number:
         raise RefusedError(
             f"There is no job {job!r} in the checkpoint storage {storage!r}. Run the command in "
@@ -65,7 +65,9 @@ def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
     from tidegate.config_load import flattened, load
     from tidegate.masking import masked
 
-    command_line = o.pairs(given, "--config", "Example: tidegate config -c checkpoint.interval=1s")
+    command_line = o.parse_pairs(
+        given, "--config", "Example: tidegate config -c checkpoint.interval=1s"
+    )
     effective = load(environment=dict(os.environ), command_line=command_line)
     settings = masked(effective.to_dict())
     if as_json:

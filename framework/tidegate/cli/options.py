@@ -91,7 +91,7 @@ def job_name(text: str) -> JobName:
     return JobName(text)
 
 
-def pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
+def parse_pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
     """Each NAME=VALUE; ConfigError, with an example of the command, for anything else."""
     found: dict[str, str] = {}
     for text in given or ():
@@ -108,7 +108,7 @@ def pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
 
 def parameters(given: list[str] | None, example: str) -> dict[str, str]:
     """The pipeline's parameters: `TIDEGATE_PARAMS__NAME` of the environment, then each `--set`."""
-    return {**_parameters_of_environment(), **pairs(given, "--set", example)}
+    return {**_parameters_of_environment(), **parse_pairs(given, "--set", example)}
 
 
 def _parameters_of_environment() -> dict[str, str]:
@@ -121,6 +121,6 @@ def _parameters_of_environment() -> dict[str, str]:
     }
 
 
-def chosen(**given: object | None) -> dict[str, object]:
+def given_settings(**given: object | None) -> dict[str, object]:
     """Settings that the command line gives, by dotted key with `__` for the dot."""
     return {key.replace("__", "."): value for key, value in given.items() if value is not None}

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import describe, say, say_left_out
+from tidegate.cli.display import describe, print_status, say_left_out
 from tidegate.cli.options import job_name
 from tidegate.cli.running import finished_code
 from tidegate.config import Config
@@ -29,7 +29,7 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.network import bracketed
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED
@@ -79,7 +79,7 @@ def submit_job(
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     submission = msgspec.structs.replace(submission, working_folder=str(installed or folder))
     try:
-        check_kafka(graph, config, RealDrivers())
+        check_kafka(graph, config, SystemDrivers())
     except ExternalError as error:  # nothing runs yet that could wait for the end of an outage
         raise RefusedError(str(error)) from error
     say_left_out(submission.job, archive)
@@ -89,7 +89,9 @@ def submit_job(
     if as_json:
         print(json.dumps({"job": submission.job, "submission": submission.id}))
     else:
-        say(f"{submission.job}: submitted; tidegate status {submission.job} shows how it goes")
+        print_status(
+            f"{submission.job}: submitted; tidegate status {submission.job} shows how it goes"
+        )
 
 
 def list_jobs(at: str | None, *, as_json: bool) -> None:
@@ -125,11 +127,11 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
     config = configuration(with_jobmanager({}, at))
     with _client(config) as client:
         _wait_until_up(client, config)
-        report = client.end(name, final_checkpoint=final_checkpoint)
+        report = client.stop_and_wait(name, final_checkpoint=final_checkpoint)
     _print(report, as_json=as_json)
     if report.state not in ENDED:
         what = "stop" if final_checkpoint else "cancel"
-        say(
+        print_status(
             f"tidegate: Job {name} has not ended, because its JobMaster cannot start. "
             f"{report.start_refused} The JobManager carries out the {what} when the JobMaster "
             f"starts: tidegate status {name} shows it. If the JobManager itself is restarted "
@@ -143,7 +145,7 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
 
 @contextmanager
 def _client(config: Config) -> Iterator[Client]:
-    drivers = RealDrivers()
+    drivers = SystemDrivers()
     at = config.jobmanager
     address = f"{bracketed(at.host)}:{at.port}"
     client = Client(drivers.rpc, drivers.clock, address)
@@ -174,7 +176,7 @@ def _wait_until_up(client: Client, config: Config) -> None:
         client.list()
     except RpcError:
         at = config.jobmanager
-        say(f"waiting for the JobManager at {bracketed(at.host)}:{at.port}")
+        print_status(f"waiting for the JobManager at {bracketed(at.host)}:{at.port}")
         client.wait_until_up()
 
 

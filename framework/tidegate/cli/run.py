@@ -48,8 +48,8 @@ def run(
     Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """
     command_line = {
-        **o.pairs(config, "--config", EXAMPLE),
-        **o.chosen(
+        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.given_settings(
             kafka__bootstrap=kafka,
             job__parallelism=parallelism,
             job__name=name,

@@ -14,19 +14,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli.display import Display, open_display, say, say_left_out
+from tidegate.cli.display import Display, open_display, print_status, say_left_out
 from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.lock import JobLock
+from tidegate.controlplane.client.lock import RunLock
 from tidegate.controlplane.client.preflight import (
     RunOptions,
-    check_world,
+    check_environment,
     class_settings,
     load_for_submit,
     make_submission,
 )
 from tidegate.controlplane.jobmaster.events import StopEnd
-from tidegate.drivers.bundle import RealDrivers
+from tidegate.drivers.bundle import SystemDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED
 
@@ -65,8 +65,8 @@ def execute(
     )
     config = with_enough_slots(config, command_line)
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
-    with JobLock(folder, config.checkpoint.storage, submission.job):
-        check_world(graph, config, folder, RealDrivers())
+    with RunLock(folder, config.checkpoint.storage, submission.job):
+        check_environment(graph, config, folder, SystemDrivers())
         say_left_out(submission.job, archive)
         display = open_display(submission, config, as_json=as_json)
         cluster = local_cluster(
@@ -80,8 +80,8 @@ def execute(
                 client.submit(submission, archive.data)
                 report = client.wait(submission.job, on_report=stop.reported)
                 display.end(report)
-        except _LeftError:
-            display.left()
+        except _SecondInterruptError:
+            display.interrupted()
             return INTERRUPTED
         finally:
             cluster.close()
@@ -133,7 +133,7 @@ def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
     return config.model_copy(update={"taskmanager": slots_each})
 
 
-class _LeftError(Exception):
+class _SecondInterruptError(Exception):
     """The second Ctrl-C."""
 
 
@@ -180,10 +180,10 @@ class _Stop:
         except RefusedError:
             self._told = restarts  # the job has ended meanwhile, as the next report will say
         except RpcError as error:
-            say(f"{self._job}: the stop could not be delivered yet: {error}")
+            print_status(f"{self._job}: the stop could not be delivered yet: {error}")
 
     def _interrupted(self, _signal: int, _frame: object) -> None:
         if self._asked:
-            raise _LeftError
+            raise _SecondInterruptError
         self._asked = True
         self._display.stopping()

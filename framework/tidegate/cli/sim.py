@@ -16,7 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from tidegate.testing.sim.many import Summary, Verdict
-    from tidegate.testing.sim.story import Told
+    from tidegate.testing.sim.story import TraceEvent
 
 VIOLATED = 1
 
@@ -75,7 +75,7 @@ def _range(text: str) -> Iterable[int]:
 def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
     from tidegate.testing.sim.run import run_seed
 
-    def show(told: Told) -> None:
+    def show(told: TraceEvent) -> None:
         print(told, flush=True)
         if sys.stdin.isatty():
             sys.stdin.readline()

@@ -159,7 +159,7 @@ def abort(
     Example: tidegate txn abort --topic orders --partition 0 --start-offset 1234
     """
     from tidegate.cli.txn_session import Session, duration_ms
-    from tidegate.elements import Origin
+    from tidegate.elements import TopicPartition
     from tidegate.errors import ConfigError
 
     with Session(kafka, config, storage) as session:
@@ -167,7 +167,7 @@ def abort(
             session.abort(transactional_id, yes=yes, lose_data=lose_data, as_json=as_json)
         elif transactional_id is None and None not in {topic, partition, start_offset}:
             session.abort_hanging(
-                Origin(str(topic), int(partition or 0)),
+                TopicPartition(str(topic), int(partition or 0)),
                 int(start_offset or 0),
                 max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
                 yes=yes,

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tidegate.checkpoint.diagnosis import OPEN, Held, Standing, Stuck
+from tidegate.checkpoint.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.cli import txn_words as words
-from tidegate.elements import Origin
-from tidegate.ports.inspection import Ends, Transaction
+from tidegate.elements import TopicPartition
+from tidegate.ports.inspection import PartitionEndOffsets, Transaction
 from tidegate.ports.kafka import TransactionState
 
 COLUMNS: Final = (
@@ -100,7 +100,7 @@ def row(each: Transaction, now_ms: int) -> list[str]:
     ]
 
 
-def hanging_row(each: Held) -> list[str]:
+def hanging_row(each: OpenTransaction) -> list[str]:
     """A hanging transaction as a row under `HANGING_COLUMNS`."""
     return [
         f"{each.origin.topic}-{each.origin.partition}",
@@ -115,8 +115,8 @@ def hanging_row(each: Held) -> list[str]:
 def details(
     each: Transaction,
     addresses: Mapping[int, str],
-    ends: Mapping[Origin, Ends] | None,
-    standing: Standing,
+    ends: Mapping[TopicPartition, PartitionEndOffsets] | None,
+    standing: JournalStatus,
     now_ms: int,
 ) -> list[str]:
     """Everything of one transaction, a line each; `ends` is None where nobody was asked."""
@@ -176,12 +176,12 @@ def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
     }
 
 
-def place_json(origin: Origin) -> dict[str, Any]:
+def place_json(origin: TopicPartition) -> dict[str, Any]:
     """A partition as an object."""
     return {"topic": origin.topic, "partition": origin.partition}
 
 
-def held_json(each: Held, now_ms: int) -> dict[str, Any]:
+def held_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
     """A transaction that is open on a partition, as an object."""
     known = each.transaction
     return {
@@ -198,7 +198,7 @@ def held_json(each: Held, now_ms: int) -> dict[str, Any]:
     }
 
 
-def stuck_json(each: Stuck, now_ms: int) -> dict[str, Any]:
+def stuck_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
     """A partition and what is open on it, as an object."""
     return {
         **place_json(each.origin),

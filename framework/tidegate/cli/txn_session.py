@@ -15,21 +15,21 @@ from typing import Any, NamedTuple, Self
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from tidegate.checkpoint.diagnosis import OPEN, AbortOutcome, Standing, selected, standing
+from tidegate.checkpoint.diagnosis import OPEN, AbortOutcome, JournalStatus, selected, standing
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.procedures import read_journal
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.cli import txn_output as output
 from tidegate.cli import txn_words as words
-from tidegate.cli.options import pairs
+from tidegate.cli.options import parse_pairs
 from tidegate.config import DurationMs
 from tidegate.config_load import load
 from tidegate.controlplane.client import transactions as ask
-from tidegate.controlplane.jobmaster.effects import run_reading
+from tidegate.controlplane.jobmaster.effects import run_read_only
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
 from tidegate.drivers.storage import open_store
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -83,7 +83,7 @@ class Session:
     def __init__(
         self, kafka: str | None, config: list[str] | None, storage: str | None = None
     ) -> None:
-        given = pairs(config, "--config", EXAMPLE)
+        given = parse_pairs(config, "--config", EXAMPLE)
         if kafka is not None:
             given["kafka.bootstrap"] = kafka
         if storage is not None:
@@ -182,7 +182,7 @@ class Session:
         """Print everything of one id."""
         found = self._described(transactional_id)
         how = standing(found.transactional_id, self._journal(found.transactional_id))
-        leaders: dict[Origin, int] = {}
+        leaders: dict[TopicPartition, int] = {}
         for topic in sorted({origin.topic for origin in found.partitions}):
             leaders |= self._inspector.partitions(topic)
         ends = self._inspector.ends({o: leaders[o] for o in found.partitions if o in leaders})
@@ -230,7 +230,7 @@ class Session:
         if not yes:
             for line in output.details(found, {}, None, how, now_ms):
                 print(line, file=sys.stderr)
-        lost = " and lose what a checkpoint promises" if how is Standing.NAMED else ""
+        lost = " and lose what a checkpoint promises" if how is JournalStatus.NAMED else ""
         _confirm(f"Abort transaction {transactional_id}{lost}, and lock its producer out?", yes=yes)
         outcome, after = ask.abort(self._inspector, found, self._clock)
         if as_json:
@@ -243,7 +243,7 @@ class Session:
 
     def abort_hanging(
         self,
-        origin: Origin,
+        origin: TopicPartition,
         start_offset: int,
         *,
         max_timeout_ms: int,
@@ -295,7 +295,7 @@ class Session:
         storage = self._storage
         try:
             store = open_store(storage if "://" in storage else str(Path.cwd() / storage))
-            return run_reading(store, read_journal(parts.job))
+            return run_read_only(store, read_journal(parts.job))
         except (StorageError, CorruptCheckpointError) as error:
             print(f"tidegate: the journal cannot be read: {error}", file=sys.stderr)
             return None

@@ -13,13 +13,13 @@ from tidegate.checkpoint.diagnosis import (
     ENDING,
     MAX_TIMEOUT_MS,
     AbortOutcome,
-    Cause,
-    Held,
-    Standing,
-    Stuck,
+    JournalStatus,
+    OpenReason,
+    OpenTransaction,
+    PartitionStatus,
 )
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import Transaction
 from tidegate.ports.kafka import TransactionState
@@ -54,7 +54,7 @@ def owner(transactional_id: TransactionalId) -> str:
     return f"{parts.job} (sink {parts.sink}, attempt {parts.attempt}, subtask {parts.subtask})"
 
 
-def places(origins: Sequence[Origin]) -> str:
+def places(origins: Sequence[TopicPartition]) -> str:
     """Partitions, the first few by name."""
     shown = ", ".join(f"{each.topic}-{each.partition}" for each in origins[:PARTITIONS_SHOWN])
     more = len(origins) - PARTITIONS_SHOWN
@@ -66,7 +66,7 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def stuck(found: Stuck) -> list[str]:
+def stuck(found: PartitionStatus) -> list[str]:
     """A partition in sentences: what is held back, by what, since when, and what to do."""
     where = f"{found.origin.topic}-{found.origin.partition}"
     if found.ends is None:
@@ -96,20 +96,20 @@ def stuck(found: Stuck) -> list[str]:
     ]
 
 
-def advice(held: Held) -> str:
+def advice(held: OpenTransaction) -> str:
     """What to do about a transaction that holds readers back."""
-    if held.transaction is None or held.cause in {Cause.HANGING, Cause.UNCLAIMED}:
+    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.UNCLAIMED}:
         return _advice_unclaimed(held)
     transaction = held.transaction
     name = transaction.transactional_id
-    if held.cause is Cause.ENDING:
+    if held.cause is OpenReason.ENDING:
         decided = "commit" if transaction.state is TransactionState.PREPARE_COMMIT else "abort"
         return (
             f"nothing can change its end any more ({decided} is decided). Broker "
             f"{transaction.coordinator} has yet to write it into {places(transaction.partitions)}: "
             "it does as soon as their leaders answer, so check that those brokers run."
         )
-    if held.cause is Cause.OVERDUE:
+    if held.cause is OpenReason.OVERDUE:
         return (
             f"broker {transaction.coordinator} should have aborted it "
             f"{age(held.age_ms - transaction.timeout_ms)} ago; its log may say why it did not. "
@@ -129,7 +129,7 @@ def advice(held: Held) -> str:
     )
 
 
-def perhaps_committed(held: Held) -> str:
+def perhaps_committed(held: OpenTransaction) -> str:
     """Why a hanging transaction is not aborted just so."""
     name = "" if held.transaction is None else held.transaction.transactional_id
     return (
@@ -150,27 +150,27 @@ def nothing_to_abort(transaction: Transaction) -> str:
     return f"Nothing was aborted: {name} has nothing open, it is {state}."
 
 
-def decision(standing: Standing, transaction: Transaction) -> str | None:
+def decision(standing: JournalStatus, transaction: Transaction) -> str | None:
     """Why an id must not be aborted just so; None where it may be."""
     name = transaction.transactional_id
     parts = parse_transactional_id(name)
     job = "" if parts is None else parts.job
     match standing:
-        case Standing.FOREIGN | Standing.FREE:
+        case JournalStatus.FOREIGN | JournalStatus.FREE:
             return None
-        case Standing.NAMED:
+        case JournalStatus.NAMED:
             why = (
                 f"the journal of job {job} names {name} in its last checkpoint: its records are "
                 "promised, and the job has gone on behind them. Aborted, they are lost. Run the "
                 "job: it commits the transaction first of all."
             )
-        case Standing.CURRENT:
+        case JournalStatus.CURRENT:
             why = (
                 f"{name} is of the newest attempt of job {job}, whose next checkpoint may promise "
                 "its records at any moment. Stop the job, or run it again if it is down: both end "
                 "the transaction the right way."
             )
-        case Standing.UNKNOWN:
+        case JournalStatus.UNKNOWN:
             why = (
                 f"{name} belongs to job {job}, and the journal that could say whether its records "
                 "are promised was not found. Name the job's checkpoint storage with --storage."
@@ -178,18 +178,18 @@ def decision(standing: Standing, transaction: Transaction) -> str | None:
     return f"Nothing was aborted: {why} To abort it all the same: --lose-data."
 
 
-def journal(standing: Standing) -> str:
+def journal(standing: JournalStatus) -> str:
     """How an id stands with its job's journal, as a line of `show`."""
     match standing:
-        case Standing.FOREIGN:
+        case JournalStatus.FOREIGN:
             return "no id of tidegate"
-        case Standing.UNKNOWN:
+        case JournalStatus.UNKNOWN:
             return "not found; --storage names the job's checkpoint storage"
-        case Standing.NAMED:
+        case JournalStatus.NAMED:
             return "NAMED by the last publication, which is not settled: aborting it loses data"
-        case Standing.CURRENT:
+        case JournalStatus.CURRENT:
             return "not named yet; of the newest attempt, whose next publication may name it"
-        case Standing.FREE:
+        case JournalStatus.FREE:
             return "not named, and it will not be"
 
 
@@ -215,12 +215,12 @@ def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None)
             )
 
 
-def _holder(held: Held) -> str:
+def _holder(held: OpenTransaction) -> str:
     producer = held.producer
     who = f"producer {producer.producer_id}, epoch {producer.epoch}"
-    if held.transaction is None or held.cause in {Cause.HANGING, Cause.UNCLAIMED}:
+    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.UNCLAIMED}:
         nobody = "no coordinator shows it to us"
-        if held.cause is Cause.UNKNOWN:
+        if held.cause is OpenReason.UNKNOWN:
             nobody = "no coordinator that answered shows it to us"
         elif held.transaction is not None:
             nobody = f"its id {held.transaction.transactional_id} has gone on without it"
@@ -236,9 +236,9 @@ def _holder(held: Held) -> str:
     )
 
 
-def _advice_unclaimed(held: Held) -> str:
+def _advice_unclaimed(held: OpenTransaction) -> str:
     origin = held.origin
-    if held.cause is Cause.UNKNOWN:
+    if held.cause is OpenReason.UNKNOWN:
         return (
             "bring back the brokers that did not answer: its coordinator may be one of them. Then "
             "ask again."
@@ -247,7 +247,7 @@ def _advice_unclaimed(held: Held) -> str:
         f"tidegate txn abort --topic {origin.topic} --partition {origin.partition} "
         f"--start-offset {held.producer.start_offset}"
     )
-    if held.cause is Cause.UNCLAIMED:
+    if held.cause is OpenReason.UNCLAIMED:
         return (
             f"ask again in a moment. If it is still there after {age(MAX_TIMEOUT_MS)}, it hangs: "
             f"{command}"

@@ -50,13 +50,13 @@ class Timer:
 
 
 @dataclass(slots=True, eq=False)
-class Question:
-    """A message that came by RPC and waits for its reply; `answer` or `fail` it exactly once."""
+class PendingRequest:
+    """A message that came by RPC and waits for its reply; `reply` or `fail` it exactly once."""
 
     message: Message
     _reply: Queue[Message | TidegateError]
 
-    def answer(self, reply: Message) -> None:
+    def reply(self, reply: Message) -> None:
         self._reply.put(reply)
 
     def fail(self, error: TidegateError) -> None:
@@ -78,7 +78,7 @@ class Question:
 
 
 @dataclass(slots=True, frozen=True)
-class _Bug:
+class _UnexpectedError:
     error: BaseException
 
 
@@ -94,7 +94,7 @@ class EventLoop(Generic[E]):
     ) -> None:
         self._clock, self._threads = clock, threads
         self._capacity = capacity
-        self._arrived: Queue[E | Timer | _Bug | None] = threads.queue()
+        self._posted: Queue[E | Timer | _UnexpectedError | None] = threads.queue()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._stopped = threads.event()
@@ -124,9 +124,9 @@ class EventLoop(Generic[E]):
         if not self._stopped.is_set():
             self._pool.submit(lambda: self._work(work, done, failed))
 
-    def ask(self, make: Callable[[Question], E], message: Message) -> Message:
+    def ask(self, make: Callable[[PendingRequest], E], message: Message) -> Message:
         """Post `make(question)` and wait for the answer: the body of an RPC handler."""
-        question = Question(message, self._threads.queue())
+        question = PendingRequest(message, self._threads.queue())
         self.post(make(question))
         return question.wait(REPLY_TIMEOUT_S)
 
@@ -140,7 +140,7 @@ class EventLoop(Generic[E]):
         finally:
             self.close()
 
-    def run_pending(self, handle: Callable[[E], None]) -> int:
+    def run_due(self, handle: Callable[[E], None]) -> int:
         """Handle what is there and due, without waiting; returns how many events that were.
 
         For tests under a virtual clock.
@@ -154,17 +154,17 @@ class EventLoop(Generic[E]):
     def stop(self) -> None:
         """End `run` after the present event; what still waits is dropped."""
         self._stopped.set()
-        self._arrived.put(None)
+        self._posted.put(None)
 
     def close(self) -> None:
         """Release the worker threads without waiting for what they do."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _put(self, item: E | Timer | _Bug) -> None:
-        behind = self._arrived.qsize()
+    def _put(self, item: E | Timer | _UnexpectedError) -> None:
+        behind = self._posted.qsize()
         check(behind < self._capacity, f"The event loop is {behind} events behind: it is stuck.")
-        self._arrived.put(item)
+        self._posted.put(item)
 
     def _work(
         self,
@@ -181,7 +181,7 @@ class EventLoop(Generic[E]):
                 event = failed(error)
             self._put(event)
         except BaseException as error:  # noqa: BLE001  # handed to run(), which raises it
-            self._arrived.put(_Bug(error))
+            self._posted.put(_UnexpectedError(error))
 
     def _next(self, *, block: bool) -> E | None:
         """The next due event; None when there is none (not blocking) or at `stop`."""
@@ -193,14 +193,14 @@ class EventLoop(Generic[E]):
                     return timer.event  # type: ignore[no-any-return]
                 continue
             try:
-                item = self._arrived.get(block=block, timeout=due_in)
+                item = self._posted.get(block=block, timeout=due_in)
             except queue.Empty:
                 if block:
                     continue
                 return None
             if isinstance(item, Timer):
                 heapq.heappush(self._timers, (item.due, next(self._order), item))
-            elif isinstance(item, _Bug):
+            elif isinstance(item, _UnexpectedError):
                 raise item.error
             else:
                 return item

@@ -23,33 +23,33 @@ from tidegate.api.rebuild import rebuild
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
 from tidegate.dataplane.channels.inbox import InputGate
-from tidegate.dataplane.channels.outlet import Outlet
+from tidegate.dataplane.channels.outlet import RecordWriter
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
-from tidegate.dataplane.task import Coordination, InputTask, SourceTask, Task
-from tidegate.graph.logical import MAIN, Graph, Node
+from tidegate.dataplane.task import CheckpointResponder, InputTask, SourceTask, Task
+from tidegate.graph.logical import MAIN, Node, StreamGraph
 from tidegate.graph.plan import PlanEdge, Vertex, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.kafka import TransactionLog
+from tidegate.ports.kafka import TransactionAdmin
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import Deploy, RestoredState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class SlotContext:
     """What whoever runs the subtasks gives to all of them."""
 
     config: Config
@@ -57,9 +57,9 @@ class Surroundings:
     counters: Counters
     local: Path
     """An empty folder; each subtask gets one of its own below it."""
-    earlier: LocalFiles
+    earlier: LocalStateFiles
     engine: Engine
-    coordination: Coordination
+    coordination: CheckpointResponder
     run: str = ""
     """As in a Runtime."""
     first_transaction_slot: int = 0
@@ -76,15 +76,15 @@ class Channels(Protocol):
     """The gates and outlets of the subtasks, by vertex."""
 
     def gate(self, vertex_id: VertexId) -> InputGate: ...
-    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, Outlet]]: ...
+    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]: ...
 
 
-class Assembly:
+class TaskBuilder:
     """Builds the subtasks of one deployment. StorageMismatchError or ClusterMismatchError, before
     anything is loaded, where this host sees something else than the JobMaster.
     """
 
-    def __init__(self, deploy: Deploy, surroundings: Surroundings) -> None:
+    def __init__(self, deploy: Deploy, surroundings: SlotContext) -> None:
         self._deploy, self._around = deploy, surroundings
         submission, config = deploy.submission, surroundings.config
         storage = config.checkpoint.storage
@@ -94,7 +94,9 @@ class Assembly:
         kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
         make = partial(surroundings.drivers.transaction_log, kafka)
         control = surroundings.control
-        self._transactions: TransactionLog = make() if control is None else control.of(deploy, make)
+        self._transactions: TransactionAdmin = (
+            make() if control is None else control.of(deploy, make)
+        )
         view = SlotView(
             host=surroundings.drivers.process.host,
             storage=storage,
@@ -135,11 +137,11 @@ class Assembly:
         runtime = self._runtime(vertex)
         head = self.graph.nodes[vertex.nodes[0]]
         outlets = channels.outlets(vertex.id)
-        chain = Chain(
+        chain = OperatorChain(
             self._pipeline.__name__,
             self.graph,
             vertex,
-            Leaves(
+            ChainOutputs(
                 outlets=outlets,
                 make_sink=lambda node, refusals: self._sink(node, runtime, refusals),
                 make_state=lambda node: self._state(node, runtime),
@@ -157,7 +159,7 @@ class Assembly:
         return InputTask(runtime, chain, self._around.coordination, gate, alignment)
 
     def _source_task(
-        self, head: Node, runtime: Runtime, chain: Chain, receivers: int
+        self, head: Node, runtime: SubtaskContext, chain: OperatorChain, receivers: int
     ) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
         keep_keys = source_keys_wanted(self.graph, head.id)
@@ -170,11 +172,11 @@ class Assembly:
             runtime, chain, around.coordination, reader, splits, ends_input=around.ends_input
         )
 
-    def _sink(self, node: Node, runtime: Runtime, refusals: Refusals) -> KafkaSinkWriter:
+    def _sink(self, node: Node, runtime: SubtaskContext, refusals: Refusals) -> KafkaSinkWriter:
         sink = cast("KafkaSink[object]", node.declaration)
         return KafkaSinkWriter(sink, Uid(node.id), runtime, refusals)
 
-    def _state(self, node: Node, runtime: Runtime) -> KeyedStateLike:
+    def _state(self, node: Node, runtime: SubtaskContext) -> KeyedStateLike:
         restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))
         function = cast("KeyedProcess[Any, Any, Any]", node.function)
         return open_step_state(
@@ -195,12 +197,12 @@ class Assembly:
         cache = cache_of(submission.working_folder, directory, submission.job)
         return install(self._blobs, code.path, code.digest, code.size, cache)
 
-    def _runtime(self, vertex: Vertex) -> Runtime:
+    def _runtime(self, vertex: Vertex) -> SubtaskContext:
         deploy, around = self._deploy, self._around
         subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
         local = around.local / vertex.id
         make_private_folder(local, exist_ok=False)
-        return Runtime(
+        return SubtaskContext(
             job=deploy.job,
             journal=deploy.journal,
             attempt=deploy.attempt,
@@ -228,7 +230,7 @@ class Assembly:
         )
 
 
-def source_keys_wanted(graph: Graph, node_id: str) -> bool:
+def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
     """Whether records of this step reach, through stateless steps only, a sink without `key_by`:
     they are written with the key that they were read with.
     """
@@ -242,6 +244,6 @@ def source_keys_wanted(graph: Graph, node_id: str) -> bool:
     return False
 
 
-def most_receivers(outlets: Iterable[Outlet]) -> int:
+def most_receivers(outlets: Iterable[RecordWriter]) -> int:
     """Among how many subtasks a batch is split; 1 where it stays in its slot."""
     return max((len(outlet.channels) for outlet in outlets), default=1)

@@ -24,7 +24,7 @@ from tidegate.api.kafka import (
     ORIGIN_PARTITION,
     ORIGIN_TOPIC,
     STEP,
-    OutgoingRecord,
+    ProducerRecord,
 )
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
@@ -104,7 +104,7 @@ class Refusals:
             (STEP, self._where),
             (ERROR, reason),
         )
-        letter: OutgoingRecord[Any, Any] = OutgoingRecord(
+        letter: ProducerRecord[Any, Any] = ProducerRecord(
             key=None if batch.keys is None else batch.keys[index],
             value=_as_bytes(batch.values[index]),
             headers=tuple((name, encodable(text).encode()) for name, text in provenance),

@@ -16,17 +16,17 @@ from typing import Any
 from tidegate.config import Config, ConnectorSettings
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import largest_record
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.ids import Attempt, JobName, SubtaskId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.kafka import TransactionLog
+from tidegate.ports.kafka import TransactionAdmin
 
 Action = Callable[[], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Runtime:
+class SubtaskContext:
     """The surroundings of one subtask."""
 
     job: JobName
@@ -41,7 +41,7 @@ class Runtime:
     """Paths in it begin with the job's name: `<job>/files/...`."""
     local: Path
     """An empty folder of this subtask; what it leaves there may serve the next attempt."""
-    transactions: TransactionLog
+    transactions: TransactionAdmin
     """One for the whole slot."""
     transaction_timeout_ms: int
     warm_producers: int
@@ -55,7 +55,7 @@ class Runtime:
     counters: Counters = field(default_factory=Counters)
     max_message_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of the topics of sinks, where the brokers tell it."""
-    earlier: LocalFiles = field(default_factory=LocalFiles)
+    earlier: LocalStateFiles = field(default_factory=LocalStateFiles)
     """What earlier attempts left on this host."""
     run: str = ""
     """Names this run of the subtask where one attempt may run a subtask several times, as Spark

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.ids import Attempt, JobName
-from tidegate.ports.kafka import TransactionLog
+from tidegate.ports.kafka import TransactionAdmin
 from tidegate.protocol.messages import Deploy
 
 Key = tuple[JobName, str, Attempt, str]
@@ -22,9 +22,9 @@ class SharedControl:
 
     def __init__(self) -> None:
         self._key: Key | None = None
-        self._log: TransactionLog | None = None
+        self._log: TransactionAdmin | None = None
 
-    def of(self, deploy: Deploy, make: Callable[[], TransactionLog]) -> TransactionLog:
+    def of(self, deploy: Deploy, make: Callable[[], TransactionAdmin]) -> TransactionAdmin:
         """The client of a deployment's attempt; that of another attempt is closed."""
         key = (deploy.job, deploy.journal, deploy.attempt, deploy.claim_nonce)
         if self._log is None or self._key != key:

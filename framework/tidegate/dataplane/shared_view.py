@@ -18,7 +18,7 @@ from tidegate.checkpoint.journal import Claim, decode_entry, entry_path
 from tidegate.errors import ClusterMismatchError, StorageMismatchError
 from tidegate.ids import JournalNumber
 from tidegate.ports.blobs import BlobStore
-from tidegate.ports.kafka import TransactionLog
+from tidegate.ports.kafka import TransactionAdmin
 from tidegate.protocol.messages import Deploy
 
 
@@ -31,7 +31,7 @@ class SlotView:
     """Path or URL of the checkpoint storage, as this host resolves it."""
     brokers: str
     blobs: BlobStore
-    transactions: TransactionLog
+    transactions: TransactionAdmin
 
 
 def check_view(deploy: Deploy, view: SlotView) -> None:

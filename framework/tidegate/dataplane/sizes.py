@@ -20,7 +20,7 @@ from tidegate.api.kafka import (
     LEFT_OUT_VALUE,
     PREFIX,
     Headers,
-    OutgoingRecord,
+    ProducerRecord,
 )
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
@@ -69,7 +69,7 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: Headers = ()) 
     return _BATCH_HEAD + _varint(size) + size
 
 
-def fitting(letter: OutgoingRecord[Any, Any], bytes_max: int) -> OutgoingRecord[Any, Any]:
+def fitting(letter: ProducerRecord[Any, Any], bytes_max: int) -> ProducerRecord[Any, Any]:
     """The dead letter, with as much left out as it must be: first the value, then the key, then the
     headers that the record came with. Headers of ours say how many bytes each had.
     """
@@ -87,7 +87,7 @@ def fitting(letter: OutgoingRecord[Any, Any], bytes_max: int) -> OutgoingRecord[
         size = sum(len(name.encode()) + len(content or b"") for name, content in theirs)
         ours = (each for each in headers if each[0].startswith(PREFIX))
         headers = (*ours, (LEFT_OUT_HEADERS, _count(size)))
-    return OutgoingRecord(key, value, headers, letter.timestamp_ms)
+    return ProducerRecord(key, value, headers, letter.timestamp_ms)
 
 
 def _compressed(settings: Mapping[str, str]) -> bool:

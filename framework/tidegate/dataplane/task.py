@@ -1,7 +1,7 @@
 """A subtask: the loop body that the slot's mailbox thread runs, a batch at a time.
 
 `SourceTask` reads splits, `InputTask` reads channels through the alignment machine; both push
-batches through a `Chain`, and both take their part of a checkpoint the same way
+batches through an `OperatorChain`, and both take their part of a checkpoint the same way
 (`_Subtask.take_snapshot`): sinks begin to prepare, keyed state is frozen, the barrier goes
 downstream, and when everything that was handed to I/O threads is durable, the subtask acknowledges.
 
@@ -20,13 +20,13 @@ from tidegate.checkpoint.alignment import (
     Alignment,
     AlignmentInstruction,
     Block,
-    InputEnded,
+    ChannelInputEnded,
     TakeSnapshot,
     Unblock,
 )
-from tidegate.dataplane.operators.chain import Chain
-from tidegate.dataplane.runtime import Runtime
-from tidegate.elements import Barrier, Element, EndOfInput, RecordBatch
+from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.runtime import SubtaskContext
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement
 from tidegate.errors import check
 from tidegate.graph.logical import DEAD_LETTERS
 from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
@@ -57,13 +57,13 @@ class Reader(Protocol):
 class Gate(Protocol):
     """The input channels of a subtask."""
 
-    def next_element(self) -> tuple[int, Element] | None: ...
-    def next_control(self) -> tuple[int, Element] | None: ...
+    def next_element(self) -> tuple[int, StreamElement] | None: ...
+    def next_control(self) -> tuple[int, StreamElement] | None: ...
     def block(self, channel: int) -> None: ...
     def unblock(self, channel: int) -> None: ...
 
 
-class Coordination(Protocol):
+class CheckpointResponder(Protocol):
     """Where a subtask reports: the slot passes it on to the JobMaster."""
 
     def acknowledge(
@@ -89,7 +89,9 @@ class Coordination(Protocol):
 class _Subtask:
     """What source and input tasks share: the chain and the snapshot."""
 
-    def __init__(self, runtime: Runtime, chain: Chain, coordination: Coordination) -> None:
+    def __init__(
+        self, runtime: SubtaskContext, chain: OperatorChain, coordination: CheckpointResponder
+    ) -> None:
         self.runtime, self.chain, self._coordination = runtime, chain, coordination
         self.subtask = runtime.subtask
 
@@ -131,7 +133,7 @@ class _Subtask:
     ) -> None:
         """The synchronous part, now; the acknowledgement follows when the rest is durable."""
         started = self._now()
-        gathering = _Gathering(
+        gathering = _PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
             alignment_ms=alignment_ms,
@@ -146,9 +148,9 @@ class _Subtask:
             )
         for outlet in self.chain.outlets:
             outlet.emit_control(barrier)
-        gathering.synchronous_part_done(round((self._now() - started) * 1000))
+        gathering.sync_phase_done(round((self._now() - started) * 1000))
 
-    def _acknowledge(self, checkpoint: CheckpointId, gathered: _Gathering) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, gathered: _PendingSnapshot) -> None:
         snapshot = SubtaskSnapshot(
             vertex=self.subtask.vertex,
             index=self.subtask.index,
@@ -174,9 +176,9 @@ class SourceTask(_Subtask):
 
     def __init__(
         self,
-        runtime: Runtime,
-        chain: Chain,
-        coordination: Coordination,
+        runtime: SubtaskContext,
+        chain: OperatorChain,
+        coordination: CheckpointResponder,
         reader: Reader,
         splits: Sequence[SourceSplit],
         *,
@@ -287,9 +289,9 @@ class InputTask(_Subtask):
 
     def __init__(
         self,
-        runtime: Runtime,
-        chain: Chain,
-        coordination: Coordination,
+        runtime: SubtaskContext,
+        chain: OperatorChain,
+        coordination: CheckpointResponder,
         gate: Gate,
         alignment: Alignment,
     ) -> None:
@@ -333,7 +335,7 @@ class InputTask(_Subtask):
                 case Unblock(channels=channels):
                     for channel in channels:
                         self._gate.unblock(channel)
-                case InputEnded():
+                case ChannelInputEnded():
                     self._end_output()
 
     def _aligned(self, checkpoint: CheckpointId) -> int:
@@ -347,7 +349,7 @@ class InputTask(_Subtask):
 Task = SourceTask | InputTask
 
 
-class _Gathering:
+class _PendingSnapshot:
     """The parts of one subtask's snapshot, as they become durable; all calls in the mailbox
     thread.
     """
@@ -358,7 +360,7 @@ class _Gathering:
         parts: int,
         splits: tuple[SourceSplit, ...],
         alignment_ms: int,
-        done: Callable[[_Gathering], None],
+        done: Callable[[_PendingSnapshot], None],
     ) -> None:
         self._missing, self._done = parts, done
         self.splits, self.alignment_ms = splits, alignment_ms
@@ -374,7 +376,7 @@ class _Gathering:
         self.keyed.append(snapshot)
         self._part_done()
 
-    def synchronous_part_done(self, sync_ms: int) -> None:
+    def sync_phase_done(self, sync_ms: int) -> None:
         self.sync_ms = sync_ms
         self._part_done()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
-from tidegate.drivers.network import THIS_HOST, Network
+from tidegate.drivers.network import LOOPBACK, Network
 from tidegate.drivers.process.this import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ConfigError
@@ -23,23 +23,23 @@ from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.entropy import Entropy
 from tidegate.ports.exchange import Exchange
-from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionAdmin
 from tidegate.ports.kv import KeyValueStore
-from tidegate.ports.processes import ThisProcess
+from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 
 
-class RealDrivers:
+class SystemDrivers:
     """Drivers of one process, which is reached as `network` says."""
 
     clock: Clock
     threads: Threads
     entropy: Entropy
-    process: ThisProcess
+    process: CurrentProcess
     rpc: Rpc
 
-    def __init__(self, network: Network = THIS_HOST) -> None:
+    def __init__(self, network: Network = LOOPBACK) -> None:
         from tidegate.drivers.rpc.channel import GrpcRpc
 
         self.clock = SystemClock()
@@ -59,10 +59,10 @@ class RealDrivers:
 
         return KafkaClusterAdmin(kafka)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
-        from tidegate.drivers.kafka.transactions import KafkaTransactionLog
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 
-        return KafkaTransactionLog(kafka)
+        return KafkaTransactionAdmin(kafka)
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
@@ -107,4 +107,4 @@ class RealDrivers:
 
 
 if TYPE_CHECKING:
-    _: Drivers = RealDrivers()
+    _: Drivers = SystemDrivers()

@@ -29,7 +29,7 @@ def set_up_logging(level: Level, **names: object) -> None:
     """Log to standard error from `level` up; `names` (role, job) stand on every line. May be called
     again, in a fork.
     """
-    handler = logging.StreamHandler(Patient(sys.stderr))
+    handler = logging.StreamHandler(BestEffortStream(sys.stderr))
     handler.setFormatter(LogFormat(**names))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -38,7 +38,7 @@ def set_up_logging(level: Level, **names: object) -> None:
         logging.getLogger(foreign).setLevel(max(logging.WARNING, root.level))
 
 
-class Patient:
+class BestEffortStream:
     """A text stream that never raises for its disk's sake."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -78,12 +78,12 @@ class MemoryStore:
         ]
         return iter(pairs)
 
-    def checkpoint(self) -> FrozenMemory:
+    def checkpoint(self) -> MemoryCheckpoint:
         keys = list(self._in_order())
         content = _Content(FORMAT, keys, [self._values[key] for key in keys])
         self._checkpoints += 1
         path = self._directory / _CHECKPOINTS / f"memory-{self._checkpoints}.kv"
-        return FrozenMemory(content, self._directory, path)
+        return MemoryCheckpoint(content, self._directory, path)
 
     def close(self) -> None:
         self._values.clear()
@@ -108,7 +108,7 @@ class MemoryStore:
         self._sorted = content.keys
 
 
-class FrozenMemory:
+class MemoryCheckpoint:
     """`ports.kv.Frozen`: the pairs, until they are in their file."""
 
     def __init__(self, content: _Content, store: Path, path: Path) -> None:

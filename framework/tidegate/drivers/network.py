@@ -34,17 +34,17 @@ class Network:
         """The name or address to bind."""
         return self.bind_host or self.host
 
-    def shown(self, port: int) -> str:
+    def advertised_address(self, port: int) -> str:
         """`host:port` as others dial it."""
         return f"{bracketed(self.host)}:{port}"
 
     @property
     def is_one_host(self) -> bool:
         """Whether all processes of the cluster run on this host, as this user."""
-        return (self.host, self.bind_host) == (THIS_HOST.host, THIS_HOST.bind_host)
+        return (self.host, self.bind_host) == (LOOPBACK.host, LOOPBACK.bind_host)
 
 
-THIS_HOST: Final = Network()
+LOOPBACK: Final = Network()
 """Reached from this host alone."""
 
 

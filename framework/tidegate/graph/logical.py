@@ -54,13 +54,13 @@ UNKNOWN: Final[object] = _Unknown()
 class Edge:
     """An input of a step: from a node's port, and how its records are dealt out to subtasks.
 
-    `key` and `key_type` are there where `exchange` is "key". `record_type` is the type of the
+    `key` and `key_type` are there where `partitioning` is "key". `record_type` is the type of the
     records that travel; it may be UNKNOWN only where they are never stored or sent.
     """
 
     node: str
     port: str = MAIN
-    exchange: Exchange = "forward"
+    partitioning: Exchange = "forward"
     key: Callable[[Any], Any] | None = None
     key_type: object = UNKNOWN
     record_type: object = UNKNOWN
@@ -94,7 +94,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Graph:
+class StreamGraph:
     """The steps of one pipeline, by id, in topological order."""
 
     name: str
@@ -224,7 +224,7 @@ def function_name(function: object) -> str | None:
 
 def _describe(node: Node) -> dict[str, object]:
     inputs = [
-        [edge.node, edge.port, edge.exchange, function_name(edge.key)]
+        [edge.node, edge.port, edge.partitioning, function_name(edge.key)]
         + ([] if edge.on_error is None else [edge.on_error])
         for edge in node.inputs
     ]

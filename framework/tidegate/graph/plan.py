@@ -19,7 +19,7 @@ from typing import Literal
 
 from tidegate.errors import InternalError, PipelineError
 from tidegate.graph.key_groups import MAX_PARALLELISM_LIMIT
-from tidegate.graph.logical import Edge, Graph, Node
+from tidegate.graph.logical import Edge, Node, StreamGraph
 from tidegate.ids import ChannelId, SubtaskIndex, VertexId
 
 PlanExchange = Literal["forward", "key"]
@@ -94,7 +94,7 @@ class PhysicalPlan:
         return tuple(ChannelId(edge.index, s, r) for s in senders for r in receivers)
 
 
-def plan(graph: Graph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
+def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
     """Lay a graph out; PipelineError if the parallelism is out of bounds."""
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         message = (
@@ -125,7 +125,7 @@ def plan(graph: Graph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
                 target=VertexId(heads[node.id]),
                 target_node=node.id,
                 input=position,
-                exchange=edge.exchange,
+                exchange=edge.partitioning,
             )
             for index, (node, position, edge) in enumerate(_between(graph, heads))
         ),
@@ -135,10 +135,10 @@ def plan(graph: Graph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
 
 
 def _stays(edge: Edge, parallelism: int) -> bool:
-    return edge.exchange == "forward" or parallelism == 1
+    return edge.partitioning == "forward" or parallelism == 1
 
 
-def _between(graph: Graph, heads: dict[str, str]) -> list[tuple[Node, int, Edge]]:
+def _between(graph: StreamGraph, heads: dict[str, str]) -> list[tuple[Node, int, Edge]]:
     """Each input edge that was not chained: all inputs of the nodes that start a vertex."""
     return [
         (node, position, edge)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Created(enum.Enum):
+class CreateResult(enum.Enum):
     """The outcome of `BlobStore.create`."""
 
     CREATED = "created"
@@ -26,7 +26,7 @@ class Created(enum.Enum):
 class BlobStore(Protocol):
     """Objects by path. StorageError is raised when the store fails; see `create`."""
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         """Write `data` under `path` unless something is there. Durable once CREATED or EXISTS.
 
         Raises StorageError only where it is certain that nothing was written by this call.

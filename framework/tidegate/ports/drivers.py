@@ -10,15 +10,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.entropy import Entropy
 from tidegate.ports.exchange import Exchange
-from tidegate.ports.kafka import GroupCommit, PartitionReader, Producer, TransactionLog
+from tidegate.ports.kafka import GroupCommit, PartitionReader, Producer, TransactionAdmin
 from tidegate.ports.kv import KeyValueStore
-from tidegate.ports.processes import ThisProcess
+from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 
@@ -38,21 +38,25 @@ class KafkaAdmin(Protocol):
         """
         ...
 
-    def earliest(self, origins: list[Origin]) -> dict[Origin, int]: ...
+    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]: ...
 
-    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """End offsets for `read_committed` readers (the last stable offset)."""
         ...
 
-    def high_watermarks(self, origins: list[Origin]) -> dict[Origin, int]:
+    def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """End offsets with what open transactions hide from `read_committed` readers."""
         ...
 
-    def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
+    def at_time(
+        self, origins: list[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
         """First offset at or after a time; the end offset where there is none."""
         ...
 
-    def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]: ...
+    def committed(
+        self, group: str, origins: list[TopicPartition]
+    ) -> dict[TopicPartition, int | None]: ...
 
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
         """`max.message.bytes` of each topic, where the brokers tell it: the bytes of the largest
@@ -60,11 +64,11 @@ class KafkaAdmin(Protocol):
         """
         ...
 
-    def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+    def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """All that a consumer group holds."""
         ...
 
-    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+    def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
         """Commit offsets to a consumer group without members."""
         ...
 
@@ -83,7 +87,7 @@ class Drivers(Protocol):
     clock: Clock
     threads: Threads
     entropy: Entropy
-    process: ThisProcess
+    process: CurrentProcess
     rpc: Rpc
 
     def blob_store(self, url: str) -> BlobStore:
@@ -92,7 +96,7 @@ class Drivers(Protocol):
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog: ...
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin: ...
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

@@ -1,7 +1,7 @@
 """Looking at the transactions of a whole Kafka cluster, whoever writes them: the port of
 `tidegate txn`.
 
-Apart from `TransactionLog`, which carries what the commit protocol needs of one id at a time and
+Apart from `TransactionAdmin`, which carries what the commit protocol needs of one id at a time and
 nothing more. What is asked here is KIP-664's: transactions as their coordinators know them, open
 transactions as the leaders of partitions know them, and the two ways to end one from outside. The
 two views differ exactly where something hangs.
@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 
@@ -39,11 +39,11 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     start_ms: int
     """Of the present or last transaction, by the coordinator's clock; -1 if there was none."""
     timeout_ms: int
-    partitions: tuple[Origin, ...]
+    partitions: tuple[TopicPartition, ...]
     """Those that it has written to; while it is being ended, those that lack the marker yet."""
 
 
-class Survey(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterTransactions(msgspec.Struct, frozen=True, kw_only=True):
     """Transactions of all coordinators that answered."""
 
     transactions: tuple[Transaction, ...]
@@ -51,7 +51,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be asked, a phrase each; empty if the survey is complete."""
 
 
-class PartitionProducer(msgspec.Struct, frozen=True, kw_only=True):
+class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
     """A producer that has a transaction open on a partition, as the partition's leader knows it."""
 
     producer_id: int
@@ -67,12 +67,12 @@ class PartitionProducer(msgspec.Struct, frozen=True, kw_only=True):
 class OpenOnPartitions(msgspec.Struct, frozen=True, kw_only=True):
     """Open transactions per partition, first the one that holds the last stable offset."""
 
-    producers: Mapping[Origin, tuple[PartitionProducer, ...]]
+    producers: Mapping[TopicPartition, tuple[ProducerState, ...]]
     """Of every partition that was asked."""
     unasked: tuple[str, ...]
 
 
-class Ends(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionEndOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """How far the two kinds of readers may read a partition: both exclusive."""
 
     stable: int
@@ -110,7 +110,7 @@ class TransactionInspector(Protocol):
         states: Collection[TransactionState] = (),
         producer_ids: Collection[int] = (),
         progress: Progress,
-    ) -> Survey:
+    ) -> ClusterTransactions:
         """All transactions of these states and producers (empty: of any), asked of every broker.
 
         Only ids that we may describe are among them: brokers leave out others without a word.
@@ -121,18 +121,22 @@ class TransactionInspector(Protocol):
         """One id; None when its coordinator does not know it."""
         ...
 
-    def partitions(self, topic: str | None = None) -> dict[Origin, int]:
+    def partitions(self, topic: str | None = None) -> dict[TopicPartition, int]:
         """The leader of each partition of a topic, or of all; -1 where there is none now.
 
         RefusedError where there is no such topic.
         """
         ...
 
-    def open_on(self, leaders: Mapping[Origin, int], *, progress: Progress) -> OpenOnPartitions:
+    def open_transactions(
+        self, leaders: Mapping[TopicPartition, int], *, progress: Progress
+    ) -> OpenOnPartitions:
         """Open transactions on these partitions, asked of their leaders."""
         ...
 
-    def ends(self, leaders: Mapping[Origin, int]) -> dict[Origin, Ends]:
+    def ends(
+        self, leaders: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, PartitionEndOffsets]:
         """Of the partitions whose leaders answer; the others are left out."""
         ...
 
@@ -143,7 +147,7 @@ class TransactionInspector(Protocol):
         """
         ...
 
-    def write_abort_marker(self, origin: Origin, producer: PartitionProducer) -> None:
+    def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
         """End a transaction on one partition past its coordinator: for hanging ones only.
 
         Of a transaction that a coordinator knows this would break the atomicity.

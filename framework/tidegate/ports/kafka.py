@@ -1,6 +1,6 @@
 """Kafka, as far as tidegate needs it: reading partitions, writing transactions, controlling them.
 
-Three ports. `PartitionReader` and `Producer` carry data (librdkafka), `TransactionLog` carries
+Three ports. `PartitionReader` and `Producer` carry data (librdkafka), `TransactionAdmin` carries
 control messages to the transaction coordinator (kafka-python's protocol layer). They are shaped on
 what the commit protocol asks, not on a client's API; the fakes of `tidegate.testing` implement the
 same.
@@ -17,11 +17,11 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 
 
-class Message(Protocol):
+class RawRecord(Protocol):
     """One record as the client library hands it over."""
 
     def value(self) -> bytes | None: ...
@@ -31,14 +31,14 @@ class Message(Protocol):
     def headers(self) -> list[tuple[str, bytes]] | None: ...
 
 
-class Run(NamedTuple):
+class PartitionBatch(NamedTuple):
     """Messages of one partition, in order. `position` is the next offset to read after them.
 
     An empty run reports a position that moved without records (control records, end of partition).
     """
 
-    origin: Origin
-    messages: Sequence[Message]
+    origin: TopicPartition
+    messages: Sequence[RawRecord]
     position: int
 
 
@@ -66,32 +66,32 @@ class PartitionReader(Protocol):
     while it waits for records may wait for ever.
     """
 
-    def assign(self, positions: Mapping[Origin, int]) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
         ...
 
-    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+    def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         """What has arrived, waiting up to `timeout_s` for the first of it.
 
         Raises KafkaError, among others when an assigned offset is not in the log any more.
         """
         ...
 
-    def positions(self) -> dict[Origin, Position]:
+    def positions(self) -> dict[TopicPartition, Position]:
         """The position in each assigned partition: behind what `poll` has returned, and behind
         markers and aborted records that followed it. Those of which nothing was read are left out.
         """
         ...
 
-    def pause(self, origins: Sequence[Origin]) -> None:
+    def pause(self, origins: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
         ...
 
-    def high_watermarks(self) -> dict[Origin, int]:
+    def high_watermarks(self) -> dict[TopicPartition, int]:
         """The newest known end offset of each assigned partition, without asking the broker."""
         ...
 
-    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
+    def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
         """Commit offsets to the consumer group, without waiting, with `metadata` beside each: for
         lag monitoring, and to recognise a journal that lacks its end. It may fail.
         """
@@ -132,7 +132,7 @@ UNFINISHED: Final = frozenset(
 first record. Of our producers each writes one transaction: under a complete one nothing follows."""
 
 
-class TransactionFacts(msgspec.Struct, frozen=True, kw_only=True):
+class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What DescribeTransactions says of one id."""
 
     state: TransactionState
@@ -180,7 +180,7 @@ class Producer(Protocol):
         ...
 
 
-class EndOutcome(enum.Enum):
+class EndTxnResult(enum.Enum):
     """What the coordinator answered to EndTxn."""
 
     ACCEPTED = "accepted"
@@ -191,7 +191,7 @@ class EndOutcome(enum.Enum):
     NOT_AUTHORISED = "not authorised"
 
 
-class TransactionLog(Protocol):
+class TransactionAdmin(Protocol):
     """Control messages to the transaction coordinators of one Kafka cluster, and questions about
     topics that need the same connection.
 
@@ -201,13 +201,13 @@ class TransactionLog(Protocol):
 
     def cluster_id(self) -> str: ...
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
         """The coordinator's facts; None when it does not know the id."""
         ...
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         """One raw EndTxn v3. Never retried inside: the caller describes, then decides."""
         ...
 
@@ -229,7 +229,7 @@ class TransactionLog(Protocol):
         """
         ...
 
-    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Where the records of a leader epoch and of all before it end in each partition
         (OffsetForLeaderEpoch, KIP-101); -1 where the leader does not know the epoch. A position of
         that epoch behind this end is of a log that was truncated. Partitions that do not exist are

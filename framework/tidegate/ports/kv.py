@@ -2,7 +2,7 @@
 
 The write-back cache above it batches: reads come as lists of keys, writes as one batch per barrier.
 The store keeps no log of its own; the checkpoint is the log. Called by one thread only, but for a
-`Frozen` content, whose files the upload thread asks for and reads.
+`StoreCheckpoint` content, whose files the upload thread asks for and reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Frozen(Protocol):
+class StoreCheckpoint(Protocol):
     """The content of a store at one moment, on its way into files."""
 
     def files(self) -> list[Path]:
@@ -39,7 +39,7 @@ class KeyValueStore(Protocol):
         """Pairs with `first <= key < end`, in order."""
         ...
 
-    def checkpoint(self) -> Frozen:
+    def checkpoint(self) -> StoreCheckpoint:
         """Freeze the present content as files below the store's folder. Returns at once; what is
         written to the store from now on is not among them.
 

@@ -25,7 +25,7 @@ REFUSED_START_PAUSE_MS: Final = 2_000
 costs the host next to nothing, and others free what they hold at any time."""
 
 
-class ThisProcess(Protocol):
+class CurrentProcess(Protocol):
     """The process that is asking."""
 
     @property
@@ -36,11 +36,11 @@ class ThisProcess(Protocol):
         """The name of the host that the process runs on, for people."""
         ...
 
-    def leave(self, status: ExitStatus) -> NoReturn:
+    def exit(self, status: ExitStatus) -> NoReturn:
         """End at once, whatever other threads do; nothing is closed or cleaned up."""
         ...
 
-    def settle(self) -> None:
+    def freeze_gc(self) -> None:
         """What is in memory now stays as long as the process: garbage is collected rarely from here
         on, and not looked for among that.
         """
@@ -106,7 +106,7 @@ class SlotNotForked:
 ZygoteEvent = ZygoteReady | SlotForked | SlotNotForked | SlotEnded | ZygoteEnded
 
 
-class Zygote(Protocol):
+class ForkServer(Protocol):
     """The process that a TaskManager's slots are forked from.
 
     Its methods do nothing once it has ended. ZygoteEnded is the last that its listener hears: slots
@@ -153,6 +153,6 @@ class Processes(Protocol):
 
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
-    ) -> Zygote:
+    ) -> ForkServer:
         """Start a zygote; `listener` hears of it and of its slots."""
         ...

@@ -10,14 +10,14 @@ import msgspec
 
 from tidegate.errors import RpcError
 from tidegate.protocol import messages
-from tidegate.protocol.messages import Message, SlotOrder
+from tidegate.protocol.messages import Message, SlotCommand
 
 VERSION = 1
 
 _KINDS: tuple[type[Message], ...] = tuple(
     kind
     for kind in vars(messages).values()
-    if isinstance(kind, type) and issubclass(kind, Message) and kind not in {Message, SlotOrder}
+    if isinstance(kind, type) and issubclass(kind, Message) and kind not in {Message, SlotCommand}
 )
 
 

@@ -64,7 +64,7 @@ KINDS: Final[Mapping[str, type[TidegateError]]] = {
     "SparkLostError": errors.SparkLostError,
     "StartFailedError": errors.StartFailedError,
     "DataLossError": errors.DataLossError,
-    "DeposedError": errors.DeposedError,
+    "DeposedError": errors.FencedError,
     "InternalError": errors.InternalError,
 }
 """What stands in files and messages for each class, whatever the class is called in Python."""

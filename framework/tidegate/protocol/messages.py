@@ -44,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 # --- replies ------------------------------------------------------------------------------------
 
 
-class Done(Message, frozen=True, kw_only=True, tag="Done"):
+class Acknowledge(Message, frozen=True, kw_only=True, tag="Done"):
     """Taken."""
 
 
@@ -250,7 +250,7 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     """Why the host cannot start the job's JobMaster at present, in sentences; added by the
     JobManager. Empty if a JobMaster runs or may start."""
 
-    def is_news(self, before: JobReport | None) -> bool:
+    def differs_from(self, before: JobReport | None) -> bool:
         """Whether it says anything that `before` does not, but for when."""
         if before is None:
             return True
@@ -487,7 +487,7 @@ class DeclineCheckpoint(Message, frozen=True, kw_only=True, tag="DeclineCheckpoi
     reason: str
 
 
-class InputEnded(Message, frozen=True, kw_only=True, tag="InputEnded"):
+class SubtaskInputEnded(Message, frozen=True, kw_only=True, tag="InputEnded"):
     """The subtask has processed the last record of a bounded run."""
 
     job: JobName
@@ -516,7 +516,7 @@ class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
 # --- JobMaster to slot --------------------------------------------------------------------------
 
 
-class SlotOrder(Message, frozen=True, kw_only=True):
+class SlotCommand(Message, frozen=True, kw_only=True):
     """Base of what a JobMaster tells a slot."""
 
     job: JobName
@@ -532,7 +532,7 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: tuple[KeyedSnapshot, ...]
 
 
-class Deploy(SlotOrder, frozen=True, kw_only=True, tag="Deploy"):
+class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot
     i's).
     """
@@ -560,18 +560,18 @@ class Deploy(SlotOrder, frozen=True, kw_only=True, tag="Deploy"):
     """The id of the checkpoint storage, see `BlobStore.bind`."""
 
 
-class StartSources(SlotOrder, frozen=True, kw_only=True, tag="StartSources"):
+class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):
     """Every slot is ready and the fencing is done: sources may read."""
 
 
-class TriggerCheckpoint(SlotOrder, frozen=True, kw_only=True, tag="TriggerCheckpoint"):
+class TriggerCheckpoint(SlotCommand, frozen=True, kw_only=True, tag="TriggerCheckpoint"):
     """Sources of the slot inject the barrier; after a final one they emit nothing more."""
 
     checkpoint: CheckpointId
     final: bool = False
 
 
-class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True, tag="CheckpointCompleted"):
+class CheckpointCompleted(SlotCommand, frozen=True, kw_only=True, tag="CheckpointCompleted"):
     """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit. The
     journal names `freed` no more (settled, or a newer publication): their ids may be used again.
     """
@@ -581,11 +581,11 @@ class CheckpointCompleted(SlotOrder, frozen=True, kw_only=True, tag="CheckpointC
     freed: tuple[TransactionalId, ...]
 
 
-class CheckpointAborted(SlotOrder, frozen=True, kw_only=True, tag="CheckpointAborted"):
+class CheckpointAborted(SlotCommand, frozen=True, kw_only=True, tag="CheckpointAborted"):
     """Declined or expired: snapshots may be dropped, prepared transactions may not."""
 
     checkpoint: CheckpointId
 
 
-class CloseTasks(SlotOrder, frozen=True, kw_only=True, tag="CloseTasks"):
+class CloseTasks(SlotCommand, frozen=True, kw_only=True, tag="CloseTasks"):
     """The job has ended: close the user's functions and leave."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import SubtaskIndex, TransactionalId, Uid, VertexId
 
 KEY_TYPE: Final = ""
@@ -79,9 +79,9 @@ class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The leader epoch of the last record before `offset` (KIP-101); -1 where it is not known."""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TopicPartition:
         """Topic and partition."""
-        return Origin(self.topic, self.partition)
+        return TopicPartition(self.topic, self.partition)
 
 
 class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,8 +25,8 @@ _RETRY_PAUSE_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class ControlLine:
-    """Sends the slot's messages. `abandon` is called, once, when the JobMaster is lost or refuses
+class JobMasterGateway:
+    """Sends the slot's messages. `on_lost` is called, once, when the JobMaster is lost or refuses
     us.
     """
 
@@ -37,10 +37,10 @@ class ControlLine:
         clock: Clock,
         threads: Threads,
         config: Config,
-        abandon: Callable[[str], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._client, self._clock, self._threads = client, clock, threads
-        self._abandon = abandon
+        self._abandon = on_lost
         self._interval_s = config.cluster.heartbeat_interval / 1000
         self._quiet_s = config.cluster.quiet_interval / 1000
         self._timeout_s = config.cluster.heartbeat_timeout / 1000
@@ -58,7 +58,7 @@ class ControlLine:
         from a thread of its own.
         """
 
-        def beat() -> None:
+        def send_heartbeats() -> None:
             try:
                 beat_on()
             except Exception as error:  # noqa: BLE001  # without heartbeats the slot counts as lost
@@ -74,7 +74,7 @@ class ControlLine:
                 told, told_s = now, now_s
                 self._deliver(SlotHeartbeat(job=job, attempt=attempt, ordinal=ordinal, metrics=now))
 
-        self._threads.start(beat, name="heartbeat")
+        self._threads.start(send_heartbeats, name="heartbeat")
 
     def _send_all(self) -> None:
         while True:

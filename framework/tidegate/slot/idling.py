@@ -18,7 +18,7 @@ SHARE_OF_SILENCE: Final = 0.02
 Where none can come, each wait is as long as the silence before it."""
 
 SHARE_OF_INTERVAL: Final = 0.05
-ALWAYS_S: Final = 0.02
+UNNOTICEABLE_S: Final = 0.02
 LONGEST_S: Final = 0.2
 """A barrier comes later by this share of the checkpoint interval at most; by the second number
 where that is less, and never by more than the third, after which a waiting consumer wakes anyway,
@@ -29,31 +29,31 @@ then begin at the second number again and grow to what they were, or a checkpoin
 one at each of its steps."""
 
 
-class Idling:
+class IdleWait:
     """What a slot's loop remembers of its silence."""
 
     def __init__(self, interval_s: float, now_s: float) -> None:
         """`interval_s`: from one checkpoint to the next."""
-        self._longest_s = max(ALWAYS_S, min(SHARE_OF_INTERVAL * interval_s, LONGEST_S))
+        self._longest_s = max(UNNOTICEABLE_S, min(SHARE_OF_INTERVAL * interval_s, LONGEST_S))
         self._batches, self._since_s = 0, now_s
         self._stirred_s = -math.inf
 
-    def turned(self, now_s: float, batches: int, *, stirred: bool) -> None:
+    def record_turn(self, now_s: float, batches: int, *, woken: bool) -> None:
         """The loop has been round once, with or without a wait after it.
 
-        `batches`: of records, taken in so far. `stirred`: another thread had something for the
+        `batches`: of records, taken in so far. `woken`: another thread had something for the
         slot, or a barrier went through it.
         """
         if batches != self._batches:
             self._batches, self._since_s = batches, now_s
-        if stirred:
+        if woken:
             self._stirred_s = now_s
 
-    def wait_s(self, now_s: float, *, fed: bool) -> float:
-        """How long to wait now; `fed`: other slots may send records."""
-        share = SHARE_OF_SILENCE if fed else 1.0
+    def wait_s(self, now_s: float, *, has_remote_inputs: bool) -> float:
+        """How long to wait now; `has_remote_inputs`: other slots may send records."""
+        share = SHARE_OF_SILENCE if has_remote_inputs else 1.0
         return min(
             self._longest_s,
-            max(ALWAYS_S, now_s - self._stirred_s),
+            max(UNNOTICEABLE_S, now_s - self._stirred_s),
             max(SHORTEST_S, share * (now_s - self._since_s)),
         )

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.config import Config
-from tidegate.dataplane.assembly import Assembly, Surroundings
+from tidegate.dataplane.assembly import SlotContext, TaskBuilder
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
+from tidegate.dataplane.state.local_folder import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.elements import Barrier
 from tidegate.errors import ExchangeError, StorageError, TidegateError
@@ -31,28 +31,28 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.exchange import Exchange
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
+    Acknowledge,
     AcknowledgeCheckpoint,
     CheckpointAborted,
     CheckpointCompleted,
     CloseTasks,
     DeclineCheckpoint,
     Deploy,
-    Done,
-    InputEnded,
     Message,
     Refused,
     RegisterSlot,
     SlotMetrics,
     StartSlot,
     StartSources,
+    SubtaskInputEnded,
     TaskFailed,
     TasksReady,
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
-from tidegate.slot.control import ControlLine
-from tidegate.slot.idling import Idling
+from tidegate.slot.control import JobMasterGateway
+from tidegate.slot.idling import IdleWait
 
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
@@ -93,7 +93,7 @@ class Slot:
         self._start, self._drivers, self._slot = start, drivers, slot
         self._task_manager_pid = task_manager_pid
         self._config = Config.from_dict(start.settings)
-        self._taking, self._taken = drivers.threads.lock(), 0
+        self._receive_lock, self._last_sequence = drivers.threads.lock(), 0
         """Number of the last order that was taken."""
         self._counters = Counters()
         self._engine = Engine(drivers.threads, self._fail)
@@ -109,16 +109,16 @@ class Slot:
         self._saturated = False
         self._waited_s, self._looked_s = 0.0, -math.inf
         """For records since the last look, and when that was."""
-        self._local: LocalFolder | None = None
+        self._local: LocalStateDir | None = None
         self._completed = False
         """Whether this attempt has completed a checkpoint."""
         self._exchange: Exchange | None = None
-        self._control = ControlLine(
+        self._control = JobMasterGateway(
             client=drivers.rpc.connect(start.jobmaster_address),
             clock=drivers.clock,
             threads=drivers.threads,
             config=self._config,
-            abandon=self._abandon,
+            on_lost=self._abandon,
         )
 
     def run(self) -> int:
@@ -156,7 +156,7 @@ class Slot:
 
     def _loop(self) -> None:
         clock = self._drivers.clock
-        idling = Idling(self._config.checkpoint.interval / 1000, clock.monotonic())
+        idling = IdleWait(self._config.checkpoint.interval / 1000, clock.monotonic())
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while True:
             stirred = self._mailbox.has_posts()
@@ -172,12 +172,12 @@ class Slot:
                     self._engine.guarded(task.flush, task.subtask)
                 flush_at = now + FLUSH_INTERVAL_S
             if now >= look_at:
-                self._engine.guarded(self._look_at_lag, None)
+                self._engine.guarded(self._update_lag, None)
                 look_at = now + LAG_INTERVAL_S
-            idling.turned(now, self._counters.batches, stirred=stirred or worked)
+            idling.record_turn(now, self._counters.batches, woken=stirred or worked)
             # A snapshot that is being saved posts its next piece: no wait for records is due.
             if not worked and not self._mailbox.has_posts():
-                self._wait(idling.wait_s(now, fed=self._fed))
+                self._wait(idling.wait_s(now, has_remote_inputs=self._fed))
 
     def _step(self, task: Task, timeout_s: float) -> bool:
         if self._failed:
@@ -208,13 +208,15 @@ class Slot:
         job, attempt = getattr(message, "job", None), getattr(message, "attempt", None)
         if (job, attempt) != (start.job, start.attempt):
             return Refused(reason=f"this slot runs attempt {start.attempt} of {start.job}")
-        with self._taking:
+        with self._receive_lock:
             number = getattr(message, "number", 0)
-            if 0 < number <= self._taken:
-                return Done()  # a try whose answer was lost, or one that was under way for long
-            self._taken = max(self._taken, number)
+            if 0 < number <= self._last_sequence:
+                return (
+                    Acknowledge()
+                )  # a try whose answer was lost, or one that was under way for long
+            self._last_sequence = max(self._last_sequence, number)
             self._mailbox.post(lambda: self._obey(message))
-        return Done()
+        return Acknowledge()
 
     def _obey(self, message: Message) -> None:  # noqa: C901 - one arm for each message
         if self._exit_code is not None or (self._failed and not isinstance(message, CloseTasks)):
@@ -240,7 +242,7 @@ class Slot:
                 for task in self._tasks:
                     task.checkpoint_aborted(message.checkpoint)
             case CloseTasks():
-                self._leave(0)
+                self._exit(0)
             case _:
                 _log.warning(
                     "a slot got a message that is not for it",
@@ -251,14 +253,14 @@ class Slot:
         if self._tasks:
             return  # repeated delivery
         local = self._local = self._local_folder(deploy.journal)
-        assembly = Assembly(
+        assembly = TaskBuilder(
             deploy,
-            Surroundings(
+            SlotContext(
                 config=self._config,
                 drivers=self._drivers,
                 counters=self._counters,
                 local=local.path,
-                earlier=local.earlier_files(),
+                earlier=local.previous_files(),
                 engine=self._engine,
                 coordination=self,
             ),
@@ -279,16 +281,16 @@ class Slot:
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
         self._fed = len(deploy.peers) > 1 and len(self._sources) < len(self._tasks)
         for task in self._tasks:
-            show_loops(task)
+            log_generated_code(task)
             task.chain.open()
-        self._drivers.process.settle()  # the user's modules are there, and what they have loaded
+        self._drivers.process.freeze_gc()  # the user's modules are there, and what they have loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
 
-    def _local_folder(self, journal: str) -> LocalFolder:
+    def _local_folder(self, journal: str) -> LocalStateDir:
         """The slot's, empty."""
         start = self._start
         root = Path(start.working_folder, self._config.state.directory, start.job, journal)
-        local = LocalFolder(root, start.attempt, f"{start.ordinal}-{start.serial}")
+        local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.serial}")
         try:
             local.make()
         except OSError as error:
@@ -296,7 +298,7 @@ class Slot:
                 f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
                 "Make room there, or set state.directory to another folder."
             ) from error
-        self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_KEPT), None)
+        self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
 
     # --- what subtasks report (Coordination)
@@ -311,7 +313,7 @@ class Slot:
         sync_ms: int,
     ) -> None:
         """A subtask's part of a checkpoint is durable."""
-        self._look_at_lag()
+        self._update_lag()
         self._send(
             AcknowledgeCheckpoint(
                 job=self._start.job,
@@ -339,7 +341,9 @@ class Slot:
 
     def input_ended(self, subtask: SubtaskId) -> None:
         """A subtask has processed the last record of a bounded run."""
-        self._send(InputEnded(job=self._start.job, attempt=self._start.attempt, subtask=subtask))
+        self._send(
+            SubtaskInputEnded(job=self._start.job, attempt=self._start.attempt, subtask=subtask)
+        )
 
     # --- failures and the end -------------------------------------------------------------------
 
@@ -365,10 +369,10 @@ class Slot:
             TaskFailed(
                 job=self._start.job, attempt=self._start.attempt, subtask=subtask, error=report
             ),
-            then=lambda: self._mailbox.post(lambda: self._leave(1)),
+            then=lambda: self._mailbox.post(lambda: self._exit(1)),
         )
 
-    def _leave(self, code: int) -> None:
+    def _exit(self, code: int) -> None:
         for task in self._tasks:
             try:
                 task.close()
@@ -382,7 +386,7 @@ class Slot:
     def _abandon(self, reason: str) -> None:
         """Called by the control threads: nobody listens to us any more."""
         _log.warning("the slot leaves", extra={"reason": reason})
-        self._drivers.process.leave(1)
+        self._drivers.process.exit(1)
 
     # --- helpers --------------------------------------------------------------------------------
 
@@ -404,7 +408,7 @@ class Slot:
             restored_bytes=counters.restored(),
         )
 
-    def _look_at_lag(self) -> None:
+    def _update_lag(self) -> None:
         lags = [lag for source in self._sources if (lag := source.lag()) is not None]
         self._lag = sum(lags) if lags else None
         errors = [error for source in self._sources if (error := source.connection_error())]
@@ -422,7 +426,7 @@ class Slot:
         return self._exchange
 
 
-def show_loops(task: Task) -> None:
+def log_generated_code(task: Task) -> None:
     """Log the loops that were generated for its stateless steps, a line of theirs in each line."""
     for fused in task.chain.fused:
         for number, line in enumerate(fused.source.splitlines(), 1):

@@ -4,6 +4,6 @@ It is public, because users test with it too. It never opens a socket, a file or
 """
 
 from tidegate.testing.harness import FunctionHarness
-from tidegate.testing.pipeline_test import PipelineTest, TestSink, TestSource
+from tidegate.testing.pipeline_test import PipelineSink, PipelineSource, PipelineTest
 
-__all__ = ["FunctionHarness", "PipelineTest", "TestSink", "TestSource"]
+__all__ = ["FunctionHarness", "PipelineSink", "PipelineSource", "PipelineTest"]

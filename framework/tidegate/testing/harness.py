@@ -12,16 +12,16 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from tidegate.api.declared import OnError
 from tidegate.api.functions import KeyedProcess, SideOutput
-from tidegate.api.kafka import OutgoingRecord
+from tidegate.api.kafka import ProducerRecord
 from tidegate.api.keys import key_normaliser
-from tidegate.api.place import user_place
+from tidegate.api.place import user_location
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.api.types import KeyLike
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import PipelineError
 from tidegate.graph.logical import MAIN, UNKNOWN, Edge, Node
 from tidegate.testing.cells import CellsByKey
@@ -33,7 +33,7 @@ U = TypeVar("U")
 V = TypeVar("V")
 X = TypeVar("X")
 
-_ORIGIN = Origin("test", 0)
+_ORIGIN = TopicPartition("test", 0)
 
 
 class FunctionHarness(Generic[K, T, U]):
@@ -59,16 +59,16 @@ class FunctionHarness(Generic[K, T, U]):
         node = Node(
             id="function",
             kind="keyed_process",
-            inputs=(Edge(node="test", exchange="key", key=self._key_of_record),),
+            inputs=(Edge(node="test", partitioning="key", key=self._key_of_record),),
             uid="function",
             options={},
-            place=user_place(),
+            place=user_location(),
             function=function,
         )
         types = {MAIN: kind.result_type()} | {n: t.of for n, t in kind.declared_outputs.items()}
         self.counters = Counters()
         """`skipped` and `dead_letters` are what the policy has left out."""
-        self._letters: list[OutgoingRecord[bytes, bytes]] = []
+        self._letters: list[ProducerRecord[bytes, bytes]] = []
         refusals = Refusals(node.id, on_error, self.counters, self._collect_letters)
         checks = Checks(kind.__name__, every_field=True)
         emits = {
@@ -105,7 +105,7 @@ class FunctionHarness(Generic[K, T, U]):
         self._collected[tag.name] = []
         return cast("list[X]", values)
 
-    def dead_letters(self) -> list[OutgoingRecord[bytes, bytes]]:
+    def dead_letters(self) -> list[ProducerRecord[bytes, bytes]]:
         """The dead letters since they were last read, with `on_error="dead_letter"`."""
         letters, self._letters = self._letters, []
         return letters

@@ -24,22 +24,22 @@ from tidegate.api.kafka import (
     Headers,
     KafkaSink,
     KafkaSource,
-    OutgoingRecord,
+    ProducerRecord,
     letters_name,
 )
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.values import fault
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.operators.chain import Chain, Leaves
+from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sources.decoding import BatchDecoder
-from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import InternalError, PipelineError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM
 from tidegate.graph.logical import DEAD_LETTERS, Node
 from tidegate.graph.plan import PlanEdge, plan
 from tidegate.ids import CheckpointId, TransactionalId, Uid, VertexId
-from tidegate.ports.kafka import Message
+from tidegate.ports.kafka import RawRecord
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.cells import CellsByKey
 
@@ -61,18 +61,18 @@ class PipelineTest:
         """`skipped` and `dead_letters` are what the policies of the pipeline have left out."""
         self._written: dict[str, list[Any]] = {}
         self._states: list[CellsByKey] = []
-        self._chains: dict[VertexId, Chain] = {}
+        self._chains: dict[VertexId, OperatorChain] = {}
         self._offsets: dict[str, int] = {}
         self._decoders: dict[str, BatchDecoder] = {}
         layout = plan(self._graph, 1, DEFAULT_MAX_PARALLELISM)
         for vertex in layout.vertices:
-            leaves = Leaves(
+            leaves = ChainOutputs(
                 outlets=[(edge, _Outlet(self, edge)) for edge in layout.outputs_of(vertex.id)],
                 make_sink=self._make_sink,
                 make_state=self._make_state,
                 counters=self.counters,
             )
-            self._chains[vertex.id] = Chain(
+            self._chains[vertex.id] = OperatorChain(
                 pipeline.__name__, self._graph, vertex, leaves, every_field=True
             )
         for chain in self._chains.values():
@@ -90,19 +90,19 @@ class PipelineTest:
         for chain in self._chains.values():
             chain.close()
 
-    def source(self, source: KafkaSource[T]) -> TestSource[T]:
+    def source(self, source: KafkaSource[T]) -> PipelineSource[T]:
         """Where records of a source are pushed."""
         self._check_ours(source)
-        return TestSource(self, source)
+        return PipelineSource(self, source)
 
-    def sink(self, sink: KafkaSink[T]) -> TestSink[T]:
+    def sink(self, sink: KafkaSink[T]) -> PipelineSink[T]:
         """What a sink got."""
         self._check_ours(sink)
-        return TestSink(self._written[sink.name])
+        return PipelineSink(self._written[sink.name])
 
     def dead_letters(
         self, of: KafkaSource[Any] | KafkaSink[Any] | str
-    ) -> list[OutgoingRecord[bytes, bytes]]:
+    ) -> list[ProducerRecord[bytes, bytes]]:
         """The dead letters of a source or sink, or of all that write them to a topic (its name),
         since they were last read.
         """
@@ -122,8 +122,10 @@ class PipelineTest:
         letters = any(map(self._graph.leads_to_letters, node.inputs))
         return letters and cast("KafkaSink[Any]", node.declaration).topic == topic
 
-    def deliver(self, source: KafkaSource[Any], origin: Origin, messages: list[Message]) -> None:
-        """Run messages of one partition through the pipeline, as one batch; for `TestSource`."""
+    def deliver(
+        self, source: KafkaSource[Any], origin: TopicPartition, messages: list[RawRecord]
+    ) -> None:
+        """Run messages of one partition through the pipeline, as a batch; for `PipelineSource`."""
         decoder = self._decoders.get(source.name)
         if decoder is None:
             decoder = BatchDecoder(source, Uid(source.name), self.counters, keep_keys=False)
@@ -163,7 +165,7 @@ class PipelineTest:
         return state
 
 
-class TestSource(Generic[T]):
+class PipelineSource(Generic[T]):
     """A source of the pipeline under test."""
 
     __test__ = False  # not a test class of pytest's
@@ -180,7 +182,7 @@ class TestSource(Generic[T]):
         """Records arrive, written and read by the source's formats; those of one partition as a
         batch.
 
-        A KafkaRecord keeps its provenance; others come from partition 0 of the source's topic.
+        A ConsumerRecord keeps its provenance; others come from partition 0 of the source's topic.
         """
         messages = [self._message(record) for record in records]
         for origin, run in groupby(messages, key=lambda message: message.origin):
@@ -196,10 +198,10 @@ class TestSource(Generic[T]):
         return self
 
     def _message(self, record: Any) -> _Message:
-        if not self._source.whole:
+        if not self._source.full_record:
             return self._plain(self._encode_value(record))
         return _Message(
-            origin=Origin(record.topic, record.partition),
+            origin=TopicPartition(record.topic, record.partition),
             of_value=None if record.value is None else self._encode_value(record.value),
             of_key=None if record.key is None else self._encode_key(record.key),
             of_headers=record.headers,
@@ -211,7 +213,7 @@ class TestSource(Generic[T]):
         self, value: bytes | None, *, key: bytes | None = None, headers: Headers = ()
     ) -> _Message:
         return _Message(
-            origin=Origin(self._source.topic, 0),
+            origin=TopicPartition(self._source.topic, 0),
             of_value=value,
             of_key=key,
             of_headers=headers,
@@ -224,7 +226,7 @@ class TestSource(Generic[T]):
 class _Message:
     """A record as the client library hands it over."""
 
-    origin: Origin
+    origin: TopicPartition
     of_value: bytes | None
     of_key: bytes | None
     of_headers: Headers
@@ -247,7 +249,7 @@ class _Message:
         return list(self.of_headers) or None
 
 
-class TestSink(Generic[T]):
+class PipelineSink(Generic[T]):
     """A sink of the pipeline under test."""
 
     __test__ = False
@@ -361,4 +363,4 @@ def _encoder(sink: KafkaSink[Any]) -> Callable[[Any], None]:
                     "has its format in key="
                 )
 
-    return whole if sink.whole else plain
+    return whole if sink.full_record else plain

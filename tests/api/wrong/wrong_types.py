@@ -9,9 +9,9 @@ import msgspec
 
 from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal
 from tidegate import (
+    ConsumerRecord,
     Context,
     Json,
-    KafkaRecord,
     KafkaSink,
     KafkaSource,
     KeyedProcess,
@@ -20,7 +20,7 @@ from tidegate import (
     Param,
     Pipeline,
     Process,
-    RecordContext,
+    ProcessContext,
     SideOutput,
     Utf8,
     ValueState,
@@ -83,14 +83,14 @@ class Wrong(Pipeline, name="wrong"):
         by_order = self.payments.key_by(lambda payment: payment.order_id)
         by_order.process(RunningTotal(), uid="b")  # refused: Payment for Order
         orders.map(lambda order: order.order_id).to(self.orders)  # refused: a source is no sink
-        orders.map(lambda o: CustomerTotal("a", o.amount)).to(self.full)  # refused: OutgoingRecord
+        orders.map(lambda o: CustomerTotal("a", o.amount)).to(self.full)  # refused: ProducerRecord
         self.whole.map(lambda record: record.value.amont)  # refused: no such field
         self.maybe.map(lambda record: record.value.amount)  # refused: value may be None
         self.keyless.map(lambda record: record.key.lower())  # refused: key may be None
         self.whole.map(key_of)  # refused: the function wants other keys
 
 
-def key_of(record: KafkaRecord[int, Order]) -> int:
+def key_of(record: ConsumerRecord[int, Order]) -> int:
     return record.key
 
 
@@ -120,7 +120,7 @@ class BadSignature(KeyedProcess[str, Order, CustomerTotal]):
 
 
 class Unkeyed(Process[Order, Order]):
-    def process(self, order: Order, ctx: RecordContext) -> Iterable[Order]:
+    def process(self, order: Order, ctx: ProcessContext) -> Iterable[Order]:
         print(ctx.key)  # refused: no key here
         return (order,)
 

@@ -18,13 +18,13 @@ from dataclasses import replace
 import msgspec
 
 from tidegate.checkpoint.effects import Procedure, create_entry, read_object
-from tidegate.checkpoint.envelope import seal, unseal
-from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
-from tidegate.checkpoint.procedures.patience import STORING, Patience, Waiting
+from tidegate.checkpoint.envelope import decode_file, encode_file
+from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
+from tidegate.checkpoint.procedures.patience import STORAGE_RETRY, RetryLoop, RetryPolicy
 from tidegate.checkpoint.source_changes import changed_log, gone_partition
 from tidegate.errors import CorruptCheckpointError, SourceChangedError, StorageError
 from tidegate.ids import JobName, Uid
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.protocol.snapshots import SourceSplit
 
 
@@ -55,7 +55,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Beginnings(msgspec.Struct, frozen=True, kw_only=True):
+class InitialOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """The file of a submission."""
 
     partitions: tuple[Beginning, ...]
@@ -66,14 +66,14 @@ def beginnings_path(job: JobName, submission: str) -> str:
     return f"{job}/beginnings/{submission}.json"
 
 
-def fix_beginnings(
+def record_initial_offsets(
     job: JobName,
     submission: str,
-    found: Sequence[PartitionFacts],
+    found: Sequence[PartitionOffsets],
     *,
     checkpointed: Collection[tuple[Uid, str, int]] = (),
-    patience: Patience = STORING,
-) -> Procedure[tuple[PartitionFacts, ...]]:
+    patience: RetryPolicy = STORAGE_RETRY,
+) -> Procedure[tuple[PartitionOffsets, ...]]:
     """`found`, with the starts and ends of this submission's first look. Partitions that are
     `checkpointed` do not begin there: the restore compares their topics with the checkpoint's.
 
@@ -91,7 +91,7 @@ def fix_beginnings(
 
 
 def _changes(
-    found: Sequence[PartitionFacts], first: Mapping[tuple[Uid, str, int], Beginning]
+    found: Sequence[PartitionOffsets], first: Mapping[tuple[Uid, str, int], Beginning]
 ) -> Iterator[SourceChangedError]:
     """Topics that were created again since the first look."""
     now = {(facts.source, facts.topic, facts.partition): facts for facts in found}
@@ -111,9 +111,9 @@ def read_beginnings(job: JobName, submission: str) -> Procedure[tuple[SourceSpli
     return tuple(known.split for known in first.values())
 
 
-def _first_look(found: Sequence[PartitionFacts]) -> bytes:
-    return seal(
-        Beginnings(
+def _first_look(found: Sequence[PartitionOffsets]) -> bytes:
+    return encode_file(
+        InitialOffsets(
             partitions=tuple(
                 Beginning(
                     source=facts.source,
@@ -131,13 +131,13 @@ def _first_look(found: Sequence[PartitionFacts]) -> bytes:
     )
 
 
-def _written(path: str, data: bytes, patience: Patience) -> Procedure[bytes]:
+def _written(path: str, data: bytes, patience: RetryPolicy) -> Procedure[bytes]:
     """What stands there afterwards: ours, or that of another JobMaster that was first."""
-    waiting = Waiting(patience)
-    while (yield from create_entry(path, data)) is Created.UNKNOWN:
-        if not (yield from waiting.again()):
+    waiting = RetryLoop(patience)
+    while (yield from create_entry(path, data)) is CreateResult.UNKNOWN:
+        if not (yield from waiting.wait()):
             raise StorageError(
-                f"the checkpoint storage did not say in {patience.give_up_s:g} s whether {path} "
+                f"the checkpoint storage did not say in {patience.timeout_s:g} s whether {path} "
                 "was written; the attempt ends, and the next one reads it"
             )
     stands = yield from read_object(path)
@@ -150,7 +150,7 @@ def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
     what = f"checkpoint file {path}"
     remedy = "Remove it to let the job look again: it holds only where the job began"
     try:
-        body = msgspec.json.decode(unseal(data, what=what), type=Beginnings)
+        body = msgspec.json.decode(decode_file(data, what=what), type=InitialOffsets)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{error}. {remedy}") from error
     except msgspec.MsgspecError as error:
@@ -160,8 +160,8 @@ def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
 
 
 def _as_first_found(
-    facts: PartitionFacts, first: dict[tuple[Uid, str, int], Beginning]
-) -> PartitionFacts:
+    facts: PartitionOffsets, first: dict[tuple[Uid, str, int], Beginning]
+) -> PartitionOffsets:
     """`facts` with the start and the end of the first look.
 
     A partition that is not in the file was added to the topic after the submit: a source that

@@ -24,25 +24,30 @@ from tidegate.checkpoint.effects import (
     list_transactions,
     nonce,
 )
-from tidegate.checkpoint.journal import HINT_INTERVAL, Accepted, Claim, entry_path
+from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL, Claim, LossAccepted, entry_path
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef
 from tidegate.checkpoint.lost_tail import GroupCommits, LostTail, find_lost_tail, read_again
 from tidegate.checkpoint.manifest import manifest_folder
 from tidegate.checkpoint.procedures.cluster_check import manifest_if_whole, refuse_other_cluster
 from tidegate.checkpoint.procedures.own_journal import (
-    OwnJournal,
+    ClaimedJournal,
     header_after,
-    place,
     restore_point,
-    write_missed_hint,
+    write_entry,
+    write_missing_snapshot,
 )
-from tidegate.checkpoint.procedures.patience import FENCING, STORING, Patience, kafka_retried
+from tidegate.checkpoint.procedures.patience import (
+    FENCE_RETRY,
+    STORAGE_RETRY,
+    RetryPolicy,
+    retry_kafka,
+)
 from tidegate.checkpoint.procedures.reading import read_entry, read_journal
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.errors import (
     CorruptCheckpointError,
     DataLossError,
-    DeposedError,
+    FencedError,
     JobClosedError,
     JournalLostError,
     RefusedError,
@@ -70,9 +75,9 @@ def claim(
     claimed_attempt: int = 0,
     commits: GroupCommits = NO_COMMITS,
     restores: bool = True,
-    hint_interval: int = HINT_INTERVAL,
-    patience: Patience = STORING,
-) -> Procedure[OwnJournal]:
+    hint_interval: int = SNAPSHOT_INTERVAL,
+    patience: RetryPolicy = STORAGE_RETRY,
+) -> Procedure[ClaimedJournal]:
     """Begin an attempt. `submission` is the id of the submit that it belongs to.
 
     JobClosedError if the job has ended for this submission. DataLossError if a loss was stated and
@@ -85,7 +90,7 @@ def claim(
     `claimed_attempt`: an attempt whose claim is known to have been written, or 0. JournalLostError
     if the journal does not reach it: `take_over` lets a submission begin a journal only once.
 
-    `again`: this process, `claimant`, has claimed before. Then DeposedError if the newest claim is
+    `again`: this process, `claimant`, has claimed before. Then FencedError if the newest claim is
     not its own: it was given up meanwhile, and must not push out the one that has taken its place.
     """
     asked = _Asked(
@@ -98,7 +103,7 @@ def claim(
         claimant=claimant,
         again=again,
         claimed_attempt=claimed_attempt,
-        cluster=(yield from kafka_retried(cluster_id, FENCING)),
+        cluster=(yield from retry_kafka(cluster_id, FENCE_RETRY)),
         listed=(yield from _listed(job)) if restores and not again else (),
         commits=commits,
         restores=restores,
@@ -107,13 +112,13 @@ def claim(
     for _ in range(COMPETITIONS_MAX):
         yield from _refuse(asked, state)
         entry = yield from _next_entry(asked, state)
-        found = yield from place(job, entry, patience)
+        found = yield from write_entry(job, entry, patience)
         if found is None or found.nonce != entry.nonce:
             state = yield from read_journal(job)  # others were faster, perhaps by much
             continue
         if isinstance(found, Claim):
             yield from _read_back(job, found)
-            journal = OwnJournal(
+            journal = ClaimedJournal(
                 job=job,
                 submission=submission,
                 attempt=Attempt(found.number),
@@ -122,7 +127,7 @@ def claim(
                 state=state.after(found),
                 hint_interval=hint_interval,
             )
-            yield from write_missed_hint(journal)
+            yield from write_missing_snapshot(journal)
             return journal
         state = state.after(found)
     message = f"job {job!r}: others have added {COMPETITIONS_MAX} journal entries during one claim"
@@ -136,8 +141,8 @@ def claim_to_close(
     claimant: str = "",
     again: bool = False,
     claimed_attempt: int = 0,
-    patience: Patience = STORING,
-) -> Procedure[OwnJournal | None]:
+    patience: RetryPolicy = STORAGE_RETRY,
+) -> Procedure[ClaimedJournal | None]:
     """Claim the journal only to settle, fence and close it: no user code and no restore is needed.
 
     None where the newest claim is of another submission, or there is none: then nothing of this
@@ -191,11 +196,11 @@ class _Asked:
         return state.submission != self.submission
 
 
-def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | Accepted]:
+def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | LossAccepted]:
     """The claim; before it, where a loss is accepted, the entry that says so."""
     header = yield from header_after(state)
     if state.lost is not None and not state.accepted:
-        return Accepted(**header, lost=state.lost.number, submission=asked.submission)
+        return LossAccepted(**header, lost=state.lost.number, submission=asked.submission)
     if not state.number:
         header["journal"] = yield from nonce()
     tail = asked.lost_tail(state)
@@ -217,7 +222,7 @@ def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
     if state.attempt < asked.claimed_attempt:
         raise JournalLostError(_lost_journal(job, state, asked.claimed_attempt))
     if asked.again and state.claimant != asked.claimant:
-        raise DeposedError(
+        raise FencedError(
             f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
             "exits and claims nothing any more"
         )
@@ -249,7 +254,7 @@ def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
     """Before the journal is read: an id of an attempt whose claim comes in between would look like
     one of another journal, or of an end that is lost.
     """
-    return tuple((yield from kafka_retried(lambda: list_transactions(job_prefix(job)), FENCING)))
+    return tuple((yield from retry_kafka(lambda: list_transactions(job_prefix(job)), FENCE_RETRY)))
 
 
 def _lost_tail(job: JobName, state: JournalState, tail: LostTail, again: str) -> str:

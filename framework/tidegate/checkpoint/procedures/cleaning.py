@@ -15,31 +15,31 @@ from typing import Final
 from tidegate.checkpoint.effects import Procedure, delete_object, list_objects
 from tidegate.checkpoint.journal_state import PublicationRef
 from tidegate.checkpoint.manifest import Manifest, manifest_folder
-from tidegate.checkpoint.procedures.own_journal import OwnJournal
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
 from tidegate.checkpoint.procedures.publish import load_manifest
 from tidegate.checkpoint.retention import (
-    dropped_files,
-    leftovers,
+    expired_files,
     manifests_first,
-    needed_paths,
+    orphans,
+    orphans_of_older_attempts,
+    referenced_paths,
     retained_publications,
-    strays,
 )
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import JournalNumber
 
 
 @dataclass(slots=True, kw_only=True)
-class Cleaning:
-    """What an attempt remembers between two calls of `delete_unneeded`."""
+class CheckpointCleanup:
+    """What an attempt remembers between two calls of `clean_up`."""
 
     manifests: dict[JournalNumber, Manifest] = field(default_factory=dict)
     """By the number of their publication: the retained ones, as of the last call."""
     calls: int = 0
     """That came as far as a listing would be."""
-    suspects: frozenset[str] = frozenset()
+    orphan_candidates: frozenset[str] = frozenset()
     """What the last listing found of this attempt that no retained manifest refers to."""
-    blind: bool = False
+    manifest_unreadable: bool = False
     """A retained manifest can not be read, so nobody knows what it needs: no more listings."""
 
 
@@ -47,8 +47,8 @@ LIST_EVERY: Final = 20
 """Calls per listing: a listing costs as much as a dozen other requests, and strays are few."""
 
 
-def delete_unneeded(
-    journal: OwnJournal, cleaning: Cleaning, *, retained: int
+def clean_up(
+    journal: ClaimedJournal, cleaning: CheckpointCleanup, *, retained: int
 ) -> Procedure[tuple[str, ...]]:
     """Delete, and return the paths in that order. StorageError: call again after the next
     publication.
@@ -66,7 +66,7 @@ def delete_unneeded(
             yield from _remember(cleaning, ref)
     if state.named:
         return ()
-    needed = needed_paths(
+    needed = referenced_paths(
         journal.job,
         [cleaning.manifests[number] for number in refs if number in cleaning.manifests],
         [ref.manifest for ref in refs.values()],
@@ -74,9 +74,9 @@ def delete_unneeded(
     dropped = cleaning.manifests.keys() - refs.keys()
     unneeded: set[str] = set()
     for number in dropped:
-        unneeded |= dropped_files(journal.job, cleaning.manifests[number], needed)
-    suspects = cleaning.suspects
-    if not cleaning.blind and cleaning.calls % LIST_EVERY == 0:
+        unneeded |= expired_files(journal.job, cleaning.manifests[number], needed)
+    suspects = cleaning.orphan_candidates
+    if not cleaning.manifest_unreadable and cleaning.calls % LIST_EVERY == 0:
         own, left = yield from _list_strays(journal, needed)
         unneeded |= left | (own & suspects)
         suspects = own - unneeded
@@ -85,25 +85,25 @@ def delete_unneeded(
         yield from delete_object(path)
     for number in dropped:
         del cleaning.manifests[number]
-    cleaning.suspects = suspects
+    cleaning.orphan_candidates = suspects
     cleaning.calls += 1
     return in_order
 
 
-def _remember(cleaning: Cleaning, ref: PublicationRef) -> Procedure[None]:
+def _remember(cleaning: CheckpointCleanup, ref: PublicationRef) -> Procedure[None]:
     try:
         cleaning.manifests[ref.number] = yield from load_manifest(ref)
     except CorruptCheckpointError:
         # The checkpoint itself is reported by the restore that asks for it.
-        cleaning.blind = True
+        cleaning.manifest_unreadable = True
 
 
 def _list_strays(
-    journal: OwnJournal, needed: frozenset[str]
+    journal: ClaimedJournal, needed: frozenset[str]
 ) -> Procedure[tuple[frozenset[str], frozenset[str]]]:
     """What no retained manifest refers to: of this attempt, and what older ones left."""
     listed: list[str] = []
     for folder in (f"{journal.job}/files", manifest_folder(journal.job)):
         listed += yield from list_objects(folder)
-    own = strays(listed, attempt=journal.attempt, needed=needed)
-    return own, leftovers(listed, attempt=journal.attempt, needed=needed)
+    own = orphans(listed, attempt=journal.attempt, needed=needed)
+    return own, orphans_of_older_attempts(listed, attempt=journal.attempt, needed=needed)

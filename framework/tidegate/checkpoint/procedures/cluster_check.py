@@ -21,11 +21,11 @@ Three findings, from the most to the least surprising:
 from __future__ import annotations
 
 from tidegate.checkpoint.effects import Procedure, wall_clock
-from tidegate.checkpoint.journal import Accepted, Lost
+from tidegate.checkpoint.journal import LossAccepted, Lost
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
-from tidegate.checkpoint.procedures.patience import STORING, Patience
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal, append_entry, header_after
+from tidegate.checkpoint.procedures.patience import STORAGE_RETRY, RetryPolicy
 from tidegate.checkpoint.procedures.publish import load_manifest
 from tidegate.errors import ClusterMismatchError, CorruptCheckpointError, RefusedError
 from tidegate.ids import JobName
@@ -92,7 +92,7 @@ def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTra
 
 
 def give_up_foreign(
-    journal: OwnJournal, *, storing: Patience = STORING
+    journal: ClaimedJournal, *, storing: RetryPolicy = STORAGE_RETRY
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
     """After a claim that the operator's `accept_loss` has let pass: write down that transactions of
     another cluster are given up, and that this is accepted. Returns them.
@@ -116,10 +116,10 @@ def give_up_foreign(
             "these transactions do not appear."
         ),
     )
-    yield from append(journal, lost, storing)
+    yield from append_entry(journal, lost, storing)
     header = yield from header_after(journal.state)
-    accepted = Accepted(**header, lost=lost.number, submission=journal.submission)
-    yield from append(journal, accepted, storing)
+    accepted = LossAccepted(**header, lost=lost.number, submission=journal.submission)
+    yield from append_entry(journal, accepted, storing)
     return given_up
 
 

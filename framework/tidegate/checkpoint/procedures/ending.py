@@ -16,19 +16,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tidegate.checkpoint.effects import Procedure, describe, end_transaction, pause, together
-from tidegate.checkpoint.procedures.own_journal import OwnJournal
-from tidegate.checkpoint.procedures.patience import ENDING, Patience, Waiting, kafka_retried
+from tidegate.checkpoint.effects import Procedure, describe, end_transaction, gather, pause
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
+from tidegate.checkpoint.procedures.patience import (
+    COMMIT_RETRY,
+    RetryLoop,
+    RetryPolicy,
+    retry_kafka,
+)
 from tidegate.checkpoint.recovery import decide, is_complete
 from tidegate.errors import KafkaError, KafkaUnavailableError
-from tidegate.ports.kafka import EndOutcome, TransactionFacts
+from tidegate.ports.kafka import EndTxnResult, TransactionDescription
 from tidegate.protocol.snapshots import PreparedTransaction
 
-Facts = dict[PreparedTransaction, TransactionFacts | None]
+Facts = dict[PreparedTransaction, TransactionDescription | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class CommitResult:
     """What became of named transactions; to be handed to `settle`."""
 
     ended: tuple[PreparedTransaction, ...]
@@ -37,27 +42,31 @@ class Ended:
     """Aborted by the broker: `settle` states the loss and fails the job."""
 
 
-def commit(journal: OwnJournal, *, patience: Patience = ENDING) -> Procedure[Ended]:
+def commit(
+    journal: ClaimedJournal, *, patience: RetryPolicy = COMMIT_RETRY
+) -> Procedure[CommitResult]:
     """End every named transaction that was not yet seen ended, oldest first.
 
     To be called after a publication, one call at a time; it covers all publications up to now.
     Kafka's last error is raised when patience ends: then the attempt must end, and its restart
     tries again.
     """
-    return (yield from end_transactions(journal.unended, settled=False, patience=patience))
+    return (yield from end_transactions(journal.uncommitted, settled=False, patience=patience))
 
 
-def examine(transactions: Sequence[PreparedTransaction], patience: Patience) -> Procedure[Facts]:
+def describe_all(
+    transactions: Sequence[PreparedTransaction], patience: RetryPolicy
+) -> Procedure[Facts]:
     """What the broker says of each, all of them, trying again while it can not be asked."""
-    said = yield from together(
-        [kafka_retried(partial(describe, transaction), patience) for transaction in transactions]
+    said = yield from gather(
+        [retry_kafka(partial(describe, transaction), patience) for transaction in transactions]
     )
     return dict(zip(transactions, said, strict=True))
 
 
 def end_transactions(
-    transactions: Sequence[PreparedTransaction], *, settled: bool, patience: Patience
-) -> Procedure[Ended]:
+    transactions: Sequence[PreparedTransaction], *, settled: bool, patience: RetryPolicy
+) -> Procedure[CommitResult]:
     """EndTxn each, describe each, and again those still open, until none is.
 
     A look right after the EndTxn finds it PrepareCommit, for the markers take some milliseconds: so
@@ -66,12 +75,12 @@ def end_transactions(
     remaining = to_end = tuple(transactions)
     ended: list[PreparedTransaction] = []
     lost: list[PreparedTransaction] = []
-    waiting = Waiting(patience)
+    waiting = RetryLoop(patience)
     while remaining:
-        trouble = yield from send_ends(to_end)
+        trouble = yield from send_end_txn(to_end)
         if to_end:
             yield from pause(patience.pause_s)
-        said = yield from together([_looked_at(transaction) for transaction in remaining])
+        said = yield from gather([_describe_or_error(transaction) for transaction in remaining])
         facts: Facts = {}
         for transaction, seen in zip(remaining, said, strict=True):
             if isinstance(seen, KafkaError):  # decided when its coordinator answers, not before
@@ -86,19 +95,17 @@ def end_transactions(
         gone = {*complete, *decision.lost}
         remaining = tuple(txn for txn in remaining if txn not in gone)
         to_end = tuple(txn for txn in remaining if txn not in facts or txn in decision.end)
-        if remaining and not (yield from waiting.again()):
+        if remaining and not (yield from waiting.wait()):
             raise trouble or KafkaUnavailableError(_stuck(remaining, patience))
     in_order = tuple(txn for txn in transactions if txn in set(ended))
-    return Ended(ended=in_order, lost=tuple(lost))
+    return CommitResult(ended=in_order, lost=tuple(lost))
 
 
-def send_ends(
+def send_end_txn(
     to_end: Sequence[PreparedTransaction], *, commit: bool = True
 ) -> Procedure[KafkaError | None]:
     """One EndTxn each; what stood in the way of the last that failed."""
-    troubles = yield from together(
-        [_sent_end(transaction, commit=commit) for transaction in to_end]
-    )
+    troubles = yield from gather([_sent_end(transaction, commit=commit) for transaction in to_end])
     return next((trouble for trouble in reversed(troubles) if trouble is not None), None)
 
 
@@ -107,7 +114,7 @@ def _sent_end(transaction: PreparedTransaction, *, commit: bool) -> Procedure[Ka
         outcome = yield from end_transaction(transaction, commit=commit)
     except KafkaError as error:
         return error
-    if outcome is EndOutcome.NOT_AUTHORISED:
+    if outcome is EndTxnResult.NOT_AUTHORISED:
         return KafkaError(
             f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
             "the job's principal the rights Describe and Write on its transactional ids, within "
@@ -116,18 +123,18 @@ def _sent_end(transaction: PreparedTransaction, *, commit: bool) -> Procedure[Ka
     return None
 
 
-def _looked_at(
+def _describe_or_error(
     transaction: PreparedTransaction,
-) -> Procedure[TransactionFacts | KafkaError | None]:
+) -> Procedure[TransactionDescription | KafkaError | None]:
     try:
         return (yield from describe(transaction))
     except KafkaError as error:
         return error
 
 
-def _stuck(remaining: Sequence[PreparedTransaction], patience: Patience) -> str:
+def _stuck(remaining: Sequence[PreparedTransaction], patience: RetryPolicy) -> str:
     ids = ", ".join(txn.transactional_id for txn in remaining[:5])
     return (
         f"{len(remaining)} published transactions were not completed by Kafka in "
-        f"{patience.give_up_s:g} s, among them {ids}; the job restarts and tries again"
+        f"{patience.timeout_s:g} s, among them {ids}; the job restarts and tries again"
     )

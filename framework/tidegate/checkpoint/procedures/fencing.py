@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tidegate.checkpoint.effects import Procedure, fence, list_transactions, together
-from tidegate.checkpoint.procedures.own_journal import OwnJournal
-from tidegate.checkpoint.procedures.patience import FENCING, Patience, kafka_retried
+from tidegate.checkpoint.effects import Procedure, fence, gather, list_transactions
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
+from tidegate.checkpoint.procedures.patience import FENCE_RETRY, RetryPolicy, retry_kafka
 from tidegate.checkpoint.recovery import may_fence
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.ids import Attempt, TransactionalId
@@ -28,8 +28,8 @@ from tidegate.ports.kafka import TransactionState
 Listed = dict[TransactionalId, TransactionState]
 
 
-def fence_older(
-    journal: OwnJournal, *, patience: Patience = FENCING, own_too: bool = False
+def fence_older_attempts(
+    journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY, own_too: bool = False
 ) -> Procedure[tuple[TransactionalId, ...]]:
     """Fence every id of older attempts but the complete ones, before the sources start; returns
     them.
@@ -40,7 +40,7 @@ def fence_older(
     taken_over = state.took_over and state.publication is None
     strange = taken_over or state.lost_attempt > 0
     listed = yield from _listed(journal, patience, unfinished=not strange)
-    allowed = _allowed(journal, listed, swept=journal.swept(), own_too=own_too)
+    allowed = _fenceable(journal, listed, swept=journal.fenced_before(), own_too=own_too)
     if taken_over:
         allowed += _of_other_journals(journal, listed)
     allowed += _of_lost_attempts(journal, listed)
@@ -48,8 +48,8 @@ def fence_older(
     return tuple(allowed)
 
 
-def sweep(
-    journal: OwnJournal, *, patience: Patience = FENCING
+def fence_zombies(
+    journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY
 ) -> Procedure[tuple[TransactionalId, ...]]:
     """Fence ids of older attempts that are open again; returns them. Writes nothing in the journal.
 
@@ -57,23 +57,25 @@ def sweep(
     commit nothing.
     """
     listed = yield from _listed(journal, patience, unfinished=True)
-    fenced = _allowed(journal, listed, swept=journal.attempt, own_too=False)
+    fenced = _fenceable(journal, listed, swept=journal.attempt, own_too=False)
     yield from _fence_all(fenced, patience)
     return tuple(fenced)
 
 
-def _listed(journal: OwnJournal, patience: Patience, *, unfinished: bool) -> Procedure[Listed]:
+def _listed(
+    journal: ClaimedJournal, patience: RetryPolicy, *, unfinished: bool
+) -> Procedure[Listed]:
     prefix = job_prefix(journal.job)
     asked = partial(list_transactions, prefix, unfinished=unfinished)
-    return (yield from kafka_retried(asked, patience))
+    return (yield from retry_kafka(asked, patience))
 
 
-def _fence_all(ids: Sequence[TransactionalId], patience: Patience) -> Procedure[None]:
-    yield from together([kafka_retried(partial(fence, each), patience) for each in ids])
+def _fence_all(ids: Sequence[TransactionalId], patience: RetryPolicy) -> Procedure[None]:
+    yield from gather([retry_kafka(partial(fence, each), patience) for each in ids])
 
 
-def _allowed(
-    journal: OwnJournal, listed: Listed, *, swept: Attempt, own_too: bool
+def _fenceable(
+    journal: ClaimedJournal, listed: Listed, *, swept: Attempt, own_too: bool
 ) -> list[TransactionalId]:
     return [
         transactional_id
@@ -91,7 +93,7 @@ def _allowed(
     ]
 
 
-def _of_lost_attempts(journal: OwnJournal, listed: Listed) -> list[TransactionalId]:
+def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
     """Ids of attempts that the journal has lost with its end and will count again: this attempt has
     not opened any yet.
     """
@@ -108,7 +110,7 @@ def _of_lost_attempts(journal: OwnJournal, listed: Listed) -> list[Transactional
     return found
 
 
-def _of_other_journals(journal: OwnJournal, listed: Listed) -> list[TransactionalId]:
+def _of_other_journals(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
     """Ids under the job's name that the operator has taken over, until the first publication."""
     parsed = [(tid, parse_transactional_id(tid)) for tid in sorted(listed)]
     return [

@@ -1,11 +1,11 @@
 """The journal of a job, held by the attempt that has claimed it, and how an entry is added.
 
-`OwnJournal` goes from `claim` through every other procedure of the attempt: it knows the last entry
-that this process has written, what is named, and what was seen ended. Publications, settled, lost
-and closed compete for the next number with each other and with the claims of other processes. Other
-processes are handled here; within the process **the caller runs one journal-writing procedure at a
-time** (`recover`, `publish`, `settle`, `close`; a mutex of the JobMaster). `commit` and `sweep`
-write nothing and may run beside them.
+`ClaimedJournal` goes from `claim` through every other procedure of the attempt: it knows the last
+entry that this process has written, what is named, and what was seen ended. Publications, settled,
+lost and closed compete for the next number with each other and with the claims of other processes.
+Other processes are handled here; within the process **the caller runs one journal-writing procedure
+at a time** (`recover`, `publish`, `settle`, `close`; a mutex of the JobMaster). `commit` and
+`sweep` write nothing and may run beside them.
 
 Keeps the heart of invariant 3: an entry that is not our own at the number where ours should stand
 means that a newer claim came first, and this process has been deposed.
@@ -26,8 +26,8 @@ from tidegate.checkpoint.effects import (
     write_object,
 )
 from tidegate.checkpoint.journal import (
-    HINT_INTERVAL,
     REMEDY,
+    SNAPSHOT_INTERVAL,
     AnyEntry,
     Claim,
     decode_entry,
@@ -36,11 +36,11 @@ from tidegate.checkpoint.journal import (
     hint_path,
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
-from tidegate.checkpoint.procedures.patience import Patience, Waiting
+from tidegate.checkpoint.procedures.patience import RetryLoop, RetryPolicy
 from tidegate.checkpoint.procedures.reading import newest_hint, read_entry
 from tidegate.errors import (
     CorruptCheckpointError,
-    DeposedError,
+    FencedError,
     OutcomeUnknownError,
     RefusedError,
     StorageError,
@@ -48,12 +48,12 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import Attempt, JobName, JournalNumber, TransactionalId
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
 @dataclass(slots=True, kw_only=True)
-class OwnJournal:
+class ClaimedJournal:
     """What an attempt knows of its journal. Made by `claim`, changed by procedures only."""
 
     job: JobName
@@ -67,11 +67,11 @@ class OwnJournal:
     """The same, up to the last entry that this process has written."""
     ended: set[PreparedTransaction] = field(default_factory=set)
     """Seen CompleteCommit, and possibly still in acknowledgements: never named again."""
-    hint_interval: int = HINT_INTERVAL
+    hint_interval: int = SNAPSHOT_INTERVAL
     hint_due: bool = False
     trim_due: bool = False
     """A hint was written since the journal was trimmed."""
-    in_doubt: bool = False
+    last_write_unknown: bool = False
     """Giving up left it open whether the last entry was written: `state` may lack a publication, so
     nothing may be ended, fenced or written by it. The next claim finds out."""
 
@@ -81,12 +81,12 @@ class OwnJournal:
         return self.state.name
 
     @property
-    def fresh_submit(self) -> bool:
+    def is_first_claim(self) -> bool:
         """This claim is the first of its submission."""
         return self.before.submission != self.submission
 
     @property
-    def finished(self) -> bool:
+    def final_checkpoint_published(self) -> bool:
         """This submission's final checkpoint is published: settle and close, start no task."""
         last = self.state.publication
         return last is not None and last.final and last.submission == self.submission
@@ -95,10 +95,10 @@ class OwnJournal:
     def stopped(self) -> bool:
         """The final checkpoint was published for a user's stop."""
         last = self.state.publication
-        return self.finished and last is not None and last.stopped
+        return self.final_checkpoint_published and last is not None and last.stopped
 
     @property
-    def unended(self) -> tuple[PreparedTransaction, ...]:
+    def uncommitted(self) -> tuple[PreparedTransaction, ...]:
         """What is named and not yet seen ended, oldest first: the work of `commit`."""
         return tuple(txn for txn in self.state.named if txn not in self.ended)
 
@@ -106,7 +106,7 @@ class OwnJournal:
         """Ids that an unsettled publication names."""
         return frozenset(txn.transactional_id for txn in self.state.named)
 
-    def swept(self) -> Attempt:
+    def fenced_before(self) -> Attempt:
         """Ids of attempts older than this were fenced once: the last publisher fenced, then
         began.
         """
@@ -123,7 +123,7 @@ class OwnJournal:
 
 
 def restore_point(state: JournalState, submission: str, restore: str) -> PublicationRef | None:
-    """See `OwnJournal.restore_point`; also asked before the claim, so that a refusal changes
+    """See `ClaimedJournal.restore_point`; also asked before the claim, so that a refusal changes
     nothing.
     """
     last = state.recent[-1] if state.recent else None
@@ -163,11 +163,13 @@ def header_after(state: JournalState) -> Procedure[Header]:
     }
 
 
-def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedure[None]:
+def append_entry(
+    journal: ClaimedJournal, entry: AnyEntry, patience: RetryPolicy
+) -> Procedure[None]:
     """Add an entry of this attempt, which must see its predecessor first: an entry in a storage
     that does not have the one before it would count nowhere.
 
-    DeposedError if another entry stands there, or did before it was trimmed; StorageGoneError if
+    FencedError if another entry stands there, or did before it was trimmed; StorageGoneError if
     the predecessor is missing; CorruptCheckpointError
     if what stands there is older than what it would have to follow. StorageError if it is certain
     that nothing was written, OutcomeUnknownError if it could not be learned in time: the attempt
@@ -175,14 +177,16 @@ def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedur
     """
     yield from _see_predecessor(journal)
     try:
-        found = yield from place(journal.job, entry, patience)
+        found = yield from write_entry(journal.job, entry, patience)
     except StorageError:
         raise
     except TidegateError:
-        journal.in_doubt = True  # of a create that failed in another way, nothing is known either
+        journal.last_write_unknown = (
+            True  # of a create that failed in another way, nothing is known either
+        )
         raise
     if found is None:
-        raise deposed(journal, found)
+        raise fenced_error(journal, found)
     if found.nonce != entry.nonce:
         if found.previous != entry.previous:
             message = (
@@ -190,20 +194,20 @@ def append(journal: OwnJournal, entry: AnyEntry, patience: Patience) -> Procedur
                 f"before it: entries of this journal are missing, or were replaced. {REMEDY}"
             )
             raise CorruptCheckpointError(message)
-        raise deposed(journal, found)
+        raise fenced_error(journal, found)
     journal.state = journal.state.after(entry)
     journal.hint_due = journal.hint_due or entry.number % journal.hint_interval == 0
     if journal.hint_due:
         yield from _write_hint(journal)
 
 
-def _see_predecessor(journal: OwnJournal) -> Procedure[None]:
+def _see_predecessor(journal: ClaimedJournal) -> Procedure[None]:
     number = journal.state.number
     found = yield from read_entry(journal.job, number)
     if found is not None and found.nonce == journal.state.nonce:
         return
-    if (yield from _overtaken(journal.job, number)):
-        raise deposed(journal, None)  # a newer attempt has trimmed the journal
+    if (yield from _is_superseded(journal.job, number)):
+        raise fenced_error(journal, None)  # a newer attempt has trimmed the journal
     raise StorageGoneError(
         f"Journal entry {entry_path(journal.job, number)}, the last one of this attempt, is not in "
         "the checkpoint storage: its folder was removed, or another storage is there. Bring it "
@@ -211,7 +215,7 @@ def _see_predecessor(journal: OwnJournal) -> Procedure[None]:
     )
 
 
-def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEntry | None]:
+def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedure[AnyEntry | None]:
     """Create an entry at its number and return what stands there: it, or what was there before.
 
     None if others have gone on from that number and trimmed the journal, or may have: what was
@@ -220,30 +224,30 @@ def place(job: JobName, entry: AnyEntry, patience: Patience) -> Procedure[AnyEnt
     """
     path, data = entry_path(job, entry.number), encode_entry(entry)
     unknown = False
-    waiting = Waiting(patience)
+    waiting = RetryLoop(patience)
     while True:
         try:
             outcome = yield from create_entry(path, data)
             unknown = True  # until it is certain that what stands there counts
-            found: AnyEntry | None = entry if outcome is Created.CREATED else None
-            if outcome is Created.EXISTS:
+            found: AnyEntry | None = entry if outcome is CreateResult.CREATED else None
+            if outcome is CreateResult.EXISTS:
                 # It may be our own, from an earlier try or one that the store made by itself.
                 there = yield from read_object(path)
                 found = None if there is None else decode_entry(there, path)
             if found is not None:
-                return None if (yield from _overtaken(job, entry.number)) else found
+                return None if (yield from _is_superseded(job, entry.number)) else found
         except StorageError:
             if not unknown:
                 raise
-        if not (yield from waiting.again()):
+        if not (yield from waiting.wait()):
             message = (
-                f"the checkpoint storage did not say in {patience.give_up_s:g} s whether journal "
+                f"the checkpoint storage did not say in {patience.timeout_s:g} s whether journal "
                 f"entry {path} was written; the attempt ends, and the next claim finds out"
             )
             raise OutcomeUnknownError(message)
 
 
-def _overtaken(job: JobName, number: int) -> Procedure[bool]:
+def _is_superseded(job: JobName, number: int) -> Procedure[bool]:
     """Whether a hint beyond an entry is there: before any entry goes, there is one above it.
 
     That the entry before it is still there would prove less: a create of that one, sent twice, may
@@ -252,19 +256,19 @@ def _overtaken(job: JobName, number: int) -> Procedure[bool]:
     return (yield from newest_hint(job)) > number
 
 
-def confirm(journal: OwnJournal) -> Procedure[None]:
-    """DeposedError if somebody has gone on with the job since this attempt's newest entry.
+def check_ownership(journal: ClaimedJournal) -> Procedure[None]:
+    """FencedError if somebody has gone on with the job since this attempt's newest entry.
 
     Asked before slots begin, which may be long after the claim: what they open after another
     attempt has closed the job, nobody would ever end. A look is no promise; publications are safe
     without it.
     """
     found = yield from read_entry(journal.job, journal.state.number + 1)
-    if found is not None or (yield from _overtaken(journal.job, journal.state.number)):
-        raise deposed(journal, found)
+    if found is not None or (yield from _is_superseded(journal.job, journal.state.number)):
+        raise fenced_error(journal, found)
 
 
-def deposed(journal: OwnJournal, found: AnyEntry | None) -> DeposedError:
+def fenced_error(journal: ClaimedJournal, found: AnyEntry | None) -> FencedError:
     """The error for finding another's entry where one's own should stand."""
     if found is None:
         who = "others have gone on with the job and trimmed its journal"
@@ -272,18 +276,18 @@ def deposed(journal: OwnJournal, found: AnyEntry | None) -> DeposedError:
         who = f"attempt {found.number} has claimed the job"
     else:
         who = f"another process has written entry {found.number}"
-    return DeposedError(
+    return FencedError(
         f"attempt {journal.attempt} of job {journal.job!r} was deposed: {who}. This process exits; "
         "nothing that it did after that entry counts"
     )
 
 
-def mark_ended(journal: OwnJournal, transactions: Iterable[PreparedTransaction]) -> None:
+def mark_committed(journal: ClaimedJournal, transactions: Iterable[PreparedTransaction]) -> None:
     """Remember what was seen CompleteCommit."""
     journal.ended.update(transactions)
 
 
-def write_missed_hint(journal: OwnJournal) -> Procedure[None]:
+def write_missing_snapshot(journal: ClaimedJournal) -> Procedure[None]:
     """After a claim that was read back: if nobody has written the hint of an interval that is over,
     write one at the claim.
 
@@ -300,7 +304,7 @@ def write_missed_hint(journal: OwnJournal) -> Procedure[None]:
         yield from _write_hint(journal)
 
 
-def _write_hint(journal: OwnJournal) -> Procedure[None]:
+def _write_hint(journal: ClaimedJournal) -> Procedure[None]:
     try:
         path = hint_path(journal.job, journal.state.number)
         yield from write_object(path, encode_hint(journal.state))

@@ -17,45 +17,45 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """Seconds: the first pause, the longest pause, and the time after which to give up."""
 
     pause_s: float = 0.005
     pause_max_s: float = 1.0
-    give_up_s: float
+    timeout_s: float
 
 
-ENDING: Final = Patience(give_up_s=660.0)
+COMMIT_RETRY: Final = RetryPolicy(timeout_s=660.0)
 """For ending what is named: the default transaction timeout (11 min), after which it is lost
 anyway."""
 
-FENCING: Final = Patience(pause_s=0.05, give_up_s=300.0)
+FENCE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=300.0)
 """For listing and fencing: sources must not start before it is done, and a broker restarts in
 this."""
 
-CHECKING: Final = Patience(pause_s=0.05, give_up_s=30.0)
+DESCRIBE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=30.0)
 """For describing before a publication: giving up only fails the checkpoint."""
 
-STORING: Final = Patience(pause_s=0.05, give_up_s=120.0)
+STORAGE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=120.0)
 """For a create whose outcome is unknown: one checkpoint timeout, then the attempt ends."""
 
 
-class Waiting:
+class RetryLoop:
     """One series of tries."""
 
     __slots__ = ("_patience", "_pause_s", "_started_s")
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
         self._pause_s = patience.pause_s
         self._started_s: float | None = None
 
-    def again(self) -> Procedure[bool]:
+    def wait(self) -> Procedure[bool]:
         """Pause, then True; or False when the time is over."""
         now_s = yield from now()
         if self._started_s is None:
             self._started_s = now_s
-        if now_s - self._started_s >= self._patience.give_up_s:
+        if now_s - self._started_s >= self._patience.timeout_s:
             return False
         yield from pause(self._pause_s)
         self._pause_s = min(2 * self._pause_s, self._patience.pause_max_s)
@@ -67,16 +67,16 @@ def never() -> bool:
     return False
 
 
-def kafka_retried(
-    call: Callable[[], Procedure[T]], patience: Patience, given_up: Callable[[], bool] = never
+def retry_kafka(
+    call: Callable[[], Procedure[T]], patience: RetryPolicy, given_up: Callable[[], bool] = never
 ) -> Procedure[T]:
     """Repeat a call on any Kafka error until it succeeds, or patience ends, or `given_up` says that
     nobody needs the answer any more; then raise the last.
     """
-    waiting = Waiting(patience)
+    waiting = RetryLoop(patience)
     while True:
         try:
             return (yield from call())
         except KafkaError:
-            if given_up() or not (yield from waiting.again()):
+            if given_up() or not (yield from waiting.wait()):
                 raise

@@ -21,8 +21,8 @@ from typing import Any
 from tidegate.checkpoint.effects import (
     Procedure,
     describe,
+    gather,
     read_object,
-    together,
     write_object,
 )
 from tidegate.checkpoint.journal import Publication
@@ -34,13 +34,13 @@ from tidegate.checkpoint.manifest import (
     file_digest,
     manifest_path,
 )
-from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal, append_entry, header_after
 from tidegate.checkpoint.procedures.patience import (
-    CHECKING,
-    STORING,
-    Patience,
-    kafka_retried,
+    DESCRIBE_RETRY,
+    STORAGE_RETRY,
+    RetryPolicy,
     never,
+    retry_kafka,
 )
 from tidegate.checkpoint.procedures.topics import ask_topic_ids, check_topics
 from tidegate.checkpoint.recovery import is_as_prepared
@@ -62,13 +62,13 @@ class PublishedCheckpoint:
 
 
 def publish(
-    journal: OwnJournal,
+    journal: ClaimedJournal,
     manifest: Manifest,
     transactions: Sequence[PreparedTransaction],
     *,
     stopped: bool = False,
-    checking: Patience = CHECKING,
-    storing: Patience = STORING,
+    checking: RetryPolicy = DESCRIBE_RETRY,
+    storing: RetryPolicy = STORAGE_RETRY,
     given_up: Callable[[], bool] = never,
 ) -> Procedure[PublishedCheckpoint]:
     """Publish. `transactions` are all that subtasks prepared and were not told are ended;
@@ -79,7 +79,7 @@ def publish(
     StorageError, KafkaError: nothing was published, the checkpoint has failed. TransactionError: a
     prepared transaction is gone; the attempt must end, and loses nothing. SourceChangedError: a
     topic is not the one that was read; nothing was published, and the job must end.
-    OutcomeUnknownError: the attempt must end and leave its transactions alone. DeposedError: the
+    OutcomeUnknownError: the attempt must end and leave its transactions alone. FencedError: the
     process must exit.
     """
     check(manifest.checkpoint.attempt == journal.attempt, "a checkpoint of another attempt")
@@ -88,7 +88,7 @@ def publish(
     before = journal.state.named
     named = names(journal, transactions)
     first_named = tuple(txn for txn in named if txn not in before)
-    yield from _look(first_named, manifest.splits, checking, given_up)
+    yield from _check_prepared(first_named, manifest.splits, checking, given_up)
     header = yield from header_after(journal.state)
     entry = Publication(
         **header,
@@ -101,7 +101,7 @@ def publish(
         final=manifest.final,
         stopped=stopped,
     )
-    yield from append(journal, entry, storing)
+    yield from append_entry(journal, entry, storing)
     # Once an acknowledgement comes without it, a subtask knows that it is ended and names it no
     # more.
     journal.ended &= set(transactions)
@@ -114,10 +114,10 @@ def publish(
 
 
 def names(
-    journal: OwnJournal, transactions: Sequence[PreparedTransaction]
+    journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
 ) -> tuple[PreparedTransaction, ...]:
     """What the next publication names, oldest first."""
-    both = dict.fromkeys((*journal.unended, *transactions))
+    both = dict.fromkeys((*journal.uncommitted, *transactions))
     return tuple(txn for txn in both if txn not in journal.ended)
 
 
@@ -127,20 +127,20 @@ def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
     return decode_manifest(data, ref.manifest, ref.sha256)
 
 
-def _look(
+def _check_prepared(
     transactions: Sequence[PreparedTransaction],
     splits: Sequence[SourceSplit],
-    patience: Patience,
+    patience: RetryPolicy,
     given_up: Callable[[], bool],
 ) -> Procedure[None]:
     """Every transaction that is named for the first time must be open as it was prepared, and every
     topic must be the one that was read. Both are asked for at the same time.
     """
     asked: list[Procedure[Any]] = [
-        kafka_retried(partial(describe, transaction), patience, given_up)
+        retry_kafka(partial(describe, transaction), patience, given_up)
         for transaction in transactions
     ]
-    facts: list[Any] = yield from together([*asked, ask_topic_ids(splits, patience, given_up)])
+    facts: list[Any] = yield from gather([*asked, ask_topic_ids(splits, patience, given_up)])
     yield from check_topics(splits, facts.pop(), patience)
     for transaction, said in zip(transactions, facts, strict=True):
         if not is_as_prepared(transaction, said):

@@ -29,7 +29,7 @@ from tidegate.ids import JobName, JournalNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class JournalListing:
     """What lies in a journal's folder."""
 
     entries: tuple[JournalNumber, ...]
@@ -48,19 +48,21 @@ class Listing:
         return self.hints[-1] if self.hints else 0
 
 
-def list_journal(job: JobName) -> Procedure[Listing]:
+def list_journal(job: JobName) -> Procedure[JournalListing]:
     """List the folder once."""
     paths = yield from list_objects(journal_folder(job))
     entries = (entry_number(path) for path in paths)
     hints = (hint_number(path) for path in paths)
-    return Listing(
+    return JournalListing(
         entries=tuple(sorted(number for number in entries if number is not None)),
         hints=tuple(sorted(number for number in hints if number is not None)),
     )
 
 
 def newest_hint(job: JobName) -> Procedure[int]:
-    """`Listing.newest_hint`; asked with every entry, so nothing else is read out of the names."""
+    """`JournalListing.newest_hint`; asked with every entry, so nothing else is read out of the
+    names.
+    """
     paths = yield from list_objects(journal_folder(job))
     return max((number for path in paths if (number := hint_number(path)) is not None), default=0)
 
@@ -71,13 +73,13 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
     Claims nothing and changes nothing.
     """
     listing = yield from list_journal(job)
-    state = yield from _beginning(job, listing)
+    state = yield from _start_state(job, listing)
     while True:
         while (entry := (yield from read_entry(job, state.number + 1))) is not None:
             state = state.after(entry)
         listing = yield from list_journal(job)
         if listing.newest_hint > state.number:
-            state = yield from _beginning(job, listing)
+            state = yield from _start_state(job, listing)
         elif listing.last <= state.number:
             return state
         elif (yield from read_entry(job, state.number + 1)) is None:  # else it has just come
@@ -96,7 +98,7 @@ def read_entry(job: JobName, number: int) -> Procedure[AnyEntry | None]:
     return None if data is None else decode_entry(data, path)
 
 
-def _beginning(job: JobName, listing: Listing) -> Procedure[JournalState]:
+def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalState]:
     """Where the walk begins: the newest hint that can be read, or nothing before entry 1."""
     while True:
         missing = ""

@@ -14,16 +14,21 @@ from dataclasses import dataclass
 from tidegate.checkpoint.effects import Procedure
 from tidegate.checkpoint.journal import Closed
 from tidegate.checkpoint.procedures.cluster_check import give_up_foreign
-from tidegate.checkpoint.procedures.ending import Ended, end_transactions, examine
-from tidegate.checkpoint.procedures.fencing import fence_older
+from tidegate.checkpoint.procedures.ending import CommitResult, describe_all, end_transactions
+from tidegate.checkpoint.procedures.fencing import fence_older_attempts
 from tidegate.checkpoint.procedures.own_journal import (
-    OwnJournal,
-    append,
+    ClaimedJournal,
+    append_entry,
     header_after,
-    mark_ended,
+    mark_committed,
 )
-from tidegate.checkpoint.procedures.patience import ENDING, FENCING, STORING, Patience
-from tidegate.checkpoint.procedures.retract import retract
+from tidegate.checkpoint.procedures.patience import (
+    COMMIT_RETRY,
+    FENCE_RETRY,
+    STORAGE_RETRY,
+    RetryPolicy,
+)
+from tidegate.checkpoint.procedures.retract import roll_back
 from tidegate.checkpoint.procedures.settle import settle, state_loss
 from tidegate.checkpoint.recovery import decide, is_complete
 from tidegate.errors import DataLossError, OutcomeUnknownError
@@ -44,11 +49,11 @@ class Recovered:
 
 
 def recover(
-    journal: OwnJournal,
+    journal: ClaimedJournal,
     *,
-    ending: Patience = ENDING,
-    fencing: Patience = FENCING,
-    storing: Patience = STORING,
+    ending: RetryPolicy = COMMIT_RETRY,
+    fencing: RetryPolicy = FENCE_RETRY,
+    storing: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[Recovered]:
     """Settle the last publication and fence what older attempts left. Then the job may be deployed.
 
@@ -60,20 +65,20 @@ def recover(
         ended, retracted = yield from _settle_last(journal, ending, storing)
     except DataLossError:
         # The job stays failed, perhaps for long: readers must not stand still behind what died.
-        yield from fence_older(journal, patience=fencing)
+        yield from fence_older_attempts(journal, patience=fencing)
         raise
-    fenced = yield from fence_older(journal, patience=fencing)
+    fenced = yield from fence_older_attempts(journal, patience=fencing)
     return Recovered(ended=ended, fenced=fenced, retracted=retracted, given_up=given_up)
 
 
 def close(
-    journal: OwnJournal,
+    journal: ClaimedJournal,
     outcome: str,
     *,
     stopped: str = "",
-    ending: Patience = ENDING,
-    fencing: Patience = FENCING,
-    storing: Patience = STORING,
+    ending: RetryPolicy = COMMIT_RETRY,
+    fencing: RetryPolicy = FENCE_RETRY,
+    storing: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[None]:
     """End the job for good: settle, fence all ids, this attempt's too, and close the journal.
 
@@ -83,7 +88,7 @@ def close(
     OutcomeUnknownError, with nothing done, for a journal that is in doubt: what it does not know to
     be published it would abort.
     """
-    if journal.in_doubt:
+    if journal.last_write_unknown:
         message = (
             f"it is not known what the last entry of job {journal.job!r} is; it must be claimed "
             "anew before it can be closed"
@@ -92,23 +97,23 @@ def close(
     yield from give_up_foreign(journal, storing=storing)
     if journal.state.lost is None:
         yield from _settle_last(journal, ending, storing)
-    yield from fence_older(journal, patience=fencing, own_too=True)
+    yield from fence_older_attempts(journal, patience=fencing, own_too=True)
     header = yield from header_after(journal.state)
     entry = Closed(**header, attempt=journal.attempt, outcome=outcome, stopped=stopped)
-    yield from append(journal, entry, storing)
+    yield from append_entry(journal, entry, storing)
 
 
 def _settle_last(
-    journal: OwnJournal, ending: Patience, storing: Patience
+    journal: ClaimedJournal, ending: RetryPolicy, storing: RetryPolicy
 ) -> Procedure[tuple[tuple[PreparedTransaction, ...], tuple[CheckpointId, ...]]]:
     """What was ended and what was retracted; DataLossError where something is lost."""
     retracted: tuple[CheckpointId, ...] = ()
     while True:
         result = yield from _end_named(journal, ending)
-        mark_ended(journal, result.ended)
+        mark_committed(journal, result.ended)
         if not result.lost:
             break
-        taken_back = yield from retract(journal, ending=ending, storing=storing)
+        taken_back = yield from roll_back(journal, ending=ending, storing=storing)
         if not taken_back:
             yield from state_loss(journal, result.lost, ending=ending, storing=storing)
         retracted += taken_back
@@ -116,14 +121,14 @@ def _settle_last(
     return result.ended, retracted
 
 
-def _end_named(journal: OwnJournal, patience: Patience) -> Procedure[Ended]:
+def _end_named(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[CommitResult]:
     """End what the last publication names; nothing is ended where something is seen to be lost."""
-    named = journal.unended
-    facts = yield from examine(named, patience)
+    named = journal.uncommitted
+    facts = yield from describe_all(named, patience)
     decision = decide(named, settled=journal.state.settled, facts=facts)
     complete = tuple(txn for txn in decision.done if is_complete(txn, facts[txn]))
     if decision.lost:
-        return Ended(ended=complete, lost=decision.lost)
+        return CommitResult(ended=complete, lost=decision.lost)
     open_ = tuple(txn for txn in named if txn not in complete)
     result = yield from end_transactions(open_, settled=False, patience=patience)
-    return Ended(ended=(*complete, *result.ended), lost=result.lost)
+    return CommitResult(ended=(*complete, *result.ended), lost=result.lost)

@@ -16,22 +16,22 @@ it ends, and the next one decides. Under the caller's mutex of journal-writing p
 from __future__ import annotations
 
 from tidegate.checkpoint.effects import Procedure
-from tidegate.checkpoint.journal import Retracted
-from tidegate.checkpoint.procedures.ending import Facts, examine, send_ends
-from tidegate.checkpoint.procedures.own_journal import OwnJournal, append, header_after
-from tidegate.checkpoint.procedures.patience import Patience, Waiting
-from tidegate.checkpoint.recovery import decide, is_as_prepared, may_retract
+from tidegate.checkpoint.journal import RolledBack
+from tidegate.checkpoint.procedures.ending import Facts, describe_all, send_end_txn
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal, append_entry, header_after
+from tidegate.checkpoint.procedures.patience import RetryLoop, RetryPolicy
+from tidegate.checkpoint.recovery import decide, is_as_prepared, may_roll_back
 from tidegate.errors import KafkaUnavailableError
 from tidegate.ids import CheckpointId
 
 
-def retract(
-    journal: OwnJournal, *, ending: Patience, storing: Patience
+def roll_back(
+    journal: ClaimedJournal, *, ending: RetryPolicy, storing: RetryPolicy
 ) -> Procedure[tuple[CheckpointId, ...]]:
     """Take back the last publication, then the one before it, as long as something that it names is
     lost and it may be taken back; returns their checkpoints, newest first.
 
-    KafkaError if a coordinator can not be asked in time; DeposedError, StorageError and
+    KafkaError if a coordinator can not be asked in time; FencedError, StorageError and
     OutcomeUnknownError as any journal-writing procedure.
     """
     retracted: list[CheckpointId] = []
@@ -39,18 +39,18 @@ def retract(
         if not (yield from _abort_own(journal, ending)):
             break
         header = yield from header_after(journal.state)
-        entry = Retracted(
+        entry = RolledBack(
             **header,
             attempt=journal.attempt,
             publication=last.number,
             aborted=journal.state.own,
         )
-        yield from append(journal, entry, storing)
+        yield from append_entry(journal, entry, storing)
         retracted.append(last.checkpoint)
     return tuple(retracted)
 
 
-def could_retract(journal: OwnJournal) -> bool:
+def can_still_roll_back(journal: ClaimedJournal) -> bool:
     """Whether the next attempt may find that the last publication can be taken back: nothing that
     it was the first to name is known to be committed.
     """
@@ -58,32 +58,32 @@ def could_retract(journal: OwnJournal) -> bool:
     return not state.firm and not any(txn in journal.ended for txn in state.own)
 
 
-def _abort_own(journal: OwnJournal, patience: Patience) -> Procedure[bool]:
+def _abort_own(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[bool]:
     """Abort what the last publication was the first to name; False where it stays: nothing is
     lost, or not everything of it is certain to be aborted.
     """
-    own, waiting = journal.state.own, Waiting(patience)
+    own, waiting = journal.state.own, RetryLoop(patience)
     while True:
-        facts = yield from examine(journal.state.named, patience)
+        facts = yield from describe_all(journal.state.named, patience)
         if not _may_retract(journal, facts):
             return False
         open_ = [txn for txn in own if is_as_prepared(txn, facts[txn])]
         if not open_:
             return True
-        trouble = yield from send_ends(open_, commit=False)
-        if not (yield from waiting.again()):
+        trouble = yield from send_end_txn(open_, commit=False)
+        if not (yield from waiting.wait()):
             message = (
                 f"{len(open_)} transactions of a checkpoint that is to be taken back were not "
-                f"aborted by Kafka in {patience.give_up_s:g} s, among them "
+                f"aborted by Kafka in {patience.timeout_s:g} s, among them "
                 f"{open_[0].transactional_id}; the job restarts and tries again"
             )
             raise trouble or KafkaUnavailableError(message)
 
 
-def _may_retract(journal: OwnJournal, facts: Facts) -> bool:
+def _may_retract(journal: ClaimedJournal, facts: Facts) -> bool:
     state = journal.state
     decision = decide(state.named, settled=state.settled, facts=facts)
-    return may_retract(
+    return may_roll_back(
         state.own,
         lost=any(txn not in journal.ended for txn in decision.lost),
         firm=state.firm,

@@ -14,26 +14,26 @@ from typing import NoReturn
 
 from tidegate.checkpoint.effects import Procedure, wall_clock
 from tidegate.checkpoint.journal import Lost, Publication, Settled
-from tidegate.checkpoint.procedures.ending import Ended, end_transactions
+from tidegate.checkpoint.procedures.ending import CommitResult, end_transactions
 from tidegate.checkpoint.procedures.own_journal import (
-    OwnJournal,
-    append,
+    ClaimedJournal,
+    append_entry,
     header_after,
-    mark_ended,
+    mark_committed,
 )
-from tidegate.checkpoint.procedures.patience import ENDING, STORING, Patience
-from tidegate.checkpoint.procedures.retract import could_retract
+from tidegate.checkpoint.procedures.patience import COMMIT_RETRY, STORAGE_RETRY, RetryPolicy
+from tidegate.checkpoint.procedures.retract import can_still_roll_back
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.errors import DataLossError, InternalError, TransactionError, check
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
 def settle(
-    journal: OwnJournal,
-    result: Ended,
+    journal: ClaimedJournal,
+    result: CommitResult,
     *,
-    ending: Patience = ENDING,
-    storing: Patience = STORING,
+    ending: RetryPolicy = COMMIT_RETRY,
+    storing: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
     """Take the result of `commit` into the journal; returns the transactions whose ids are now
     free.
@@ -41,10 +41,10 @@ def settle(
     Writes `settled` once everything that the last publication names is ended; before, it only
     remembers. With a loss: TransactionError where the publication may perhaps be taken back, which
     the next attempt decides; else ends what else is named, writes `lost` and raises DataLossError.
-    DeposedError, StorageError and OutcomeUnknownError as any journal-writing procedure.
+    FencedError, StorageError and OutcomeUnknownError as any journal-writing procedure.
     """
-    mark_ended(journal, result.ended)
-    if result.lost and could_retract(journal):
+    mark_committed(journal, result.ended)
+    if result.lost and can_still_roll_back(journal):
         ids = ", ".join(txn.transactional_id for txn in result.lost)
         message = (
             f"Kafka has aborted published transactions ({ids}), and nothing of their checkpoint is "
@@ -56,26 +56,26 @@ def settle(
         yield from state_loss(journal, result.lost, ending=ending, storing=storing)
     last = journal.state.publication
     named = journal.state.named
-    if last is None or not named or journal.unended:
+    if last is None or not named or journal.uncommitted:
         return ()
     header = yield from header_after(journal.state)
     entry = Settled(**header, attempt=journal.attempt, publication=last.number)
-    yield from append(journal, entry, storing)
+    yield from append_entry(journal, entry, storing)
     return named
 
 
 def state_loss(
-    journal: OwnJournal,
+    journal: ClaimedJournal,
     lost: Sequence[PreparedTransaction],
     *,
-    ending: Patience,
-    storing: Patience,
+    ending: RetryPolicy,
+    storing: RetryPolicy,
 ) -> Procedure[NoReturn]:
     """End what else is named, write `lost`, and raise DataLossError."""
     check(set(lost) <= set(journal.state.named), "what is not named can not be lost")
-    rest = [txn for txn in journal.unended if txn not in lost]
+    rest = [txn for txn in journal.uncommitted if txn not in lost]
     others = yield from end_transactions(rest, settled=False, patience=ending)
-    mark_ended(journal, others.ended)
+    mark_committed(journal, others.ended)
     missing = (*lost, *others.lost)
     last = journal.state.publication
     if last is None:
@@ -90,12 +90,12 @@ def state_loss(
         transactions=missing,
         statement=statement,
     )
-    yield from append(journal, entry, storing)
+    yield from append_entry(journal, entry, storing)
     raise DataLossError(statement)
 
 
 def loss_statement(
-    journal: OwnJournal,
+    journal: ClaimedJournal,
     publication: Publication,
     lost: Sequence[PreparedTransaction],
     now_ms: int,

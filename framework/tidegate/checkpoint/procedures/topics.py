@@ -13,21 +13,21 @@ from functools import partial
 
 from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.checkpoint.effects import Procedure, now, pause, topic_ids
-from tidegate.checkpoint.procedures.patience import Patience, kafka_retried, never
+from tidegate.checkpoint.procedures.patience import RetryPolicy, never, retry_kafka
 from tidegate.checkpoint.source_changes import changed_topic
 from tidegate.protocol.snapshots import SourceSplit
 
 
 def ask_topic_ids(
-    splits: Sequence[SourceSplit], patience: Patience, given_up: Callable[[], bool] = never
+    splits: Sequence[SourceSplit], patience: RetryPolicy, given_up: Callable[[], bool] = never
 ) -> Procedure[dict[str, str]]:
     """The present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
-    return (yield from kafka_retried(partial(topic_ids, topics), patience, given_up))
+    return (yield from retry_kafka(partial(topic_ids, topics), patience, given_up))
 
 
 def check_topics(
-    splits: Sequence[SourceSplit], now_have: Mapping[str, str], patience: Patience
+    splits: Sequence[SourceSplit], now_have: Mapping[str, str], patience: RetryPolicy
 ) -> Procedure[None]:
     """Compare stored ids with present ones; SourceChangedError for a difference that the brokers
     repeat for ten seconds.

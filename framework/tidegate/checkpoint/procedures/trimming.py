@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from tidegate.checkpoint.effects import Procedure, delete_object
 from tidegate.checkpoint.journal import entry_path, hint_path
-from tidegate.checkpoint.procedures.own_journal import OwnJournal
+from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
 from tidegate.checkpoint.procedures.reading import list_journal, read_hint
-from tidegate.checkpoint.retention import first_entry_to_keep
+from tidegate.checkpoint.retention import log_start
 
 
-def trim(journal: OwnJournal) -> Procedure[int]:
+def truncate(journal: ClaimedJournal) -> Procedure[int]:
     """Delete what is not needed, and return how many entries that were. StorageError: call again.
 
     Does nothing unless this attempt has written a hint since the last time, and while the last
@@ -30,7 +30,7 @@ def trim(journal: OwnJournal) -> Procedure[int]:
     if not journal.trim_due or state.named:
         return 0
     listing = yield from list_journal(journal.job)
-    keep = first_entry_to_keep(state, listing.hints)
+    keep = log_start(state, listing.hints)
     for number in listing.hints[-2:] if keep > 1 else ():
         if (yield from read_hint(journal.job, number)) is None:
             return 0  # what only a hint can replace stays until there are two again

@@ -19,7 +19,7 @@ from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import Rpc, RpcClient
 from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     GetJob,
     JobList,
     JobReport,
@@ -95,11 +95,11 @@ class Client:
         if not submission.id:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
         message = SubmitJob(submission=submission, code=code)
-        self._repeated(lambda: self._call(message, Done, SUBMIT_TIMEOUT_S))
+        self._retry(lambda: self._call(message, Acknowledge, SUBMIT_TIMEOUT_S))
 
     def wait_until_up(self) -> None:
         """Return when a JobManager answers; RpcError if none has within the patience."""
-        self._repeated(self.list)
+        self._retry(self.list)
 
     def report(self, job: JobName) -> JobReport:
         """The job as it is; RefusedError if the cluster knows none of that name."""
@@ -111,9 +111,9 @@ class Client:
 
     def stop(self, job: JobName, *, final_checkpoint: bool = True) -> None:
         """Have the job end: with a final checkpoint, or cancelled. It ends some time later."""
-        self._call(StopJob(job=job, final_checkpoint=final_checkpoint), Done)
+        self._call(StopJob(job=job, final_checkpoint=final_checkpoint), Acknowledge)
 
-    def end(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
+    def stop_and_wait(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
         """Stop the job and wait until it has ended; its last report.
 
         If the host has refused to start the job's JobMaster for START_PATIENCE_S, the report of
@@ -127,7 +127,7 @@ class Client:
         not know the job, or if it had ended before; RpcError when nobody has answered for the
         patience.
         """
-        told = self._repeated(lambda: self.report(job).epoch)
+        told = self._retry(lambda: self.report(job).epoch)
         unanswered = False
 
         def tell() -> None:
@@ -142,7 +142,7 @@ class Client:
                 if not unanswered:
                     raise
 
-        self._repeated(tell)
+        self._retry(tell)
 
         def tell_again(report: JobReport) -> None:
             nonlocal told
@@ -187,7 +187,7 @@ class Client:
                     on_report(report)
                 if report.state in ENDED or (until is not None and until(report)):
                     return report
-                pause_s = POLL_S if report.is_news(before) else min(pause_s * 1.5, POLL_S_MAX)
+                pause_s = POLL_S if report.differs_from(before) else min(pause_s * 1.5, POLL_S_MAX)
                 before = report
             if timeout_s is not None and clock.monotonic() - began > timeout_s:
                 raise RpcError(f"Job {job} has not come so far within {timeout_s:g} s.")
@@ -198,7 +198,7 @@ class Client:
             self._connected[1].close()
             self._connected = None
 
-    def _repeated(self, ask: Callable[[], T]) -> T:
+    def _retry(self, ask: Callable[[], T]) -> T:
         began = self._clock.monotonic()
         while True:
             try:

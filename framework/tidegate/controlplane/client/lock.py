@@ -20,7 +20,7 @@ from tidegate.ids import JobName
 from tidegate.private_files import FILE_MODE, make_private_folder
 
 
-class JobLock:
+class RunLock:
     """Held as a context manager; RefusedError if another live process holds it."""
 
     def __init__(self, folder: Path, storage: str, job: JobName) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tidegate.api.archive import CodeArchive, pack
 from tidegate.api.code import load_pipeline
-from tidegate.api.declared import OURS, check_topic
+from tidegate.api.declared import RESERVED_PROPERTIES, check_topic
 from tidegate.api.formats import Avro
 from tidegate.api.kafka import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
@@ -28,11 +28,11 @@ from tidegate.checkpoint.timeouts import check_against_broker
 from tidegate.checkpoint.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
-from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, Graph, Node
+from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, Node, StreamGraph
 from tidegate.graph.plan import plan
 from tidegate.ids import CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
-from tidegate.ports.kafka import EndOutcome
+from tidegate.ports.kafka import EndTxnResult
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import StoredCode, Submission
 from tidegate.protocol.versions import TIDEGATE
@@ -72,7 +72,7 @@ def make_submission(
     pipeline: type[Pipeline],
     config: Config,
     options: RunOptions,
-) -> tuple[Submission, Graph, CodeArchive]:
+) -> tuple[Submission, StreamGraph, CodeArchive]:
     """Build the graph, describe the job and pack its code; PipelineError or ConfigError for what is
     wrong with it.
     """
@@ -111,18 +111,18 @@ def make_submission(
     return submission, graph, archive
 
 
-def job_name(graph: Graph, config: Config) -> JobName:
+def job_name(graph: StreamGraph, config: Config) -> JobName:
     """The job's name: `job.name`, or that of the class statement."""
     return JobName(config.job.name or graph.name)
 
 
-def _schema_files(graph: Graph) -> list[str]:
+def _schema_files(graph: StreamGraph) -> list[str]:
     """The schema files that sources and sinks name, as the user wrote them."""
     formats = [getattr(node.declaration, name, None) for node in graph for name in ("key", "value")]
     return sorted({each.file for each in formats if isinstance(each, Avro) and each.file})
 
 
-def check_world(graph: Graph, config: Config, folder: Path, drivers: Drivers) -> None:
+def check_environment(graph: StreamGraph, config: Config, folder: Path, drivers: Drivers) -> None:
     """Ask storage and brokers; RefusedError that says what to do, also where they do not answer."""
     try:
         storage = config.checkpoint.storage
@@ -136,7 +136,7 @@ def check_world(graph: Graph, config: Config, folder: Path, drivers: Drivers) ->
         raise RefusedError(str(error)) from error
 
 
-def check_kafka(graph: Graph, config: Config, drivers: Drivers) -> None:
+def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
     """Topics, rights and the transaction timeout; RefusedError for what is wrong with them,
     ExternalError where the brokers do not answer.
     """
@@ -212,7 +212,7 @@ def _check_transactional_ids(
     log = drivers.transaction_log(kafka)
     try:
         probe = TransactionalId(f"{job_prefix(job)}preflight")
-        if log.end(probe, 0, 0, commit=False) is EndOutcome.NOT_AUTHORISED:
+        if log.end(probe, 0, 0, commit=False) is EndTxnResult.NOT_AUTHORISED:
             raise RefusedError(
                 f"The job may not use transactional ids that begin with {job_prefix(job)!r}, which "
                 "its sinks need to write exactly once. Grant its principal WRITE on transactional "
@@ -235,7 +235,7 @@ def _check_restore(restore: str) -> None:
         ) from None
 
 
-def _check_overrides(graph: Graph, config: Config) -> None:
+def _check_overrides(graph: StreamGraph, config: Config) -> None:
     """A section for a source or sink that the pipeline does not have is a mistyped name."""
     for section, kind, given in (
         ("sources", "source", config.sources),
@@ -258,5 +258,7 @@ def _check_overrides(graph: Graph, config: Config) -> None:
 
 def _check_properties(where: str, properties: Mapping[str, str]) -> None:
     """A client of another cluster, say, would read offsets that are not there: refused."""
-    for name in sorted(properties.keys() & OURS.keys()):
-        raise ConfigError(f"{where}.{name} is set by tidegate: {OURS[name]}. Remove it.")
+    for name in sorted(properties.keys() & RESERVED_PROPERTIES.keys()):
+        raise ConfigError(
+            f"{where}.{name} is set by tidegate: {RESERVED_PROPERTIES[name]}. Remove it."
+        )

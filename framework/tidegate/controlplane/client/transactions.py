@@ -18,17 +18,17 @@ from tidegate.checkpoint.diagnosis import (
     ENDING,
     MAX_TIMEOUT_MS,
     AbortOutcome,
-    Cause,
-    Held,
-    Stuck,
+    OpenReason,
+    OpenTransaction,
+    PartitionStatus,
     aborted,
     classify,
 )
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
 from tidegate.ports.clock import Clock
 from tidegate.ports.inspection import (
-    PartitionProducer,
+    ProducerState,
     Progress,
     Transaction,
     TransactionInspector,
@@ -39,13 +39,13 @@ ABORT_S_MAX: Final = 30.0
 """To wait for markers: they take milliseconds, or as long as a partition has no leader."""
 ABORT_PAUSE_S: Final = 0.05
 
-_UNCLAIMED: Final = frozenset({Cause.HANGING, Cause.UNCLAIMED, Cause.UNKNOWN})
+_UNCLAIMED: Final = frozenset({OpenReason.HANGING, OpenReason.UNCLAIMED, OpenReason.UNKNOWN})
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """Open transactions per partition, in order of their first offsets."""
 
-    held: dict[Origin, tuple[Held, ...]]
+    held: dict[TopicPartition, tuple[OpenTransaction, ...]]
     """Of every partition that could be asked."""
     unasked: tuple[str, ...]
     """What could not be asked, a phrase each."""
@@ -54,18 +54,18 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Why readers of some partitions wait."""
 
-    partitions: tuple[Stuck, ...]
+    partitions: tuple[PartitionStatus, ...]
     unasked: tuple[str, ...]
 
 
 def leaders_of(
     inspector: TransactionInspector, topic: str | None, partition: int | None
-) -> dict[Origin, int]:
+) -> dict[TopicPartition, int]:
     """The leaders of a topic's partitions, of one of them, or of all there are."""
     leaders = inspector.partitions(topic)
     if topic is None or partition is None:
         return leaders
-    origin = Origin(topic, partition)
+    origin = TopicPartition(topic, partition)
     if origin not in leaders:
         raise RefusedError(
             f"Topic {topic!r} has no partition {partition}: it has {len(leaders)}, numbered from "
@@ -76,14 +76,14 @@ def leaders_of(
 
 def open_transactions(
     inspector: TransactionInspector,
-    leaders: Mapping[Origin, int],
+    leaders: Mapping[TopicPartition, int],
     clock: Clock,
     *,
     max_timeout_ms: int = MAX_TIMEOUT_MS,
     progress: Progress,
 ) -> Opened:
     """Every transaction that is open on these partitions, and why."""
-    seen = inspector.open_on(leaders, progress=progress)
+    seen = inspector.open_transactions(leaders, progress=progress)
     producer_ids = {each.producer_id for row in seen.producers.values() for each in row}
     known: dict[int, Transaction] = {}
     unasked = seen.unasked
@@ -113,24 +113,26 @@ def open_transactions(
 
 def hanging(
     inspector: TransactionInspector,
-    leaders: Mapping[Origin, int],
+    leaders: Mapping[TopicPartition, int],
     clock: Clock,
     *,
     max_timeout_ms: int,
     progress: Progress,
-) -> tuple[list[Held], tuple[str, ...]]:
+) -> tuple[list[OpenTransaction], tuple[str, ...]]:
     """Those that no coordinator will end, by topic and partition; and what could not be asked."""
     opened = open_transactions(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
     )
-    found = [each for row in opened.held.values() for each in row if each.cause is Cause.HANGING]
+    found = [
+        each for row in opened.held.values() for each in row if each.cause is OpenReason.HANGING
+    ]
     found.sort(key=lambda each: (each.origin, each.producer.start_offset))
     return found, opened.unasked
 
 
 def why_stuck(
     inspector: TransactionInspector,
-    leaders: Mapping[Origin, int],
+    leaders: Mapping[TopicPartition, int],
     clock: Clock,
     *,
     max_timeout_ms: int = MAX_TIMEOUT_MS,
@@ -149,7 +151,7 @@ def why_stuck(
         stable = ends[origin].stable if origin in ends else 0
         row = opened.held.get(origin, ())
         found.append(
-            Stuck(
+            PartitionStatus(
                 origin=origin,
                 leader=leaders[origin],
                 ends=ends.get(origin),
@@ -178,12 +180,12 @@ def abort(
 
 def find_hanging(
     inspector: TransactionInspector,
-    origin: Origin,
+    origin: TopicPartition,
     start_offset: int,
     clock: Clock,
     *,
     max_timeout_ms: int,
-) -> Held:
+) -> OpenTransaction:
     """The transaction that begins at this offset, if it hangs; RefusedError says what it is else.
 
     A marker by hand ends one partition of a transaction past its coordinator: where that one still
@@ -206,16 +208,16 @@ def find_hanging(
             f"Nothing was aborted: no transaction that is open on {where} begins at offset "
             f"{start_offset}. Those that are begin at: {others}."
         )
-    if found.cause is Cause.HANGING:
+    if found.cause is OpenReason.HANGING:
         return found
-    if found.cause is Cause.UNCLAIMED:
+    if found.cause is OpenReason.UNCLAIMED:
         raise RefusedError(
             f"Nothing was aborted: the transaction at offset {start_offset} of {where} is known to "
             f"no coordinator, but its last record is only {found.age_ms // 1000} s old: its end "
             f"may be on its way. Wait until it is {max_timeout_ms // 1000} s old, or lower "
             "--max-transaction-timeout to what the brokers' transaction.max.timeout.ms is."
         )
-    if found.cause is Cause.UNKNOWN:
+    if found.cause is OpenReason.UNKNOWN:
         raise RefusedError(
             f"Nothing was aborted: the coordinator of the transaction at offset {start_offset} of "
             f"{where} may be one that did not answer ({'; '.join(opened.unasked)}). Try again "
@@ -228,13 +230,13 @@ def find_hanging(
     )
 
 
-def end_hanging(inspector: TransactionInspector, found: Held, clock: Clock) -> bool:
+def end_hanging(inspector: TransactionInspector, found: OpenTransaction, clock: Clock) -> bool:
     """Write the abort marker; whether the transaction is gone from the partition after it."""
     inspector.write_abort_marker(found.origin, found.producer)
     leaders = leaders_of(inspector, found.origin.topic, found.origin.partition)
     end_s = clock.monotonic() + ABORT_S_MAX
     while clock.monotonic() <= end_s:
-        row = inspector.open_on(leaders, progress=no_progress).producers.get(found.origin)
+        row = inspector.open_transactions(leaders, progress=no_progress).producers.get(found.origin)
         if row is not None and _key(found.producer) not in {_key(each) for each in row}:
             return True
         clock.sleep(ABORT_PAUSE_S)
@@ -243,9 +245,9 @@ def end_hanging(inspector: TransactionInspector, found: Held, clock: Clock) -> b
 
 def _without_ended(
     inspector: TransactionInspector,
-    leaders: Mapping[Origin, int],
-    held: dict[Origin, tuple[Held, ...]],
-) -> dict[Origin, tuple[Held, ...]]:
+    leaders: Mapping[TopicPartition, int],
+    held: dict[TopicPartition, tuple[OpenTransaction, ...]],
+) -> dict[TopicPartition, tuple[OpenTransaction, ...]]:
     """Without those that were unclaimed because they ended between the two looks."""
     doubtful = {
         origin: leaders[origin]
@@ -254,7 +256,7 @@ def _without_ended(
     }
     if not doubtful:
         return held
-    again = inspector.open_on(doubtful, progress=no_progress).producers
+    again = inspector.open_transactions(doubtful, progress=no_progress).producers
     still = {(origin, _key(each)) for origin, producers in again.items() for each in producers}
     return {
         origin: tuple(
@@ -268,5 +270,5 @@ def _without_ended(
     }
 
 
-def _key(producer: PartitionProducer) -> tuple[int, int]:
+def _key(producer: ProducerState) -> tuple[int, int]:
     return producer.producer_id, producer.start_offset

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FIRST_MS = 1_000
 LONGEST_MS = 30_000
 """A process that cannot live then costs one start in 30 s."""
-FORGIVEN_AFTER_MS = 20_000
+RESET_AFTER_MS = 20_000
 """Longer than any start takes, shorter than what a person waits between two tries by hand."""
 LEFT_AFTER_WORK = 1
 """Failures that count on after a life with work in it: one that dies each time that it has done a
@@ -27,23 +27,23 @@ class Backoff:
     failures: int = 0
     _lives_since_ms: int | None = None
 
-    def lives(self, now_ms: int) -> None:
+    def record_start(self, now_ms: int) -> None:
         """The process is up."""
         self._lives_since_ms = now_ms
 
-    def died(self, now_ms: int, *, worked: bool) -> None:
+    def record_failure(self, now_ms: int, *, worked: bool) -> None:
         """The process ended without having been asked to; `worked` where it had done its work."""
-        if self.is_forgiven(now_ms):
+        if self.is_reset(now_ms):
             self.failures = 0
         elif worked:
             self.failures = min(self.failures, LEFT_AFTER_WORK)
         self._lives_since_ms = None
         self.failures += 1
 
-    def is_forgiven(self, now_ms: int) -> bool:
+    def is_reset(self, now_ms: int) -> bool:
         """The process has been up for so long that a death now is the first again."""
         since_ms = self._lives_since_ms
-        return since_ms is not None and now_ms - since_ms >= FORGIVEN_AFTER_MS
+        return since_ms is not None and now_ms - since_ms >= RESET_AFTER_MS
 
     def pause_ms(self) -> int:
         """Before the next start."""

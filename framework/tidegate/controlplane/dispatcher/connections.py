@@ -28,7 +28,7 @@ class Connections:
         reply: Message = self._client(address).call(message)
         return reply
 
-    def forget(self, address: str) -> None:
+    def invalidate(self, address: str) -> None:
         """A new process listens there: a connection that still waits to reach the old one again
         would refuse calls meanwhile.
         """

@@ -28,7 +28,7 @@ KEYS: Final = (("checkpoint", "storage"), ("state", "directory"))
 """Imposed singly."""
 
 
-def impose(submission: Submission, own: Config) -> Submission:
+def apply_cluster_settings(submission: Submission, own: Config) -> Submission:
     """The submission with the cluster's own settings in place of those that it came with."""
     ours = own.to_dict()
     settings: dict[str, Any] = dict(submission.settings)
@@ -38,7 +38,7 @@ def impose(submission: Submission, own: Config) -> Submission:
     return msgspec.structs.replace(submission, settings=settings)
 
 
-def foreign_secret(submission: Submission, own: Config) -> str | None:
+def missing_secret(submission: Submission, own: Config) -> str | None:
     """Why a submission is refused that holds a secret which the cluster does not have; or None."""
     for key, value in flattened(without_secrets(submission.settings, own.to_dict())):
         if value and value != MASK and is_secret(key):

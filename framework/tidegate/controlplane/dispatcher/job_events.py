@@ -17,10 +17,10 @@ from tidegate.protocol.messages import JobReport, Message, StopJob, StoredCode, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A message that waits for a reply under the number `ask`."""
+class RequestReceived:
+    """A message that waits for a reply under the number `request_id`."""
 
-    ask: int
+    request_id: int
     message: Message
 
 
@@ -56,7 +56,7 @@ class ClaimNotStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StillOurs:
+class JobStillOwned:
     """The job was deposed, and no other cluster has it: by a JobMaster of this one that had been
     given up, or of an earlier JobManager, and woke up late.
     """
@@ -72,7 +72,7 @@ class ResultNotStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartDue:
+class StartDelayElapsed:
     """The pause before a JobMaster's start is over."""
 
     job: JobName
@@ -109,23 +109,23 @@ class StopNotTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class DispatcherTick:
     """Time has passed."""
 
 
 Event = (
-    Asked
+    RequestReceived
     | SubmissionStored
     | SubmissionNotStored
     | ResultStored
     | ClaimNotStored
-    | StillOurs
+    | JobStillOwned
     | ResultNotStored
-    | StartDue
+    | StartDelayElapsed
     | JobMasterStarted
     | JobMasterExited
     | StopNotTaken
-    | Tick
+    | DispatcherTick
 )
 
 
@@ -134,9 +134,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer the message `ask`."""
+    """Answer the message `request_id`."""
 
-    ask: int
+    request_id: int
     message: Message
 
 
@@ -153,11 +153,11 @@ class StoreResult:
     """Make the job's end durable; ResultStored or ResultNotStored follows.
 
     A deposed job is only forgotten by this cluster where its name in the storage is another's by
-    now; else StillOurs follows.
+    now; else JobStillOwned follows.
     """
 
     report: JobReport
-    deposed: bool
+    fenced: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +171,8 @@ class StoreClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitStart:
-    """StartDue after a pause."""
+class ScheduleStart:
+    """StartDelayElapsed after a pause."""
 
     job: JobName
     start: int
@@ -208,7 +208,7 @@ class ForwardStop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeSlots:
+class ReleaseJobSlots:
     """Nothing of this job may run any more: its JobMaster is gone, or the job ended."""
 
     job: JobName
@@ -219,9 +219,9 @@ Instruction = (
     | StoreSubmission
     | StoreResult
     | StoreClaim
-    | AwaitStart
+    | ScheduleStart
     | StartJobMaster
     | KillJobMaster
     | ForwardStop
-    | FreeSlots
+    | ReleaseJobSlots
 )

@@ -58,7 +58,7 @@ class JobRecord:
     address: str = ""
     since_ms: int = 0
     """When the phase began; of STARTING, when its process did, which may have been put off."""
-    heard_ms: int = 0
+    last_heartbeat_ms: int = 0
     worked: bool = False
     """The present or last JobMaster has completed a checkpoint."""
     reported: bool = False
@@ -68,7 +68,7 @@ class JobRecord:
     """What a client has asked for; every JobMaster until the end is told."""
     stop_told: bool = False
     """To the present one, or it is on its way."""
-    stillborn: int = 0
+    failed_starts: int = 0
     put_off_since_ms: int = 0
     """Wall clock of the first of the starts in a row that the host did not allow."""
     other_version: str = ""

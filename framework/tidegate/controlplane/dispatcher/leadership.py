@@ -44,17 +44,17 @@ class Leadership:
         epoch: LeaderEpoch,
         loop: EventLoop[Any],
         *,
-        alone: bool,
+        local: bool,
     ) -> None:
         """The loop calls events that are functions."""
         self._store, self._cluster, self._epoch = store, cluster, epoch
-        self._loop, self._alone = loop, alone
+        self._loop, self._alone = loop, local
         self._looking = False
         self._looked_ms = 0
         self.replaced = False
         """A newer JobManager leads the cluster; this one ends."""
 
-    def if_leading(
+    def run_if_leader(
         self,
         write: Action | None,
         done: Any,
@@ -102,7 +102,7 @@ class Leadership:
         """In a worker thread."""
         return self._alone or self._store.is_leader(self._epoch)
 
-    def look(self, now_ms: int) -> None:
+    def check_periodically(self, now_ms: int) -> None:
         """One look at a time, ten seconds after the last began."""
         if self._alone or self._looking or now_ms - self._looked_ms < LOOK_INTERVAL_MS:
             return
@@ -112,7 +112,7 @@ class Leadership:
             _log.warning("it is not known whether this JobManager leads: %s", error)
             return self._looked
 
-        self.if_leading(None, self._looked, not_known)
+        self.run_if_leader(None, self._looked, not_known)
 
     def _looked(self) -> None:
         self._looking = False

@@ -22,29 +22,29 @@ from typing import Final
 import msgspec
 
 from tidegate.controlplane.dispatcher.job_events import (
-    Asked,
-    AwaitStart,
     ClaimNotStored,
+    DispatcherTick,
     Event,
     ForwardStop,
-    FreeSlots,
     Instruction,
     JobMasterExited,
     JobMasterStarted,
+    JobStillOwned,
     KillJobMaster,
+    ReleaseJobSlots,
     Reply,
+    RequestReceived,
     ResultNotStored,
     ResultStored,
-    StartDue,
+    ScheduleStart,
+    StartDelayElapsed,
     StartJobMaster,
-    StillOurs,
     StopNotTaken,
     StoreClaim,
     StoreResult,
     StoreSubmission,
     SubmissionNotStored,
     SubmissionStored,
-    Tick,
 )
 from tidegate.controlplane.dispatcher.job_record import (
     TRANSITIONS,
@@ -54,13 +54,13 @@ from tidegate.controlplane.dispatcher.job_record import (
     view,
 )
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
-from tidegate.errors import DeposedError, ExternalError, StartFailedError, check
+from tidegate.errors import ExternalError, FencedError, StartFailedError, check
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     Failed,
     GetJob,
     JobList,
@@ -84,11 +84,11 @@ nothing meanwhile; two minutes is beyond what an import takes."""
 HELD_UP_MS = 10_000
 """A process starts within milliseconds, once the storage has confirmed that this JobManager leads.
 If there is none after this time, reports say what the start waits for."""
-STILLBORN_MAX = 5
+FAILED_STARTS_MAX = 5
 """JobMasters in a row that ended before they reported anything: then the job fails. One may be
 killed by chance; what so many die of is the start or the import itself. The next JobMaster imports
 nothing and only closes the job; after as many of these the job fails without being closed."""
-LINGER_MS_MAX = 10_000
+EXIT_TIMEOUT_MS = 10_000
 """What a JobMaster may take to exit after its terminal report was taken."""
 ENDED_MAX = 100
 """Ended jobs that are still shown."""
@@ -100,7 +100,7 @@ class Dispatcher:
 
     cluster: str
     epoch: LeaderEpoch
-    silence_ms_max: int
+    heartbeat_timeout_ms: int
     storage: str = ""
     """The id of the checkpoint storage; JobMasters write to no other."""
     _jobs: dict[JobName, JobRecord] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Dispatcher:
             ending = job.phase in {Phase.ENDING, Phase.ENDED}
             reported = job.report is not None and job.report.state in ENDED
             check(ending == reported, f"{where}: ends exactly by a terminal report")
-            check(ending or job.stillborn < STILLBORN_MAX, f"{where}: started too often")
+            check(ending or job.failed_starts < FAILED_STARTS_MAX, f"{where}: started too often")
             check(not job.asks or job.phase in {Phase.STORING, Phase.ENDING}, f"{where}: asks")
         ended = [job for job in self._jobs.values() if job.phase is Phase.ENDED]
         check(len(ended) <= ENDED_MAX, "too many ended jobs are kept")
@@ -166,44 +166,44 @@ class Dispatcher:
         self, event: Event, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
         match event:
-            case Asked(ask=ask, message=message):
+            case RequestReceived(request_id=ask, message=message):
                 yield from self._asked(ask, message, now_ms)
             case SubmissionStored(job=name, code=code):
                 job = self._jobs[name]
                 job.submission = msgspec.structs.replace(job.submission, code=code)
-                yield from self._answer(job, Done())
+                yield from self._answer(job, Acknowledge())
                 yield from self._start(job, now_ms)
             case SubmissionNotStored(job=name, error=error):
                 yield from self._answer(self._jobs.pop(name), Failed(error=error))
             case ResultStored(job=name):
                 job = self._jobs[name]
-                yield from self._answer(job, Done())
+                yield from self._answer(job, Acknowledge())
                 self._become(job, Phase.ENDED, now_ms)
                 self._forget_oldest()
             case ClaimNotStored(job=name):
                 if name in self._jobs:
                     self._jobs[name].claim_stored = False
-            case StillOurs(job=name):
+            case JobStillOwned(job=name):
                 yield from self._deposed(self._jobs[name], now_ms, wall_ms)
             case ResultNotStored(job=name):
                 self._jobs[name].result_under_way = False
-            case StartDue(job=name, start=start):
-                due = self._of_start(name, start)
+            case StartDelayElapsed(job=name, start=start):
+                due = self._find_by_launch(name, start)
                 if due is not None and due.phase is Phase.WAITING:
                     yield from self._start(due, now_ms)
             case JobMasterStarted(job=name, start=start, pid=pid):
-                started = self._of_start(name, start)
+                started = self._find_by_launch(name, start)
                 if started is not None:
                     started.pid, started.since_ms = pid, now_ms
             case StopNotTaken(job=name, start=start):
-                unheard = self._of_start(name, start)
+                unheard = self._find_by_launch(name, start)
                 if unheard is not None:
                     unheard.stop_told = False
             case JobMasterExited(job=name, start=start):
-                exited = self._of_start(name, start)
+                exited = self._find_by_launch(name, start)
                 if exited is not None:
                     yield from self._exited(exited, event, now_ms, wall_ms)
-            case Tick():
+            case DispatcherTick():
                 yield from self._tick(now_ms, wall_ms)
 
     def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
@@ -212,10 +212,10 @@ class Dispatcher:
                 yield from self._submit(ask, submission, code, now_ms)
             case GetJob(job=name):
                 job = self._jobs.get(name)
-                yield Reply(ask=ask, message=_unknown(name) if job is None else view(job))
+                yield Reply(request_id=ask, message=_unknown(name) if job is None else view(job))
             case ListJobs():
                 jobs = tuple(view(job) for job in self._jobs.values())
-                yield Reply(ask=ask, message=JobList(jobs=jobs))
+                yield Reply(request_id=ask, message=JobList(jobs=jobs))
             case StopJob():
                 yield from self._stop(ask, message)
             case RegisterJobMaster():
@@ -224,7 +224,7 @@ class Dispatcher:
                 yield from self._reported(ask, message, now_ms)
             case _:
                 reason = f"the Dispatcher takes no {type(message).__name__}"
-                yield Reply(ask=ask, message=Refused(reason=reason))
+                yield Reply(request_id=ask, message=Refused(reason=reason))
 
     def _submit(
         self, ask: int, submission: Submission, code: bytes, now_ms: int
@@ -236,18 +236,18 @@ class Dispatcher:
             if known.phase is Phase.STORING:
                 known.asks.append(ask)
             else:
-                yield Reply(ask=ask, message=Done())
+                yield Reply(request_id=ask, message=Acknowledge())
             return
         if known is not None and known.phase is not Phase.ENDED:
             reason = (
                 f"A job named {name} is live on this cluster ({view(known).state}): stop it first "
                 f"(tidegate stop {name}), or submit under another name."
             )
-            yield Reply(ask=ask, message=Refused(reason=reason))
+            yield Reply(request_id=ask, message=Refused(reason=reason))
             return
         if known is not None and known.pid:
             yield _kill(known, "its job is submitted anew")
-            yield FreeSlots(job=name)
+            yield ReleaseJobSlots(job=name)
         ours = msgspec.structs.replace(submission, cluster=self.cluster, claimed_attempt=0)
         self._jobs[name] = JobRecord(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
         yield StoreSubmission(submission=ours, code=code)
@@ -255,15 +255,15 @@ class Dispatcher:
     def _stop(self, ask: int, message: StopJob) -> Iterator[Instruction]:
         job = self._jobs.get(message.job)
         if job is None:
-            yield Reply(ask=ask, message=_unknown(message.job))
+            yield Reply(request_id=ask, message=_unknown(message.job))
         elif view(job).state in ENDED:
             reason = f"Job {message.job} has ended already ({view(job).state})."
-            yield Reply(ask=ask, message=Refused(reason=reason))
+            yield Reply(request_id=ask, message=Refused(reason=reason))
         else:
             if job.stop is None or not message.final_checkpoint:  # a cancel is not taken back
                 job.stop = message
             job.stop_told = False
-            yield Reply(ask=ask, message=Done())
+            yield Reply(request_id=ask, message=Acknowledge())
             yield from self._tell_stop(job)
 
     def _tell_stop(self, job: JobRecord) -> Iterator[Instruction]:
@@ -275,37 +275,37 @@ class Dispatcher:
             )
 
     def _register(self, ask: int, message: RegisterJobMaster, now_ms: int) -> Iterator[Instruction]:
-        job = self._of_process(message.job, message.epoch, message.pid)
+        job = self._find_by_pid(message.job, message.epoch, message.pid)
         if isinstance(job, Refused):
-            yield Reply(ask=ask, message=job)
+            yield Reply(request_id=ask, message=job)
             return
         sender = f"The JobMaster of {message.job} at {message.address}"
         other = difference(sender, message.tidegate_version, message.python_version)
         if other is not None:
             job.other_version = other
-            yield Reply(ask=ask, message=Refused(reason=other))
+            yield Reply(request_id=ask, message=Refused(reason=other))
             return
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_told = False
-            job.backoff.lives(now_ms)
+            job.backoff.record_start(now_ms)
             _started_at_last(job)
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
-            yield Reply(ask=ask, message=Refused(reason=reason))
+            yield Reply(request_id=ask, message=Refused(reason=reason))
             return
         job.address = message.address
-        job.heard_ms = now_ms
+        job.last_heartbeat_ms = now_ms
         accepted = JobMasterAccepted(
             submission=job.submission, close_only=job.close_only, storage=self.storage
         )
-        yield Reply(ask=ask, message=accepted)
+        yield Reply(request_id=ask, message=accepted)
 
     def _reported(self, ask: int, message: ReportJob, now_ms: int) -> Iterator[Instruction]:
         report = message.report
-        job = self._of_process(report.job, message.epoch, report.jobmaster_pid)
+        job = self._find_by_pid(report.job, message.epoch, report.jobmaster_pid)
         if isinstance(job, Refused):
-            yield Reply(ask=ask, message=job)
+            yield Reply(request_id=ask, message=job)
         elif job.phase is Phase.ENDING:  # the terminal report again
             job.asks.append(ask)
         elif job.phase is Phase.RUNNING and report.state in ENDED:
@@ -314,12 +314,12 @@ class Dispatcher:
         else:
             if job.phase is Phase.RUNNING:
                 job.report = report
-                job.heard_ms = now_ms
+                job.last_heartbeat_ms = now_ms
                 if report.planned:  # it is through its import
-                    job.reported, job.stillborn = True, 0
+                    job.reported, job.failed_starts = True, 0
                 job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
-            yield Reply(ask=ask, message=Done())
+            yield Reply(request_id=ask, message=Acknowledge())
 
     def _note_claim(self, job: JobRecord, attempt: int) -> Iterator[Instruction]:
         """A JobMaster that is started later is told that the journal holds this attempt."""
@@ -338,7 +338,7 @@ class Dispatcher:
         if status == STORAGE_HANGS:
             how += ", because a call to the checkpoint storage did not return in checkpoint.timeout"
         job.pid = 0
-        yield FreeSlots(job=name)
+        yield ReleaseJobSlots(job=name)
         if job.phase in {Phase.ENDING, Phase.ENDED}:
             return
         if not job.reported and (exited.refused or status == NO_RESOURCES):
@@ -354,21 +354,21 @@ class Dispatcher:
             return
         job.put_off_since_ms = 0
         # A storage that hangs says nothing about the start: the next JobMaster may find it well.
-        job.stillborn += not job.reported and status != STORAGE_HANGS
-        job.backoff.died(now_ms, worked=job.worked)
+        job.failed_starts += not job.reported and status != STORAGE_HANGS
+        job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
             ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
         )
         between = self._note_end(job, error, wall_ms)
-        if job.stillborn >= STILLBORN_MAX:
+        if job.failed_starts >= FAILED_STARTS_MAX:
             failure = _never_started(name, how, closing=job.close_only is not None)
             if job.close_only is not None:
                 failed = msgspec.structs.replace(between, state=JobState.FAILED, error=failure)
                 yield from self._end(job, failed, now_ms)
                 return
-            job.close_only, job.stillborn = failure, 0
+            job.close_only, job.failed_starts = failure, 0
         self._become(job, Phase.WAITING, now_ms)
-        yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+        yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
     def _put_off(
         self, job: JobRecord, why: str, now_ms: int, wall_ms: int
@@ -379,27 +379,29 @@ class Dispatcher:
         job.other_version = ""
         _show_refused_start(job, why, wall_ms)
         self._become(job, Phase.WAITING, now_ms)
-        yield AwaitStart(job=job.submission.job, start=job.start, after_ms=REFUSED_START_PAUSE_MS)
+        yield ScheduleStart(
+            job=job.submission.job, start=job.start, after_ms=REFUSED_START_PAUSE_MS
+        )
 
     def _deposed(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as
         its JobManager, if it still has one, looks then who leads, and ends.
         """
         name = job.submission.job
-        yield from self._answer(job, Done())
+        yield from self._answer(job, Acknowledge())
         if job.pid:
             yield _kill(job, "it was deposed")
-            yield FreeSlots(job=name)
+            yield ReleaseJobSlots(job=name)
         job.pid, job.result_under_way = 0, False
-        job.backoff.died(now_ms, worked=job.worked)
+        job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
-            DeposedError(f"The JobMaster of {name} was deposed by one that was given up before.")
+            FencedError(f"The JobMaster of {name} was deposed by one that was given up before.")
         )
         self._note_end(job, error, wall_ms)
         self._starts += 1
         job.start = self._starts  # the exit of the one before is no exit of the next
         self._become(job, Phase.WAITING, now_ms)
-        yield AwaitStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+        yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
     def _note_end(self, job: JobRecord, error: ErrorReport, wall_ms: int) -> JobReport:
         """Of a JobMaster that another one follows; what is shown until then."""
@@ -420,13 +422,13 @@ class Dispatcher:
             in_phase_ms = now_ms - job.since_ms
             yield from self._tell_stop(job)
             match job.phase:
-                case Phase.RUNNING if now_ms - job.heard_ms > self._silence_ms_max(job):
-                    yield _kill(job, f"silent for {(now_ms - job.heard_ms) / 1000:.1f} s")
+                case Phase.RUNNING if now_ms - job.last_heartbeat_ms > self._silence_ms_max(job):
+                    yield _kill(job, f"silent for {(now_ms - job.last_heartbeat_ms) / 1000:.1f} s")
                 case Phase.STARTING if job.pid and in_phase_ms > START_MS_MAX:
                     yield _kill(job, "it has not registered")
                 case Phase.STARTING if not job.pid and in_phase_ms > HELD_UP_MS:
                     _show_refused_start(job, _UNCONFIRMED, wall_ms)
-                case Phase.ENDED if job.pid and in_phase_ms > LINGER_MS_MAX:
+                case Phase.ENDED if job.pid and in_phase_ms > EXIT_TIMEOUT_MS:
                     yield _kill(job, "its job has ended")
                 case Phase.ENDING if not job.result_under_way:
                     yield self._store_result(job)
@@ -435,7 +437,9 @@ class Dispatcher:
 
     def _silence_ms_max(self, job: JobRecord) -> int:
         imports = not job.reported or (job.report is not None and not job.report.planned)
-        return max(START_MS_MAX, self.silence_ms_max) if imports else self.silence_ms_max
+        return (
+            max(START_MS_MAX, self.heartbeat_timeout_ms) if imports else self.heartbeat_timeout_ms
+        )
 
     # --- moves
 
@@ -462,11 +466,11 @@ class Dispatcher:
     def _store_result(self, job: JobRecord) -> Instruction:
         job.result_under_way = True
         report = report_of(job)
-        return StoreResult(report=report, deposed=report.state == JobState.DEPOSED)
+        return StoreResult(report=report, fenced=report.state == JobState.DEPOSED)
 
     def _answer(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
         for ask in job.asks:
-            yield Reply(ask=ask, message=message)
+            yield Reply(request_id=ask, message=message)
         job.asks.clear()
 
     def _forget_oldest(self) -> None:
@@ -476,11 +480,11 @@ class Dispatcher:
 
     # --- looking up
 
-    def _of_start(self, name: JobName, start: int) -> JobRecord | None:
+    def _find_by_launch(self, name: JobName, start: int) -> JobRecord | None:
         job = self._jobs.get(name)
         return job if job is not None and job.start == start else None
 
-    def _of_process(self, name: JobName, epoch: LeaderEpoch, pid: int) -> JobRecord | Refused:
+    def _find_by_pid(self, name: JobName, epoch: LeaderEpoch, pid: int) -> JobRecord | Refused:
         """The job whose present JobMaster the sender is, or why it is not."""
         if epoch != self.epoch:
             return Refused(reason=f"leader epoch {epoch} is not {self.epoch}, this JobManager's")
@@ -520,7 +524,7 @@ def _started_at_last(job: JobRecord) -> None:
 def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
     """Why a job fails whose JobMasters die before they report anything."""
     message = (
-        f"The JobMaster of {name} ended {STILLBORN_MAX} times in a row before it reported "
+        f"The JobMaster of {name} ended {FAILED_STARTS_MAX} times in a row before it reported "
         f"anything; the last time {how}. Its log, {name}/jobmaster.log, says more: often the "
         "import of the pipeline's module ends the process."
     )

@@ -16,7 +16,7 @@ from tidegate.protocol.messages import Message, SlotLost, SlotsReleased
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ResourceRequestReceived:
     """A message that waits for a reply under the number `ask`."""
 
     ask: int
@@ -65,26 +65,26 @@ class TaskManagerExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobGone:
+class JobReleased:
     """The JobMaster of the job died, or the job ended: its slots are free for others."""
 
     job: JobName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class ResourceManagerTick:
     """Time has passed."""
 
 
 Event = (
-    Asked
+    ResourceRequestReceived
     | SlotStarted
     | SlotNotStarted
     | SlotStopped
     | SlotNotStopped
     | TaskManagerExited
-    | JobGone
-    | Tick
+    | JobReleased
+    | ResourceManagerTick
 )
 
 
@@ -124,7 +124,7 @@ class StopSlotAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellJobMaster:
+class NotifyJobMaster:
     """Tell a JobMaster of a slot it lost, or that those it has released are gone."""
 
     address: str
@@ -140,11 +140,13 @@ class StartTaskManager:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropTaskManager:
+class DisconnectTaskManager:
     """Kill it if it is local; it would be refused from now on anyway."""
 
     id: TaskManagerId
     reason: str
 
 
-Instruction = Reply | StartSlotAt | StopSlotAt | TellJobMaster | StartTaskManager | DropTaskManager
+Instruction = (
+    Reply | StartSlotAt | StopSlotAt | NotifyJobMaster | StartTaskManager | DisconnectTaskManager
+)

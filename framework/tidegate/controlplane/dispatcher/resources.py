@@ -12,11 +12,11 @@ they need would wait for ever), the oldest first; a smaller one may pass one tha
 Ordinals are spread over TaskManagers evenly. A slot that was lost is not replaced by itself: its
 attempt is over, and the JobMaster, which is told, asks anew.
 
-Providers. TaskManagers are started here, up to `local`, and a lost one is replaced, with a growing
-pause should they die young; or they stand by themselves, are supervised by somebody else, and come
-by registering. Of a standing one nobody tells the end: it is lost by its silence, or as soon as
-another registers at its address, where two cannot listen. The machine is pure; `service.py` carries
-out what it says.
+Providers. TaskManagers are started here, up to `local_task_managers`, and a lost one is replaced,
+with a growing pause should they die young; or they stand by themselves, are supervised by somebody
+else, and come by registering. Of a standing one nobody tells the end: it is lost by its silence, or
+as soon as another registers at its address, where two cannot listen. The machine is pure;
+`service.py` carries out what it says.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from typing import NamedTuple
 
 from tidegate.controlplane.dispatcher.backoff import Backoff
 from tidegate.controlplane.dispatcher.resource_events import (
-    Asked,
-    DropTaskManager,
+    DisconnectTaskManager,
     Event,
     Instruction,
-    JobGone,
+    JobReleased,
+    NotifyJobMaster,
     Reply,
+    ResourceManagerTick,
+    ResourceRequestReceived,
     SlotNotStarted,
     SlotNotStopped,
     SlotStarted,
@@ -42,14 +44,12 @@ from tidegate.controlplane.dispatcher.resource_events import (
     StartTaskManager,
     StopSlotAt,
     TaskManagerExited,
-    TellJobMaster,
-    Tick,
 )
 from tidegate.errors import check
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     Message,
     Refused,
     RegisterTaskManager,
@@ -72,31 +72,31 @@ class SlotPhase(enum.Enum):
     """What a slot is to the ResourceManager."""
 
     FREE = "free"
-    STARTING = "starting"
-    OCCUPIED = "occupied"
-    STOPPING = "stopping"
+    PENDING = "starting"
+    ALLOCATED = "occupied"
+    RELEASING = "stopping"
 
 
 TRANSITIONS = frozenset(
     {
-        (SlotPhase.FREE, SlotPhase.STARTING),  # given to an attempt
-        (SlotPhase.STARTING, SlotPhase.OCCUPIED),  # the TaskManager has forked it
-        (SlotPhase.STARTING, SlotPhase.STOPPING),  # the attempt is over, or the answer not known
-        (SlotPhase.STARTING, SlotPhase.FREE),  # exited before the answer came
-        (SlotPhase.OCCUPIED, SlotPhase.STOPPING),  # the attempt is over
-        (SlotPhase.OCCUPIED, SlotPhase.FREE),  # exited
-        (SlotPhase.STOPPING, SlotPhase.FREE),  # stopped or exited
+        (SlotPhase.FREE, SlotPhase.PENDING),  # given to an attempt
+        (SlotPhase.PENDING, SlotPhase.ALLOCATED),  # the TaskManager has forked it
+        (SlotPhase.PENDING, SlotPhase.RELEASING),  # the attempt is over, or the answer not known
+        (SlotPhase.PENDING, SlotPhase.FREE),  # exited before the answer came
+        (SlotPhase.ALLOCATED, SlotPhase.RELEASING),  # the attempt is over
+        (SlotPhase.ALLOCATED, SlotPhase.FREE),  # exited
+        (SlotPhase.RELEASING, SlotPhase.FREE),  # stopped or exited
     }
 )
 
-_LIVE = frozenset({SlotPhase.STARTING, SlotPhase.OCCUPIED})
+_LIVE = frozenset({SlotPhase.PENDING, SlotPhase.ALLOCATED})
 """Phases in which a slot counts for its attempt."""
 
 
 # --- the machine --------------------------------------------------------------------------------
 
 
-class _Use(NamedTuple):
+class _SlotAllocation(NamedTuple):
     job: JobName
     attempt: Attempt
     ordinal: int
@@ -107,7 +107,7 @@ class _Use(NamedTuple):
 class _Slot:
     id: SlotId
     phase: SlotPhase = SlotPhase.FREE
-    use: _Use | None = None
+    use: _SlotAllocation | None = None
     stop_under_way: bool = False
 
     def become(self, phase: SlotPhase) -> None:
@@ -122,7 +122,7 @@ class _Slot:
 class _TaskManager:
     address: str
     pid: int
-    heard_ms: int
+    last_heartbeat_ms: int
     slots: list[_Slot]
     worked: bool = False
     """It has started a slot."""
@@ -144,11 +144,13 @@ class _Release(NamedTuple):
 
 @dataclass(slots=True)
 class ResourceManager:
-    """The slots of a cluster. `local` TaskManagers are started here, each with its own slots."""
+    """The slots of a cluster. `local_task_managers` TaskManagers are started here, each with its
+    own slots.
+    """
 
     epoch: LeaderEpoch
-    local: int
-    silence_ms_max: int
+    local_task_managers: int
+    heartbeat_timeout_ms: int
     _task_managers: dict[TaskManagerId, _TaskManager] = field(default_factory=dict)
     _starting: dict[TaskManagerId, int] = field(default_factory=dict)
     """Local ones that have not registered, with the time of the instruction."""
@@ -185,7 +187,7 @@ class ResourceManager:
         """How many an attempt could be given now."""
         return sum(1 for slot in self._slots() if slot.phase is SlotPhase.FREE)
 
-    def uses(self, job: JobName) -> dict[int, SlotId]:
+    def allocations(self, job: JobName) -> dict[int, SlotId]:
         """Live slots of a job by ordinal."""
         return {
             slot.use.ordinal: slot.id
@@ -220,7 +222,7 @@ class ResourceManager:
         self, event: Event, now_ms: int
     ) -> Iterator[Instruction]:
         match event:
-            case Asked(ask=ask, message=message):
+            case ResourceRequestReceived(ask=ask, message=message):
                 yield from self._asked(ask, message, now_ms)
             case SlotStarted(slot=id_, serial=serial):
                 self._slot_started(id_, serial)
@@ -240,12 +242,14 @@ class ResourceManager:
                     self._refused = status == NO_RESOURCES
                     if not self._refused:
                         self._local_died(id_, now_ms, worked=False)
-                yield from self._lose(id_, f"its process ended with status {status}", now_ms)
-            case JobGone(job=job):
+                yield from self._task_manager_lost(
+                    id_, f"its process ended with status {status}", now_ms
+                )
+            case JobReleased(job=job):
                 self._requests.pop(job, None)
                 self._releases.pop(job, None)
                 yield from self._stop_slots(job, None)
-            case Tick():
+            case ResourceManagerTick():
                 yield from self._tick(now_ms)
 
     def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
@@ -269,7 +273,7 @@ class ResourceManager:
                 reply = self._request(message)
             case ReleaseSlots(job=job, attempt=attempt):
                 yield from self._release(job, attempt)
-                reply = Done()
+                reply = Acknowledge()
             case _:
                 reply = Refused(reason=f"ResourceManager takes no {type(message).__name__}")
         yield Reply(ask=ask, message=reply)
@@ -290,11 +294,11 @@ class ResourceManager:
                 return Refused(reason=f"{message.id} was given up")
             del self._starting[message.id]
             self._refused = False
-            self._backoff.lives(now_ms)
+            self._backoff.record_start(now_ms)
         self._task_managers[message.id] = _TaskManager(
             address=message.address,
             pid=message.pid,
-            heard_ms=now_ms,
+            last_heartbeat_ms=now_ms,
             slots=[_Slot(SlotId(message.id, index)) for index in range(message.slots)],
         )
         return TaskManagerAccepted(epoch=self.epoch)
@@ -305,14 +309,16 @@ class ResourceManager:
         """
         for id_, tm in list(self._task_managers.items()):
             if tm.address == message.address and id_ != message.id:
-                yield from self._lose(id_, f"{message.id} has taken its address", now_ms)
+                yield from self._task_manager_lost(
+                    id_, f"{message.id} has taken its address", now_ms
+                )
 
     def _heard(self, id_: TaskManagerId, now_ms: int) -> Message:
         tm = self._task_managers.get(id_)
         if tm is None:
             return Refused(reason=f"{id_} is not registered: it was lost and its slots given up")
-        tm.heard_ms = now_ms
-        return Done()
+        tm.last_heartbeat_ms = now_ms
+        return Acknowledge()
 
     def _request(self, message: RequestSlots) -> Message:
         known = self._requests.get(message.job)
@@ -329,7 +335,7 @@ class ResourceManager:
             self._requests[message.job] = _Request(
                 message.attempt, message.count, message.jobmaster_address
             )
-        return Done()
+        return Acknowledge()
 
     def _release(self, job: JobName, attempt: Attempt) -> Iterator[Instruction]:
         request = self._requests.get(job)
@@ -345,19 +351,19 @@ class ResourceManager:
             if not any(use.job == job and use.attempt <= release.attempt for use in uses):
                 del self._releases[job]
                 message = SlotsReleased(job=job, attempt=release.attempt)
-                yield TellJobMaster(address=release.jobmaster_address, message=message)
+                yield NotifyJobMaster(address=release.jobmaster_address, message=message)
 
     def _slot_started(self, id_: SlotId, serial: int) -> None:
         slot = self._find(id_, serial)
-        if slot is not None and slot.phase is SlotPhase.STARTING:
-            slot.become(SlotPhase.OCCUPIED)
+        if slot is not None and slot.phase is SlotPhase.PENDING:
+            slot.become(SlotPhase.ALLOCATED)
             self._task_managers[id_.task_manager].worked = True
 
     def _slot_not_started(self, id_: SlotId, serial: int, reason: str) -> Iterator[Instruction]:
         # Refused or unanswered: in both cases StopSlot makes sure that nothing of it runs.
         slot = self._find(id_, serial)
         if slot is not None:
-            if slot.phase is SlotPhase.STARTING:
+            if slot.phase is SlotPhase.PENDING:
                 yield from self._tell_lost(slot, f"it could not be started: {reason}")
             yield from self._stop(slot)
 
@@ -371,20 +377,24 @@ class ResourceManager:
 
     def _tick(self, now_ms: int) -> Iterator[Instruction]:
         for id_, tm in list(self._task_managers.items()):
-            silent_ms = now_ms - tm.heard_ms
-            if silent_ms > self.silence_ms_max:
-                yield from self._lose(id_, f"silent for {silent_ms / 1000:.1f} s", now_ms)
+            silent_ms = now_ms - tm.last_heartbeat_ms
+            if silent_ms > self.heartbeat_timeout_ms:
+                yield from self._task_manager_lost(
+                    id_, f"silent for {silent_ms / 1000:.1f} s", now_ms
+                )
         for id_, since_ms in list(self._starting.items()):
             if now_ms - since_ms > REGISTRATION_MS_MAX:
                 self._starting[id_] = now_ms  # its exit follows, and only that replaces it
-                yield DropTaskManager(id=id_, reason="it has not registered")
+                yield DisconnectTaskManager(id=id_, reason="it has not registered")
         for slot in self._slots():
-            if slot.phase is SlotPhase.STOPPING and not slot.stop_under_way:
+            if slot.phase is SlotPhase.RELEASING and not slot.stop_under_way:
                 yield self._stop_message(slot)
 
     # --- slots
 
-    def _lose(self, id_: TaskManagerId, reason: str, now_ms: int) -> Iterator[Instruction]:
+    def _task_manager_lost(
+        self, id_: TaskManagerId, reason: str, now_ms: int
+    ) -> Iterator[Instruction]:
         tm = self._task_managers.pop(id_, None)
         if tm is None:
             return
@@ -393,7 +403,7 @@ class ResourceManager:
         for slot in tm.slots:
             if slot.phase in _LIVE:
                 yield from self._tell_lost(slot, f"TaskManager {id_} is lost: {reason}")
-        yield DropTaskManager(id=id_, reason=reason)
+        yield DisconnectTaskManager(id=id_, reason=reason)
 
     def _tell_lost(self, slot: _Slot, reason: str) -> Iterator[Instruction]:
         if slot.use is not None and (request := self._requests.get(slot.use.job)) is not None:
@@ -404,7 +414,7 @@ class ResourceManager:
                 serial=slot.use.serial,
                 reason=reason,
             )
-            yield TellJobMaster(address=request.jobmaster_address, message=message)
+            yield NotifyJobMaster(address=request.jobmaster_address, message=message)
 
     def _stop_slots(self, job: JobName, before: Attempt | None) -> Iterator[Instruction]:
         """Stop the job's slots of attempts before `before`; of all if that is None."""
@@ -415,13 +425,13 @@ class ResourceManager:
                 yield from self._stop(slot)
 
     def _stop(self, slot: _Slot) -> Iterator[Instruction]:
-        if slot.phase is not SlotPhase.STOPPING:
-            slot.become(SlotPhase.STOPPING)
+        if slot.phase is not SlotPhase.RELEASING:
+            slot.become(SlotPhase.RELEASING)
             yield self._stop_message(slot)
 
     def _stop_message(self, slot: _Slot) -> Instruction:
         check(slot.use is not None, f"{slot.id} is stopped but not used.")
-        use: _Use = slot.use  # type: ignore[assignment]  # checked above
+        use: _SlotAllocation = slot.use  # type: ignore[assignment]  # checked above
         slot.stop_under_way = True
         return StopSlotAt(
             address=self._task_managers[slot.id.task_manager].address,
@@ -435,17 +445,17 @@ class ResourceManager:
         for job, request in self._requests.items():
             if not request.waits:
                 continue
-            missing = sorted(set(range(request.count)) - set(self.uses(job)))
+            missing = sorted(set(range(request.count)) - set(self.allocations(job)))
             if len(missing) <= self.free_slots():
                 request.waits = False
                 for ordinal in missing:
-                    yield self._give(job, request, ordinal)
+                    yield self._allocate(job, request, ordinal)
 
-    def _give(self, job: JobName, request: _Request, ordinal: int) -> Instruction:
-        slot = self._choose(job)
+    def _allocate(self, job: JobName, request: _Request, ordinal: int) -> Instruction:
+        slot = self._select_slot(job)
         self._serial += 1
-        slot.become(SlotPhase.STARTING)
-        slot.use = _Use(job, request.attempt, ordinal, self._serial)
+        slot.become(SlotPhase.PENDING)
+        slot.use = _SlotAllocation(job, request.attempt, ordinal, self._serial)
         return StartSlotAt(
             address=self._task_managers[slot.id.task_manager].address,
             slot=slot.id,
@@ -456,20 +466,20 @@ class ResourceManager:
             jobmaster_address=request.jobmaster_address,
         )
 
-    def _choose(self, job: JobName) -> _Slot:
+    def _select_slot(self, job: JobName) -> _Slot:
         """A free slot where the job has fewest, and of these where most are free."""
 
-        def burden(slot: _Slot) -> tuple[int, int, SlotId]:
+        def load(slot: _Slot) -> tuple[int, int, SlotId]:
             beside = self._task_managers[slot.id.task_manager].slots
             of_job = sum(1 for other in beside if other.use is not None and other.use.job == job)
             used = sum(1 for other in beside if other.phase is not SlotPhase.FREE)
             return (of_job, used, slot.id)
 
-        return min((slot for slot in self._slots() if slot.phase is SlotPhase.FREE), key=burden)
+        return min((slot for slot in self._slots() if slot.phase is SlotPhase.FREE), key=load)
 
     def _replace_local(self, now_ms: int) -> Iterator[Instruction]:
         here = sum(1 for id_ in self._task_managers if self._is_local(id_))
-        for _ in range(self.local - here - len(self._starting)):
+        for _ in range(self.local_task_managers - here - len(self._starting)):
             self._started += 1
             id_ = TaskManagerId(f"{self._local_prefix}{self._started}")
             self._starting[id_] = now_ms
@@ -483,9 +493,9 @@ class ResourceManager:
         only those count that were started after the last that did, or after a quiet time.
         """
         is_of_last = int(id_.removeprefix(self._local_prefix)) <= self._failed_up_to
-        if not is_of_last or self._backoff.is_forgiven(now_ms):
+        if not is_of_last or self._backoff.is_reset(now_ms):
             self._failed_up_to = self._started
-            self._backoff.died(now_ms, worked=worked)
+            self._backoff.record_failure(now_ms, worked=worked)
 
     # --- looking up
 

@@ -25,12 +25,12 @@ from tidegate.config import Config
 from tidegate.controlplane.dispatcher import job_events as jobs
 from tidegate.controlplane.dispatcher import resource_events as slots
 from tidegate.controlplane.dispatcher.connections import Connections
-from tidegate.controlplane.dispatcher.imposing import foreign_secret, impose
+from tidegate.controlplane.dispatcher.imposing import apply_cluster_settings, missing_secret
 from tidegate.controlplane.dispatcher.leadership import Action, Leadership
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.controlplane.dispatcher.resources import ResourceManager
 from tidegate.controlplane.dispatcher.store import JobStore
-from tidegate.controlplane.loop import EventLoop, Question
+from tidegate.controlplane.loop import EventLoop, PendingRequest
 from tidegate.errors import (
     ExternalError,
     ResourceExhaustedError,
@@ -77,10 +77,10 @@ STORAGE_PAUSE_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-_Event = jobs.Event | slots.Event | Question | Action
+_Event = jobs.Event | slots.Event | PendingRequest | Action
 """What a machine decides about, a message of another process, or what is only to be done."""
 
-_OF_RESOURCES = (
+RESOURCE_MANAGER_MESSAGES = (
     RegisterTaskManager,
     TaskManagerHeartbeat,
     SlotExited,
@@ -103,7 +103,7 @@ def run_jobmanager(
     leads the cluster.
 
     A standing one has the configured port, waits for TaskManagers instead of starting them, and
-    imposes its own settings on what it is given to run (`impose`).
+    imposes its own settings on what it is given to run (`apply_cluster_settings`).
 
     `storage` is the id of the checkpoint storage, where an earlier process has read it: a
     JobManager that is started again while the storage is gone waits for that one.
@@ -190,14 +190,14 @@ class JobManager:
     standing: bool
     _children: dict[int | str, Child] = field(default_factory=dict)
     """Those that have not exited: JobMasters by the number of their start, TaskManagers by id."""
-    _asks: dict[int, Question] = field(default_factory=dict)
+    _pending_requests: dict[int, PendingRequest] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
     _leadership: Leadership = field(init=False)
 
     def __post_init__(self) -> None:
         self._leadership = Leadership(
-            self.store, self.dispatcher.cluster, self.epoch, self.loop, alone=not self.standing
+            self.store, self.dispatcher.cluster, self.epoch, self.loop, local=not self.standing
         )
 
     @property
@@ -208,12 +208,12 @@ class JobManager:
     def start(self) -> None:
         """Start TaskManagers, recover jobs, begin to tick."""
         for instruction in self.resources.start(self._now_ms()):
-            self._of_resources(instruction)
+            self._execute_resource_manager(instruction)
         recovered = self.store.jobs()
         for submission, result in recovered:
             _log.info("job %s: %s", submission.job, result.state if result else "recovered")
         for order in self.dispatcher.recover(recovered, self._now_ms()):
-            self._of_dispatcher(order)
+            self._execute_dispatcher(order)
         self._tick()
 
     def handle(self, event: _Event) -> None:
@@ -222,9 +222,9 @@ class JobManager:
             event()
             return
         match event:
-            case Question():
+            case PendingRequest():
                 self._asked(event)
-            case jobs.Tick() | slots.Tick():
+            case jobs.DispatcherTick() | slots.ResourceManagerTick():
                 self._tick()
             case (
                 slots.SlotStarted()
@@ -232,15 +232,15 @@ class JobManager:
                 | slots.SlotStopped()
                 | slots.SlotNotStopped()
                 | slots.TaskManagerExited()
-                | slots.JobGone()
-                | slots.Asked()
+                | slots.JobReleased()
+                | slots.ResourceRequestReceived()
             ):
-                self._to_resources(event)
+                self._feed_resource_manager(event)
             case jobs.JobMasterExited(start=start, status=status):
                 self._ended("jobmaster", self._children.pop(start, None), status)
-                self._to_dispatcher(event)
+                self._feed_dispatcher(event)
             case _:
-                self._to_dispatcher(event)
+                self._feed_dispatcher(event)
 
     def end_children(self) -> None:
         """Kill what is left; their own children end with them."""
@@ -248,31 +248,31 @@ class JobManager:
             child.kill()
 
     def _tick(self) -> None:
-        self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, jobs.Tick())
-        self._to_dispatcher(jobs.Tick())
-        self._to_resources(slots.Tick())
-        self._leadership.look(self._now_ms())
+        self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, jobs.DispatcherTick())
+        self._feed_dispatcher(jobs.DispatcherTick())
+        self._feed_resource_manager(slots.ResourceManagerTick())
+        self._leadership.check_periodically(self._now_ms())
 
-    def _asked(self, question: Question) -> None:
+    def _asked(self, question: PendingRequest) -> None:
         ask = next(self._numbers)
-        self._asks[ask] = question
+        self._pending_requests[ask] = question
         message = question.message
         if isinstance(message, RequestSlots) and (
             self.dispatcher.runs_at(message.job) != message.jobmaster_address
         ):
             reason = f"the sender is not the JobMaster of {message.job} any more"
             self._reply(ask, Refused(reason=reason))
-        elif isinstance(message, _OF_RESOURCES):
+        elif isinstance(message, RESOURCE_MANAGER_MESSAGES):
             if isinstance(message, SlotExited):
                 _log.info("%s", message)
                 self._note_exit("slot", message.pid, message.status)
             elif isinstance(message, RegisterTaskManager):
-                self.connections.forget(message.address)
-            self._to_resources(slots.Asked(ask=ask, message=message))
+                self.connections.invalidate(message.address)
+            self._feed_resource_manager(slots.ResourceRequestReceived(ask=ask, message=message))
         elif isinstance(message, SubmitJob):
             self._submitted(ask, message)
         else:
-            self._to_dispatcher(jobs.Asked(ask=ask, message=message))
+            self._feed_dispatcher(jobs.RequestReceived(request_id=ask, message=message))
 
     def _submitted(self, ask: int, message: SubmitJob) -> None:
         """A client of a standing cluster need not share its settings, nor its versions."""
@@ -283,29 +283,31 @@ class JobManager:
             why_not = f"The code of job {submission.job} was damaged on its way. Submit it again."
         elif self.standing:
             versions = submission.tidegate_version, submission.python_version
-            why_not = difference("The client", *versions) or foreign_secret(submission, self.config)
+            why_not = difference("The client", *versions) or missing_secret(submission, self.config)
         if why_not is not None:
             self._reply(ask, Refused(reason=why_not))
             return
         if self.standing:
-            imposed = msgspec.structs.replace(impose(submission, self.config), standing=True)
+            imposed = msgspec.structs.replace(
+                apply_cluster_settings(submission, self.config), standing=True
+            )
             message = msgspec.structs.replace(message, submission=imposed)
-        self._to_dispatcher(jobs.Asked(ask=ask, message=message))
+        self._feed_dispatcher(jobs.RequestReceived(request_id=ask, message=message))
 
     # --- the Dispatcher's instructions
 
-    def _to_dispatcher(self, event: jobs.Event) -> None:
+    def _feed_dispatcher(self, event: jobs.Event) -> None:
         now_ms, wall_ms = self._now_ms(), self.drivers.clock.now_ms()
         for instruction in self.dispatcher.handle(event, now_ms, wall_ms):
-            self._of_dispatcher(instruction)
+            self._execute_dispatcher(instruction)
 
-    def _of_dispatcher(self, instruction: jobs.Instruction) -> None:
+    def _execute_dispatcher(self, instruction: jobs.Instruction) -> None:
         match instruction:
-            case jobs.Reply(ask=ask, message=message):
+            case jobs.Reply(request_id=ask, message=message):
                 self._reply(ask, message)
             case jobs.StoreSubmission(submission=submission, code=code):
                 job = submission.job
-                self._leadership.if_leading(
+                self._leadership.run_if_leader(
                     functools.partial(self.store.put_submission, submission, code),
                     functools.partial(self._submission_stored, job),
                     lambda error: jobs.SubmissionNotStored(job=job, error=ErrorReport.of(error)),
@@ -314,13 +316,13 @@ class JobManager:
             case jobs.StoreResult():
                 self._store_result(instruction)
             case jobs.StoreClaim(job=job, attempt=attempt):
-                self._leadership.if_leading(
+                self._leadership.run_if_leader(
                     functools.partial(self.store.put_claim, job, attempt),
                     _nothing,
                     _logged(jobs.ClaimNotStored(job=job)),
                 )
-            case jobs.AwaitStart(job=job, start=start, after_ms=after_ms):
-                self.loop.call_later(after_ms / 1000, jobs.StartDue(job=job, start=start))
+            case jobs.ScheduleStart(job=job, start=start, after_ms=after_ms):
+                self.loop.call_later(after_ms / 1000, jobs.StartDelayElapsed(job=job, start=start))
             case jobs.StartJobMaster():
                 self._start_if_leading(instruction)
             case jobs.KillJobMaster(job=job, start=start, reason=reason):
@@ -328,11 +330,11 @@ class JobManager:
                 self._kill(start)
             case jobs.ForwardStop():
                 self._forward_stop(instruction)
-            case jobs.FreeSlots(job=job):
-                self._to_resources(slots.JobGone(job=job))
+            case jobs.ReleaseJobSlots(job=job):
+                self._feed_resource_manager(slots.JobReleased(job=job))
 
     def _submission_stored(self, job: JobName) -> None:
-        self._to_dispatcher(jobs.SubmissionStored(job=job, code=self.store.stored_code(job)))
+        self._feed_dispatcher(jobs.SubmissionStored(job=job, code=self.store.stored_code(job)))
 
     def _store_result(self, instruction: jobs.StoreResult) -> None:
         report = instruction.report
@@ -348,12 +350,12 @@ class JobManager:
                 self.loop.post(stored)
             else:
                 _log.warning("job %s was deposed by a JobMaster that had been given up", job)
-                self.loop.post(jobs.StillOurs(job=job))
+                self.loop.post(jobs.JobStillOwned(job=job))
 
-        if instruction.deposed:
-            self._leadership.if_leading(look, _nothing, not_stored)
+        if instruction.fenced:
+            self._leadership.run_if_leader(look, _nothing, not_stored)
         else:
-            self._leadership.if_leading(store, stored, not_stored)
+            self._leadership.run_if_leader(store, stored, not_stored)
 
     def _start_if_leading(self, start: jobs.StartJobMaster) -> None:
         """As soon as the storage says so; without it the JobMaster could claim nothing anyway."""
@@ -368,7 +370,7 @@ class JobManager:
             self.loop.call_later(self.config.cluster.heartbeat_interval / 1000, again)
             return _nothing
 
-        self._leadership.if_leading(None, begin, put_off)
+        self._leadership.run_if_leader(None, begin, put_off)
 
     def _start_jobmaster(self, job: JobName, start: int) -> None:
         def exited(status: int) -> None:
@@ -398,7 +400,7 @@ class JobManager:
             return
         self._children[start] = child
         _log.info("JobMaster of %s is process %d", job, child.pid)
-        self._to_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
+        self._feed_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
 
     def _forward_stop(self, stop: jobs.ForwardStop) -> None:
         not_taken = jobs.StopNotTaken(job=stop.job, start=stop.start)
@@ -410,14 +412,14 @@ class JobManager:
 
     # --- the ResourceManager's instructions
 
-    def _to_resources(self, event: slots.Event) -> None:
+    def _feed_resource_manager(self, event: slots.Event) -> None:
         if isinstance(event, slots.TaskManagerExited):
             self._ended("taskmanager", self._children.pop(event.id, None), event.status)
             _log.warning("%s", event)
         for instruction in self.resources.handle(event, self._now_ms()):
-            self._of_resources(instruction)
+            self._execute_resource_manager(instruction)
 
-    def _of_resources(self, instruction: slots.Instruction) -> None:
+    def _execute_resource_manager(self, instruction: slots.Instruction) -> None:
         match instruction:
             case slots.Reply(ask=ask, message=message):
                 self._reply(ask, message)
@@ -425,7 +427,7 @@ class JobManager:
                 self._start_slot(instruction)
             case slots.StopSlotAt():
                 self._stop_slot(instruction)
-            case slots.TellJobMaster(address=address, message=message):
+            case slots.NotifyJobMaster(address=address, message=message):
                 if isinstance(message, SlotLost):
                     _log.warning("%s", message)
                 self._call(address, message, lambda _: _nothing, _logged(_nothing))
@@ -435,7 +437,7 @@ class JobManager:
                 self.loop.call_later(
                     after_ms / 1000, functools.partial(self._start_task_manager, id_)
                 )
-            case slots.DropTaskManager(id=id_, reason=reason):
+            case slots.DisconnectTaskManager(id=id_, reason=reason):
                 _log.warning("TaskManager %s is given up: %s", id_, reason)
                 self._kill(id_)
 
@@ -510,7 +512,7 @@ class JobManager:
         self.loop.submit(lambda: self.connections.call(address, message), done, failed)
 
     def _reply(self, ask: int, message: Message) -> None:
-        question = self._asks.pop(ask, None)
+        question = self._pending_requests.pop(ask, None)
         check(question is not None, "A question was answered twice.")
         if question is not None:
             if isinstance(message, JobList):
@@ -521,7 +523,7 @@ class JobManager:
                 message = msgspec.structs.replace(
                     message, exits=tuple(self._exits), epoch=self.epoch
                 )
-            question.answer(message)
+            question.reply(message)
 
     def _ended(self, kind: str, child: Child | None, status: ExitStatus | None) -> None:
         if child is not None and status is not None:

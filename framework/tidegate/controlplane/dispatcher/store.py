@@ -45,7 +45,7 @@ import msgspec
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError, check
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.masking import MASK, is_secret
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.messages import JobReport, StoredCode, Submission
 
 T = TypeVar("T")
@@ -246,12 +246,12 @@ class JobStore:
         data = encode(_Decision(accepted=accepted, epoch=self._epoch))
         for _ in range(UNKNOWN_TRIES_MAX):
             match self._blobs.create(path, data):
-                case Created.CREATED:
+                case CreateResult.CREATED:
                     return True
-                case Created.EXISTS:
+                case CreateResult.EXISTS:
                     found = self._decision(job, number)
                     return found is not None and found.accepted == accepted
-                case Created.UNKNOWN:
+                case CreateResult.UNKNOWN:
                     continue
         raise StorageError(
             f"The decision about a submission of job {job} could not be written in "
@@ -278,9 +278,9 @@ class JobStore:
         """Create the archive under a name that nobody else uses."""
         for _ in range(UNKNOWN_TRIES_MAX):
             match self._blobs.create(path, code):
-                case Created.UNKNOWN:
+                case CreateResult.UNKNOWN:
                     continue
-                case Created.EXISTS if self._blobs.get(path) != code:
+                case CreateResult.EXISTS if self._blobs.get(path) != code:
                     break
                 case _:
                     return
@@ -301,13 +301,13 @@ class JobStore:
         for _ in range(UNKNOWN_TRIES_MAX):
             path, data = path_of(number), data_of(number)
             match self._blobs.create(path, data):
-                case Created.CREATED:
+                case CreateResult.CREATED:
                     return number
-                case Created.EXISTS:
+                case CreateResult.EXISTS:
                     if self._blobs.get(path) == data:  # our own, from an unanswered try
                         return number
                     number += 1
-                case Created.UNKNOWN:
+                case CreateResult.UNKNOWN:
                     continue
         raise StorageError(
             f"{failed} in {UNKNOWN_TRIES_MAX} tries: the checkpoint storage does not answer, or "

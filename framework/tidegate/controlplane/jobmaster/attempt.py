@@ -15,26 +15,26 @@ from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordination import (
-    Abort,
+    AbortCheckpoint,
     Acknowledged,
+    AttemptStarted,
     BacklogChanged,
-    Complete,
+    CheckpointTick,
     CoordinatorEvent,
     Declined,
     FailAttempt,
-    Ignored,
+    LogIgnoredAcknowledge,
+    PublishCheckpoint,
     Published,
     PublishFailed,
-    Started,
     StopRequested,
     StorageSeen,
-    Tick,
     TransactionsEnded,
-    Trigger,
+    TriggerBarriers,
     WakeAt,
 )
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
-from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.controlplane.jobmaster.slot_line import SlotGateway
 from tidegate.errors import ExternalError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SlotId
 from tidegate.ports.clock import Clock
@@ -45,8 +45,8 @@ from tidegate.protocol.messages import (
     CloseTasks,
     DeclineCheckpoint,
     RegisterSlot,
+    SlotCommand,
     SlotMetrics,
-    SlotOrder,
     SlotReport,
     StartSources,
     TriggerCheckpoint,
@@ -61,13 +61,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class AttachedSlot:
+class RegisteredSlot:
     """A slot that has registered."""
 
     registered: RegisterSlot
-    line: SlotLine
+    line: SlotGateway
     heard_s: float
-    given_up: bool = False
+    lost: bool = False
     """Lost, and known to be; it keeps its place until another one takes it."""
     metrics: SlotMetrics = field(default_factory=SlotMetrics)
     progressed_s: float = 0.0
@@ -75,14 +75,14 @@ class AttachedSlot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptShell:
+class AttemptCallbacks:
     """What the attempt asks of the service around it."""
 
     clock: Clock
-    open_line: Callable[[RegisterSlot], SlotLine]
+    connect_slot: Callable[[RegisterSlot], SlotGateway]
     wake_at: Callable[[float], None]
     """Call `tick` at this monotonic time."""
-    publish: Callable[[Complete], None]
+    publish: Callable[[PublishCheckpoint], None]
     """Publish, commit and settle; `published` or `publish_failed` follows."""
     fail: Callable[[TidegateError], None]
 
@@ -96,19 +96,19 @@ class LiveAttempt:
         attempt: Attempt,
         coordinator: CheckpointCoordinator,
         backlog: Backlog,
-        shell: AttemptShell,
+        shell: AttemptCallbacks,
     ) -> None:
         self.job, self.attempt, self.coordinator = job, attempt, coordinator
         self.backlog, self._shell = backlog, shell
-        self.slots: dict[int, AttachedSlot] = {}
+        self.slots: dict[int, RegisteredSlot] = {}
         self.deployed = False
         """The slots have been told what to run: from here on nobody else can take their places."""
-        self.over = False
+        self.ended = False
         self._storage_gone = ""
 
     # --- slots ----------------------------------------------------------------------------------
 
-    def attach(self, registered: RegisterSlot) -> bool:
+    def register(self, registered: RegisterSlot) -> bool:
         """A slot has registered; False for a repeated delivery, and for one that comes too late.
 
         A slot that was given up before it registered may register all the same, beside the one that
@@ -129,22 +129,22 @@ class LiveAttempt:
             _log.warning(
                 "a second slot for a place that is taken", extra={"slot": str(registered.slot)}
             )
-            self._dismiss(self._shell.open_line(registered))
+            self._reject(self._shell.connect_slot(registered))
             return False
         if known is not None:
-            self._dismiss(known.line)
-        self.slots[registered.ordinal] = AttachedSlot(
+            self._reject(known.line)
+        self.slots[registered.ordinal] = RegisteredSlot(
             registered=registered,
-            line=self._shell.open_line(registered),
+            line=self._shell.connect_slot(registered),
             heard_s=self._shell.clock.monotonic(),
         )
         return True
 
-    def _dismiss(self, line: SlotLine) -> None:
+    def _reject(self, line: SlotGateway) -> None:
         line.send(CloseTasks(job=self.job, attempt=self.attempt))
         line.close()
 
-    def heard(self, ordinal: int, metrics: SlotMetrics) -> None:
+    def heartbeat(self, ordinal: int, metrics: SlotMetrics) -> None:
         """A sign of life, and what the slot counts."""
         slot = self.slots.get(ordinal)
         if slot is None:
@@ -153,13 +153,13 @@ class LiveAttempt:
         slot.heard_s, slot.metrics = self._now(), metrics
         each = [one.metrics for one in self.slots.values()]
         waiting = sum(one.lag or 0 for one in each if one.saturated)
-        before = self.backlog.behind
-        behind = self.backlog.look(self._now(), self.metrics().records_in, waiting)
+        before = self.backlog.is_processing_backlog
+        behind = self.backlog.sample(self._now(), self.metrics().records_in, waiting)
         if behind is not before:
             _log.info("backlog", extra={"behind": behind, "waiting": waiting})
-            self.tell(BacklogChanged(behind=behind, now_s=self._now()))
+            self.dispatch(BacklogChanged(behind=behind, now_s=self._now()))
 
-    def _watch_deployment(self, slot: AttachedSlot, metrics: SlotMetrics) -> None:
+    def _watch_deployment(self, slot: RegisteredSlot, metrics: SlotMetrics) -> None:
         """End the attempt if the slot waits for a storage call that brings nothing. Progress counts
         and not time: a large state may take long to restore.
         """
@@ -170,7 +170,7 @@ class LiveAttempt:
         )
         if not (metrics.restoring and same):
             slot.progressed_s = self._now()
-        elif self._now() - slot.progressed_s > self.coordinator.timeout_s and not self.over:
+        elif self._now() - slot.progressed_s > self.coordinator.timeout_s and not self.ended:
             self._shell.fail(
                 ExternalError(
                     f"Slot {slot.registered.slot} made no progress for "
@@ -215,20 +215,20 @@ class LiveAttempt:
         return [
             slot.registered
             for slot in self.slots.values()
-            if slot.heard_s < before and not slot.given_up
+            if slot.heard_s < before and not slot.lost
         ]
 
     def give_up(self, slot: SlotId, serial: int) -> None:
         """This use of the slot is lost."""
         for attached in self.slots.values():
             if (attached.registered.slot, attached.registered.serial) == (slot, serial):
-                attached.given_up = True
+                attached.lost = True
 
-    def send(self, ordinal: int, message: SlotOrder) -> None:
+    def send(self, ordinal: int, message: SlotCommand) -> None:
         """To one slot."""
         self.slots[ordinal].line.send(message)
 
-    def send_all(self, message: SlotOrder) -> None:
+    def send_all(self, message: SlotCommand) -> None:
         """To every slot, in the order in which messages were sent."""
         for slot in self.slots.values():
             slot.line.send(message)
@@ -247,7 +247,7 @@ class LiveAttempt:
 
     def end(self) -> None:
         """The attempt is over: nothing is sent any more, and what comes of it is ignored."""
-        self.over = True
+        self.ended = True
         for slot in self.slots.values():
             slot.line.close()
 
@@ -256,11 +256,11 @@ class LiveAttempt:
     def start(self) -> None:
         """Every slot is ready: sources read, checkpoints begin."""
         self.send_all(StartSources(job=self.job, attempt=self.attempt))
-        self.tell(Started(now_s=self._now()))
+        self.dispatch(AttemptStarted(now_s=self._now()))
 
     def stop(self) -> None:
         """Take a final checkpoint."""
-        self.tell(StopRequested(now_s=self._now()))
+        self.dispatch(StopRequested(now_s=self._now()))
 
     def close_tasks(self) -> None:
         """The job has ended: slots close the user's functions and leave."""
@@ -268,17 +268,17 @@ class LiveAttempt:
 
     def tick(self) -> None:
         """The coordinator's time has come."""
-        self.tell(Tick(now_s=self._now()))
+        self.dispatch(CheckpointTick(now_s=self._now()))
 
     def storage_seen(self, gone: str) -> None:
         """The checkpoint storage has vanished, or is there again if `gone` is empty."""
         if gone != self._storage_gone:
             self._storage_gone = gone
-            self.tell(StorageSeen(gone=gone, now_s=self._now()))
+            self.dispatch(StorageSeen(gone=gone, now_s=self._now()))
 
     def acknowledged(self, message: AcknowledgeCheckpoint) -> None:
         """A subtask's part is durable."""
-        self.tell(
+        self.dispatch(
             Acknowledged(
                 checkpoint=message.checkpoint,
                 snapshot=message.snapshot,
@@ -290,7 +290,7 @@ class LiveAttempt:
 
     def declined(self, message: DeclineCheckpoint) -> None:
         """A subtask's part could not be made."""
-        self.tell(
+        self.dispatch(
             Declined(
                 checkpoint=message.checkpoint,
                 subtask=message.subtask,
@@ -301,11 +301,11 @@ class LiveAttempt:
 
     def published(self, checkpoint: CheckpointId) -> None:
         """The checkpoint stands in the journal."""
-        self.tell(Published(checkpoint=checkpoint, now_s=self._now()))
+        self.dispatch(Published(checkpoint=checkpoint, now_s=self._now()))
 
     def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
         """The checkpoint does not stand in the journal and never will."""
-        self.tell(PublishFailed(checkpoint=checkpoint, reason=reason, now_s=self._now()))
+        self.dispatch(PublishFailed(checkpoint=checkpoint, reason=reason, now_s=self._now()))
 
     def committed(
         self,
@@ -316,7 +316,7 @@ class LiveAttempt:
         """All that the publication names was seen CompleteCommit; the journal names `freed` no
         more, and their ids may be used again.
         """
-        self.tell(TransactionsEnded(transactions=ended))
+        self.dispatch(TransactionsEnded(transactions=ended))
         self.send_all(
             CheckpointCompleted(
                 job=self.job,
@@ -327,21 +327,21 @@ class LiveAttempt:
             )
         )
 
-    def tell(self, event: CoordinatorEvent) -> None:
+    def dispatch(self, event: CoordinatorEvent) -> None:
         """Give the coordinator an event and carry out what it answers."""
-        if self.over:
+        if self.ended:
             return
         for instruction in self.coordinator.handle(event):
             match instruction:
-                case Trigger(checkpoint=checkpoint, final=final):
+                case TriggerBarriers(checkpoint=checkpoint, final=final):
                     self.send_all(
                         TriggerCheckpoint(
                             job=self.job, attempt=self.attempt, checkpoint=checkpoint, final=final
                         )
                     )
-                case Complete():
+                case PublishCheckpoint():
                     self._shell.publish(instruction)
-                case Abort(checkpoint=checkpoint, reason=reason):
+                case AbortCheckpoint(checkpoint=checkpoint, reason=reason):
                     _log.warning(
                         "checkpoint aborted",
                         extra={"checkpoint": str(checkpoint), "reason": reason},
@@ -349,7 +349,7 @@ class LiveAttempt:
                     self.send_all(
                         CheckpointAborted(job=self.job, attempt=self.attempt, checkpoint=checkpoint)
                     )
-                case Ignored(checkpoint=checkpoint, result=result):
+                case LogIgnoredAcknowledge(checkpoint=checkpoint, result=result):
                     _log.info(
                         "late part", extra={"checkpoint": str(checkpoint), "result": result.value}
                     )

@@ -17,7 +17,7 @@ from tidegate.controlplane.loop import EventLoop
 from tidegate.ids import Attempt, SlotId
 from tidegate.ports.clock import Clock
 
-GOODBYE_S: Final = 3.0
+CLOSE_TIMEOUT_S: Final = 3.0
 """How long slots may take to close the user's functions at the end of a job."""
 
 RELEASE_S: Final = 10.0
@@ -72,7 +72,7 @@ class SlotDeparture:
 
         self.waits_for = what = "The slots close their functions"
         self._loop.call_later(
-            0.0, lambda: self._wait(what, self._have_closed, GOODBYE_S, functions_closed)
+            0.0, lambda: self._wait(what, self._have_closed, CLOSE_TIMEOUT_S, functions_closed)
         )
 
     def _have_closed(self) -> bool:

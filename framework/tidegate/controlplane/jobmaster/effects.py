@@ -2,7 +2,7 @@
 
 The only place where `checkpoint/procedures` meet the world. `EffectRunner.run` blocks, so the
 JobMaster calls it in a worker thread; one runner may run several procedures in several threads at
-once, as far as `OwnJournal` allows. It knows nothing of what a procedure means.
+once, as far as `ClaimedJournal` allows. It knows nothing of what a procedure means.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tidegate.checkpoint.effects import (
     EndTransaction,
     EpochEnds,
     Fence,
+    Gather,
     ListObjects,
     ListTransactions,
+    MonotonicTime,
     Nonce,
-    Now,
-    Pause,
     Procedure,
     ReadObject,
-    Together,
+    Sleep,
     TopicIds,
     WallClock,
     WriteObject,
@@ -44,7 +44,7 @@ from tidegate.errors import (
 )
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
-from tidegate.ports.kafka import EndOutcome, TransactionFacts, TransactionLog
+from tidegate.ports.kafka import EndTxnResult, TransactionAdmin, TransactionDescription
 from tidegate.ports.threads import Threads
 
 T = TypeVar("T")
@@ -57,12 +57,12 @@ class ProcedureStopped(ExternalError):
     """The runner was told to stop: the procedure was left where it stood, as by a crash."""
 
 
-def never() -> bool:
+def run_to_end() -> bool:
     """Run every procedure to its end."""
     return False
 
 
-def untold(_error: TidegateError) -> None:
+def ignore_retry(_error: TidegateError) -> None:
     """Nobody wants to hear what is tried again."""
 
 
@@ -72,18 +72,18 @@ class EffectRunner:
     def __init__(
         self,
         store: BlobStore,
-        transactions: TransactionLog,
+        transactions: TransactionAdmin,
         clock: Clock,
         threads: Threads,
         *,
         nonce: Callable[[], str],
-        trouble: Callable[[TidegateError], None] = untold,
+        on_retry: Callable[[TidegateError], None] = ignore_retry,
         calls: StorageCalls | None = None,
     ) -> None:
-        """`trouble` hears of every error after which the same effect may be tried again: procedures
-        do that for minutes, and whoever waits for them should know for what.
+        """`on_retry` hears of every error after which the same effect may be tried again:
+        procedures do that for minutes, and whoever waits for them should know for what.
         """
-        self._trouble = trouble
+        self._trouble = on_retry
         self._calls = calls or StorageCalls(clock)
         self._transactions = transactions
         self._cluster_id: str | None = None
@@ -104,11 +104,11 @@ class EffectRunner:
             Fence: lambda effect: transactions.fence(effect.transactional_id),
             TopicIds: lambda effect: transactions.topic_ids(effect.topics),
             EpochEnds: lambda effect: transactions.epoch_ends(effect.epochs),
-            Pause: lambda effect: clock.sleep(effect.seconds),
-            Now: lambda _: float(clock.monotonic()),
+            Sleep: lambda effect: clock.sleep(effect.seconds),
+            MonotonicTime: lambda _: float(clock.monotonic()),
             WallClock: lambda _: clock.now_ms(),
             Nonce: lambda _: nonce(),
-            Together: self._together,
+            Gather: self._together,
         }
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class EffectRunner:
         self._side_by_side.shutdown(wait=False, cancel_futures=True)
         self._transactions.close()
 
-    def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = never) -> T:
+    def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = run_to_end) -> T:
         """Carry a procedure out and return its result, or raise its error.
 
         An effect that fails with an error of tidegate is thrown into the procedure, which may go
@@ -156,7 +156,7 @@ class EffectRunner:
         with self._calls.during(f"{type(effect).__name__} {target}"):
             return action(effect)
 
-    def _together(self, effect: Together) -> list[Any]:
+    def _together(self, effect: Gather) -> list[Any]:
         """Run procedures side by side; the first of their errors, in their order."""
         ends = self._threads.queue()
 
@@ -174,11 +174,11 @@ class EffectRunner:
                 raise error
         return [result for _, result, _ in ended]
 
-    def _describe(self, effect: Describe) -> TransactionFacts | None:
+    def _describe(self, effect: Describe) -> TransactionDescription | None:
         self._check_cluster(effect.cluster_id)
         return self._transactions.describe(effect.transactional_id)
 
-    def _end(self, effect: EndTransaction) -> EndOutcome:
+    def _end(self, effect: EndTransaction) -> EndTxnResult:
         txn = effect.transaction
         self._check_cluster(txn.cluster_id)
         return self._transactions.end(
@@ -202,7 +202,7 @@ class EffectRunner:
             )
 
 
-def run_reading(store: BlobStore, procedure: Procedure[T]) -> T:
+def run_read_only(store: BlobStore, procedure: Procedure[T]) -> T:
     """Carry out a procedure that only reads the checkpoint storage; needs no Kafka."""
     answer: bytes | list[str] | None = None
     while True:

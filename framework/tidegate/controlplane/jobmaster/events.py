@@ -32,7 +32,7 @@ class StopEnd(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class ProcessStarted:
     """The JobMaster process is up and has its submission."""
 
 
@@ -44,7 +44,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class JobRecovered:
     """Settled and fenced. `final`: this same submit has already published its last checkpoint;
     `stopped`: for a user's stop.
     """
@@ -72,7 +72,7 @@ class SlotRegistered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotGone:
+class SlotDisappeared:
     """A slot process of the attempt ended, or its TaskManager did, or it does not answer."""
 
     attempt: Attempt
@@ -93,14 +93,14 @@ class SlotReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotsOverdue:
+class SlotRequestTimedOut:
     """The attempt has waited for its slots as long as a job may."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackedOff:
+class RestartDelayElapsed:
     """The restart delay of the attempt has passed."""
 
     restart: int
@@ -115,7 +115,7 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputEnded:
+class SlotInputEnded:
     """A subtask has processed the last record of a bounded run."""
 
     attempt: Attempt
@@ -137,7 +137,7 @@ class FinalCheckpointCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class JobClosed:
     """Settled, fenced, and `closed` is in the journal."""
 
 
@@ -149,20 +149,20 @@ class CloseFailed:
 
 
 Event = (
-    Begin
+    ProcessStarted
     | Claimed
-    | Recovered
+    | JobRecovered
     | RecoveryFailed
     | SlotRegistered
-    | SlotGone
+    | SlotDisappeared
     | SlotReady
-    | SlotsOverdue
-    | BackedOff
+    | SlotRequestTimedOut
+    | RestartDelayElapsed
     | AttemptFailed
-    | InputEnded
+    | SlotInputEnded
     | StopRequested
     | FinalCheckpointCommitted
-    | Closed
+    | JobClosed
     | CloseFailed
 )
 
@@ -172,11 +172,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Claim, settle, fence: `Claimed` and then `Recovered` follow, or `RecoveryFailed`."""
+    """Claim, settle, fence: `Claimed` and then `JobRecovered` follow, or `RecoveryFailed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskForSlots:
+class AcquireSlots:
     """Request the slots of the attempt; older ones of the job are released by it."""
 
     attempt: Attempt
@@ -190,7 +190,7 @@ class DeploySlots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class StartAttempt:
     """Start the sources and the checkpoints."""
 
     attempt: Attempt
@@ -211,8 +211,8 @@ class EndAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackOff:
-    """`BackedOff` after this delay."""
+class ScheduleRestart:
+    """`RestartDelayElapsed` after this delay."""
 
     delay_s: float
     restart: int
@@ -227,18 +227,18 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class ExitProcess:
     """End the process; the state and error to report are the machine's."""
 
 
 Instruction = (
     Recover
-    | AskForSlots
+    | AcquireSlots
     | DeploySlots
-    | Run
+    | StartAttempt
     | TakeFinalCheckpoint
     | EndAttempt
-    | BackOff
+    | ScheduleRestart
     | Close
-    | Leave
+    | ExitProcess
 )

@@ -2,9 +2,9 @@
 
 The procedures (`checkpoint/procedures`) decide; this gives them drivers, and reads what a restore
 needs. Every method blocks until it is done. They compete for the journal's next number, so one
-thread calls all of them but `sweep`, which writes nothing: in a JobMaster the journal thread
-(`journal_work.py`), in a backfill the driver's. A failure of the operating system is raised as an
-error of tidegate, so that a restart of the job follows and not the end of the process.
+thread calls all of them but `fence_zombies`, which writes nothing: in a JobMaster the journal
+thread (`journal_work.py`), in a backfill the driver's. A failure of the operating system is raised
+as an error of tidegate, so that a restart of the job follows and not the end of the process.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.api.topics import topic_of
-from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.coordination import PublishCheckpoint
 from tidegate.checkpoint.lost_tail import Place, read_again
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import (
-    OwnJournal,
+    ClaimedJournal,
+    check_ownership,
     claim,
     claim_to_close,
     close,
     commit,
-    confirm,
+    fence_zombies,
     load_manifest,
     publish,
     recover,
     settle,
-    sweep,
-    trim,
+    truncate,
 )
-from tidegate.checkpoint.procedures.cleaning import Cleaning, delete_unneeded
+from tidegate.checkpoint.procedures.cleaning import CheckpointCleanup, clean_up
 from tidegate.checkpoint.procedures.cluster_check import (
     is_other_cluster,
     manifest_if_whole,
     refuse_manifest,
 )
-from tidegate.checkpoint.restore import Restoration
+from tidegate.checkpoint.restore import RestorePlan
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner, never, untold
+from tidegate.controlplane.jobmaster.effects import EffectRunner, ignore_retry, run_to_end
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
     JobPlan,
@@ -93,7 +93,7 @@ class JobJournal:
         *,
         storage: str = "",
         wanted: Callable[[], bool],
-        trouble: Callable[[TidegateError], None] = untold,
+        trouble: Callable[[TidegateError], None] = ignore_retry,
     ) -> None:
         """`wanted` asks whether this process may still claim; `trouble` hears, in any thread, what
         stands in the way of work that is tried again. `storage` is the id of the checkpoint
@@ -104,9 +104,9 @@ class JobJournal:
         self._plan: JobPlan | None = None
         self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
         self._effects: EffectRunner | None = None
-        self.claimed: OwnJournal | None = None
+        self.claimed: ClaimedJournal | None = None
         """The newest attempt, from its claim on."""
-        self._cleaning = Cleaning()
+        self._cleaning = CheckpointCleanup()
         #: Names this process in its claims: it may claim again only what is still its own.
         self._claimant = drivers.entropy.token_hex(8)
         self._has_claimed = False
@@ -165,10 +165,10 @@ class JobJournal:
                 "fenced": len(recovered.fenced),
             },
         )
-        self._cleaning = Cleaning()
+        self._cleaning = CheckpointCleanup()
         if not isinstance(plan, TidegateError):
             self._plan = plan
-        elif not journal.finished:
+        elif not journal.final_checkpoint_published:
             raise plan
         checkpoint = self._config.checkpoint
         return RecoveredJob(
@@ -176,31 +176,33 @@ class JobJournal:
             journal=journal.name,
             claim_nonce=journal.claim_nonce,
             kafka_cluster=journal.state.kafka_cluster,
-            finished=journal.finished,
+            finished=journal.final_checkpoint_published,
             stopped=journal.stopped,
             submission=self._submission,
             restoration=self._restoration(journal),
             transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
             warm_producers=warm_producers(checkpoint),
             transaction_slots=transaction_slots(checkpoint),
-            max_message_bytes={} if journal.finished else self._max_message_bytes(),
+            max_message_bytes={}
+            if journal.final_checkpoint_published
+            else self._max_message_bytes(),
             read_again=self._read_again(journal),
             storage=self.storage.identity,
         )
 
     @foreign_translated()
-    def confirm(self) -> None:
-        """Raise DeposedError where the job is not this attempt's any more."""
+    def check_ownership(self) -> None:
+        """Raise FencedError where the job is not this attempt's any more."""
         if self.claimed is not None:
-            self._runner().run(confirm(self.claimed))
+            self._runner().run(check_ownership(self.claimed))
 
     @foreign_translated()
     def publish(
         self,
-        complete: Complete,
+        complete: PublishCheckpoint,
         *,
         stopped: bool = False,
-        given_up: Callable[[], bool] = never,
+        given_up: Callable[[], bool] = run_to_end,
     ) -> tuple[PreparedTransaction, ...]:
         """Publish a checkpoint of the newest attempt; the transactions whose ids this frees.
         `given_up` says that the attempt has ended: what asks Kafka in vain then fails.
@@ -225,10 +227,10 @@ class JobJournal:
         return result.ended, run(settle(journal, result))
 
     @foreign_translated()
-    def sweep(self) -> Sequence[TransactionalId]:
+    def fence_zombies(self) -> Sequence[TransactionalId]:
         """Fence what zombies of older attempts have opened since; the ids."""
         claimed = self.claimed  # once: a recovery in the other thread takes it away
-        return () if claimed is None else self._runner().run(sweep(claimed))
+        return () if claimed is None else self._runner().run(fence_zombies(claimed))
 
     def close(self, outcome: str, stopped: str) -> None:
         """Settle, fence, close the journal.
@@ -244,7 +246,7 @@ class JobJournal:
         while True:
             try:
                 with foreign_translated():
-                    if self.claimed is None or self.claimed.in_doubt:
+                    if self.claimed is None or self.claimed.last_write_unknown:
                         self.claimed = self._claim_to_close() if failed else self._claim()
                     if self.claimed is not None:
                         self._runner().run(close(self.claimed, outcome, stopped=stopped))
@@ -275,10 +277,14 @@ class JobJournal:
         finally:
             admin.close()
 
-    def _read_again(self, journal: OwnJournal) -> str:
+    def _read_again(self, journal: ClaimedJournal) -> str:
         """Which offsets lie behind a checkpoint that was asked for by its id."""
         restore = self._submission.restore
-        if restore in {"latest", "none"} or not journal.fresh_submit or journal.finished:
+        if (
+            restore in {"latest", "none"}
+            or not journal.is_first_claim
+            or journal.final_checkpoint_published
+        ):
             return ""
         point, last = journal.restore_point(restore), journal.restore_point("latest")
         if point is None or last is None:
@@ -288,11 +294,11 @@ class JobJournal:
         reached = () if newest is None else newest.splits
         return read_again(journal.name, run(load_manifest(point)).splits, reached, self._commits)
 
-    def _restoration(self, journal: OwnJournal) -> Restoration:
-        if journal.finished:
+    def _restoration(self, journal: ClaimedJournal) -> RestorePlan:
+        if journal.final_checkpoint_published:
             # All of it is committed: a source that was deleted since must not make a failed job
             # of it.
-            return Restoration(keyed=(), splits=(), new_partitions=())
+            return RestorePlan(keyed=(), splits=(), new_partitions=())
         point = journal.restore_point(self._submission.restore)
         restoring = Restoring(
             self._submission,
@@ -309,7 +315,7 @@ class JobJournal:
         refuse_manifest(manifest, journal.state, cluster)  # a retraction may lead to an older one
         return restoring.resolve(manifest, on_other_cluster=is_other_cluster(manifest, cluster))
 
-    def _claim(self) -> OwnJournal:
+    def _claim(self) -> ClaimedJournal:
         """Begin an attempt; ProcedureStopped where another process has taken this one's place.
 
         A process that stood still in the middle of its first claim would otherwise push out, when
@@ -333,7 +339,7 @@ class JobJournal:
         self._has_claimed, self._claimed_attempt = True, journal.attempt
         return journal
 
-    def _claim_for(self, plan: JobPlan | TidegateError) -> OwnJournal:
+    def _claim_for(self, plan: JobPlan | TidegateError) -> ClaimedJournal:
         """A claim, or the error that left the job without a plan where nothing of it has run."""
         self.claimed = None
         if not isinstance(plan, TidegateError):
@@ -351,7 +357,7 @@ class JobJournal:
             raise plan
         return journal
 
-    def _claim_to_close(self) -> OwnJournal | None:
+    def _claim_to_close(self) -> ClaimedJournal | None:
         """A claim that only settles; None if nothing of this submission has run."""
         procedure = claim_to_close(
             self._submission.job,
@@ -401,12 +407,12 @@ class JobJournal:
         journal = self._required_claim()
         retained = self._config.checkpoint.num_retained
         try:
-            self._runner().run(delete_unneeded(journal, self._cleaning, retained=retained))
-            self._runner().run(trim(journal))
+            self._runner().run(clean_up(journal, self._cleaning, retained=retained))
+            self._runner().run(truncate(journal))
         except StorageError as error:
             _log.warning("old files stay until the next checkpoint", extra={"error": str(error)})
 
-    def _manifest(self, journal: OwnJournal, complete: Complete) -> Manifest:
+    def _manifest(self, journal: ClaimedJournal, complete: PublishCheckpoint) -> Manifest:
         plan = self._required_plan()
         return Manifest(
             job=self._submission.job,
@@ -431,7 +437,7 @@ class JobJournal:
                 self._drivers.clock,
                 self._drivers.threads,
                 nonce=lambda: self._drivers.entropy.token_hex(8),
-                trouble=self._trouble,
+                on_retry=self._trouble,
                 calls=self.storage.calls,
             )
         return self._effects
@@ -442,7 +448,7 @@ class JobJournal:
             raise InternalError(message)
         return self._plan
 
-    def _required_claim(self) -> OwnJournal:
+    def _required_claim(self) -> ClaimedJournal:
         if self.claimed is None:
             message = f"job {self._submission.job} publishes without a claim"
             raise InternalError(message)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.coordination import PublishCheckpoint
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import untold
+from tidegate.controlplane.jobmaster.effects import ignore_retry
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.plan_of_job import (
@@ -54,7 +54,7 @@ class PublicationOutcome:
     failed: Callable[[TidegateError], None]
 
 
-class JournalWork:
+class JournalWorker:
     """The journal thread of one JobMaster. Methods return at once; outcomes are posted."""
 
     def __init__(
@@ -63,7 +63,7 @@ class JournalWork:
         config: Config,
         drivers: Drivers,
         post: Callable[[Action], None],
-        trouble: Callable[[TidegateError], None] = untold,
+        trouble: Callable[[TidegateError], None] = ignore_retry,
         *,
         storage: str = "",
         wanted: Callable[[], bool],
@@ -128,7 +128,7 @@ class JournalWork:
 
         self._submit(work)
 
-    def confirm(self, done: Callable[[TidegateError | None], None]) -> None:
+    def check_ownership(self, done: Callable[[TidegateError | None], None]) -> None:
         """Whether the job is still this attempt's, before its slots begin. Where the storage does
         not say they begin: what they write is safe without the answer.
         """
@@ -136,7 +136,7 @@ class JournalWork:
         def work() -> None:
             failure: TidegateError | None = None
             try:
-                self.journal.confirm()
+                self.journal.check_ownership()
             except StorageError as error:
                 _log.warning("whose the job is was not seen", extra={"error": str(error)})
             except TidegateError as error:
@@ -146,7 +146,7 @@ class JournalWork:
         self._submit(work)
 
     def publish(
-        self, complete: Complete, outcome: PublicationOutcome, *, stopped: bool = False
+        self, complete: PublishCheckpoint, outcome: PublicationOutcome, *, stopped: bool = False
     ) -> None:
         """Publish a checkpoint; then end and settle what it names."""
         generation = self._generation
@@ -166,7 +166,7 @@ class JournalWork:
         """
         self._generation += 1
 
-    def sweep(self) -> None:
+    def fence_zombies(self) -> None:
         """Fence what zombies of older attempts have opened since; failures wait for the next
         one. Does nothing while one is under way: without a broker each takes longer than the time
         to the next, and they would pile up.
@@ -177,7 +177,7 @@ class JournalWork:
 
         def work() -> None:
             try:
-                fenced = self.journal.sweep()
+                fenced = self.journal.fence_zombies()
             except InternalError:
                 raise  # repeating it would hide a bug
             except TidegateError as error:
@@ -188,7 +188,7 @@ class JournalWork:
             if fenced:
                 _log.warning("fenced transactions of older attempts", extra={"ids": list(fenced)})
 
-        self._sweeper.submit(self._guarded(work))
+        self._sweeper.submit(self._report_errors(work))
 
     def close(
         self, outcome: str, stopped: str, done: Callable[[TidegateError | None], None]
@@ -208,7 +208,7 @@ class JournalWork:
 
     def _publish(
         self,
-        complete: Complete,
+        complete: PublishCheckpoint,
         outcome: PublicationOutcome,
         *,
         stopped: bool,
@@ -242,9 +242,9 @@ class JournalWork:
             _fail(post, outcome, error)
 
     def _submit(self, work: Action) -> None:
-        self._thread.submit(self._guarded(work))
+        self._thread.submit(self._report_errors(work))
 
-    def _guarded(self, work: Action) -> Action:
+    def _report_errors(self, work: Action) -> Action:
         def guarded() -> None:
             try:
                 work()

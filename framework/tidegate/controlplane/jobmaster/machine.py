@@ -22,37 +22,37 @@ from collections.abc import Callable
 from typing import Final, assert_never
 
 from tidegate.controlplane.jobmaster.events import (
-    AskForSlots,
+    AcquireSlots,
     AttemptFailed,
-    BackedOff,
-    BackOff,
-    Begin,
     Claimed,
     Close,
-    Closed,
     CloseFailed,
     DeploySlots,
     EndAttempt,
     Event,
+    ExitProcess,
     FinalCheckpointCommitted,
-    InputEnded,
     Instruction,
-    Leave,
+    JobClosed,
+    JobRecovered,
+    ProcessStarted,
     Recover,
-    Recovered,
     RecoveryFailed,
-    Run,
-    SlotGone,
+    RestartDelayElapsed,
+    ScheduleRestart,
+    SlotDisappeared,
+    SlotInputEnded,
     SlotReady,
     SlotRegistered,
-    SlotsOverdue,
+    SlotRequestTimedOut,
+    StartAttempt,
     StopEnd,
     StopRequested,
     TakeFinalCheckpoint,
 )
 from tidegate.errors import (
-    DeposedError,
     ExternalError,
+    FencedError,
     InternalError,
     JobClosedError,
     TidegateError,
@@ -149,12 +149,12 @@ class JobMachine:
         if self.state in ENDED or self._is_stale(event):
             return []
         match event:
-            case Begin():
+            case ProcessStarted():
                 return self._move(JobState.RECOVERING, Recover())
             case Claimed():
                 self.attempt = event.attempt
-                return [AskForSlots(attempt=event.attempt)]
-            case Recovered():
+                return [AcquireSlots(attempt=event.attempt)]
+            case JobRecovered():
                 return self._recovered(event)
             case RecoveryFailed():
                 return self._failed(event.error)
@@ -162,17 +162,17 @@ class JobMachine:
                 self._slots[event.ordinal] = (event.slot, event.serial)
                 waits = self.state is JobState.WAITING_FOR_SLOTS
                 return self._deploy_when_complete() if waits else []
-            case SlotGone():
+            case SlotDisappeared():
                 return self._slot_gone(event)
             case SlotReady():
                 return self._slot_ready(event)
-            case SlotsOverdue():
+            case SlotRequestTimedOut():
                 return self._slots_overdue()
-            case BackedOff():
+            case RestartDelayElapsed():
                 return self._backed_off()
             case AttemptFailed():
                 return self._failed(event.error)
-            case InputEnded():
+            case SlotInputEnded():
                 return self._input_ended(event)
             case StopRequested():
                 return self._stop_requested(event)
@@ -181,13 +181,13 @@ class JobMachine:
                 if self.state is JobState.CLOSING:
                     return []
                 return self._finish(StopEnd.WITH_CHECKPOINT if self.stops_early else "")
-            case Closed():
+            case JobClosed():
                 return self._end(self._outcome)
             case CloseFailed():
                 # What is published may not be committed yet: whoever reads "finished" would not
                 # submit again, and the transactions would time out.
                 self.error = self.error or event.error
-                deposed = isinstance(event.error, DeposedError)
+                deposed = isinstance(event.error, FencedError)
                 return self._end(JobState.DEPOSED if deposed else JobState.FAILED)
         assert_never(event)
 
@@ -208,19 +208,19 @@ class JobMachine:
         attempt = getattr(event, "attempt", None)
         if isinstance(event, Claimed | RecoveryFailed):
             return self.state is not JobState.RECOVERING
-        if isinstance(event, Recovered):
+        if isinstance(event, JobRecovered):
             # A slot may fail while its attempt still recovers, and the next recovery has begun.
             # Without a plan nothing was told of the claim, and only the end can follow.
             late = attempt != self.attempt and not (event.final and self.attempt is None)
             return self.state is not JobState.RECOVERING or late
-        if isinstance(event, Closed | CloseFailed):
+        if isinstance(event, JobClosed | CloseFailed):
             return self.state is not JobState.CLOSING
-        if isinstance(event, BackedOff):
+        if isinstance(event, RestartDelayElapsed):
             # A wait of an earlier restart, which the recovery outlasted, ends no later one.
             return not self._backing_off or event.restart != self.restarts
         return attempt is not None and attempt != self.attempt
 
-    def _recovered(self, event: Recovered) -> list[Instruction]:
+    def _recovered(self, event: JobRecovered) -> list[Instruction]:
         if self._stop is not None and not self._stop.final_checkpoint:
             return self._close(JobState.CANCELED)
         if event.final:
@@ -253,9 +253,9 @@ class JobMachine:
         self._ready.add(event.ordinal)
         if self.state is not JobState.DEPLOYING or len(self._ready) < self._slots_needed:
             return []
-        return self._move(JobState.RUNNING, Run(attempt=event.attempt))
+        return self._move(JobState.RUNNING, StartAttempt(attempt=event.attempt))
 
-    def _slot_gone(self, event: SlotGone) -> list[Instruction]:
+    def _slot_gone(self, event: SlotDisappeared) -> list[Instruction]:
         gone = (event.slot, event.serial)
         ordinal = next((o for o, use in self._slots.items() if use == gone), None)
         if ordinal is None:
@@ -281,7 +281,7 @@ class JobMachine:
         )
         return self._failed(error)
 
-    def _input_ended(self, event: InputEnded) -> list[Instruction]:
+    def _input_ended(self, event: SlotInputEnded) -> list[Instruction]:
         self._ended.add(event.subtask)
         if self.state is not JobState.RUNNING or self._ended != self._subtasks:
             return []
@@ -311,7 +311,7 @@ class JobMachine:
             self.stopped = error.stopped
             return self._end(outcome)
         self.error = error
-        if isinstance(error, DeposedError):
+        if isinstance(error, FencedError):
             return self._end(JobState.DEPOSED)
         if self.state is JobState.CLOSING:
             return []
@@ -328,7 +328,7 @@ class JobMachine:
             return ended + self._stopped_without_checkpoint(self._stop)
         self.restarts += 1
         self._backing_off = True
-        back_off = BackOff(delay_s=delay_s, restart=self.restarts)
+        back_off = ScheduleRestart(delay_s=delay_s, restart=self.restarts)
         if in_recovery:  # what just failed is not tried again before the wait is over
             return ended + self._move(JobState.BACKING_OFF, back_off)
         return ended + self._move(JobState.RECOVERING, back_off, Recover())
@@ -351,7 +351,7 @@ class JobMachine:
         self.state = outcome or JobState.FAILED
         if self.state is not JobState.FINISHED:
             self.stopped = ""
-        return [Leave()]
+        return [ExitProcess()]
 
     def _move(self, to: JobState, *instructions: Instruction) -> list[Instruction]:
         if to not in _MOVES[self.state]:

@@ -4,8 +4,8 @@ Requests are few and repeated by those who make them; reports come twice a secon
 news and seldom while there is none, and only the newest counts. This process ends with its
 JobManager (the lifeline), so a message is repeated until it is delivered, also after an error of
 another kind on either side. A JobMaster that delivers nothing is ended by the JobManager. A
-JobManager that refuses a report has another JobMaster for the job. Only `wanted` times out: by then
-the JobManager is gone and the lifeline was lost, or it hangs and will start another JobMaster.
+JobManager that refuses a report has another JobMaster for the job. Only `is_current` times out: by
+then the JobManager is gone and the lifeline was lost, or it hangs and will start another JobMaster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 RETRY_PAUSE_S: Final = 0.1
-ASK_S_MAX: Final = 60.0
+ANSWER_TIMEOUT_S: Final = 60.0
 """So long a JobManager may be silent to a JobMaster that is about to claim; four times the default
 heartbeat timeout."""
 DRAIN_S: Final = 5.0
@@ -40,7 +40,7 @@ DRAIN_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
-class ManagerLine:
+class JobManagerGateway:
     """Sends to the JobManager from one thread; every method may be called from any thread."""
 
     def __init__(
@@ -51,15 +51,15 @@ class ManagerLine:
         job: JobName,
         epoch: LeaderEpoch,
         *,
-        unwanted: Callable[[], None],
+        on_replaced: Callable[[], None],
     ) -> None:
-        """`unwanted` is called when another has taken this process's place: in the sending thread,
-        or in that which asks whether it is `wanted`.
+        """`on_replaced` is called when another has taken this process's place: in the sending
+        thread, or in that which asks whether it is `is_current`.
         """
         self.epoch = epoch
         self.storage = ""
         """The id of the checkpoint storage, as the JobManager said with the registration."""
-        self._unwanted = unwanted
+        self._unwanted = on_replaced
         self._client, self._clock, self._threads = client, clock, threads
         self._job = job
         self._waiting: deque[Message] = deque()
@@ -82,13 +82,13 @@ class ManagerLine:
             self._threads.start(self._send_all, name="to-jobmanager")
         return accepted
 
-    def wanted(self) -> bool:
+    def is_current(self) -> bool:
         """Whether this is still the job's JobMaster; asks until the JobManager answers, or has not
-        for `ASK_S_MAX`: then it is not.
+        for `ANSWER_TIMEOUT_S`: then it is not.
 
         Registering again changes nothing for the one that is registered.
         """
-        end_s = self._clock.monotonic() + ASK_S_MAX
+        end_s = self._clock.monotonic() + ANSWER_TIMEOUT_S
         wanted = None
         while wanted is None:
             try:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from tidegate.api.archive import cache_of, install
-from tidegate.api.fields import name_of
+from tidegate.api.fields import type_name
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.rebuild import rebuild
 from tidegate.api.stored import key_text, state_text
 from tidegate.api.topics import topic_of
-from tidegate.checkpoint.plan_facts import PlanFacts, SourceFacts, StepFacts
+from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.config import CheckpointSettings, Config
 from tidegate.errors import TidegateError, from_foreign
-from tidegate.graph.logical import Graph, Node
+from tidegate.graph.logical import Node, StreamGraph
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
 from tidegate.ports.blobs import BlobStore
@@ -44,9 +44,9 @@ class JobPlan:
 
     pipeline: str
     """The class's name, for messages."""
-    graph: Graph
+    graph: StreamGraph
     plan: PhysicalPlan
-    facts: PlanFacts
+    facts: StateMetadata
     subtasks: frozenset[SubtaskId]
 
 
@@ -109,14 +109,14 @@ def installed_code(submission: Submission, config: Config, storage: BlobStore) -
     )
 
 
-def plan_facts(graph: Graph, laid_out: PhysicalPlan, config: Config) -> PlanFacts:
+def plan_facts(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> StateMetadata:
     """What ties state to code: uids, key types, schemas, sources."""
-    return PlanFacts(
+    return StateMetadata(
         parallelism=laid_out.parallelism,
         max_parallelism=laid_out.max_parallelism,
         steps=tuple(_step(node) for node in graph if node.kind == "keyed_process"),
         sources=tuple(
-            SourceFacts(uid=Uid(node.id), topic=topic_of(config, node))
+            SourceMetadata(uid=Uid(node.id), topic=topic_of(config, node))
             for node in graph
             if node.kind == "source"
         ),
@@ -138,12 +138,12 @@ def transaction_slots(settings: CheckpointSettings) -> int:
     return unfinished + min(warm_producers(settings) + 2, SPARE_SLOTS_MAX)
 
 
-def _step(node: Node) -> StepFacts:
+def _step(node: Node) -> StepMetadata:
     function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
     states = function.declared_states
-    return StepFacts(
+    return StepMetadata(
         uid=Uid(node.id),
-        key_type=name_of(node.inputs[0].key_type),
+        key_type=type_name(node.inputs[0].key_type),
         states={name: state_text(state) for name, state in states.items()},
         key_schema=key_text(node.inputs[0].key_type),
         renamed_from={n: state.renamed_from for n, state in states.items() if state.renamed_from},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.checkpoint.restore import Restoration
+from tidegate.checkpoint.restore import RestorePlan
 from tidegate.ids import Attempt
 from tidegate.protocol.messages import Deploy, RestoredState, Submission
 
@@ -22,7 +22,7 @@ class RecoveredJob:
     stopped: bool
     """It was published for a user's stop, before the end of the input."""
     submission: Submission
-    restoration: Restoration
+    restoration: RestorePlan
     """Empty where it is finished."""
     transaction_timeout_ms: int
     warm_producers: int

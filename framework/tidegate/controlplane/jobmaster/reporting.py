@@ -23,7 +23,7 @@ HISTORY_LENGTH: Final = 20
 """Ended attempts that are told of."""
 
 
-class Reporting:
+class JobReporter:
     """Gathers what a JobReport says."""
 
     def __init__(self, job: JobName, pid: int, clock: Clock) -> None:
@@ -50,7 +50,7 @@ class Reporting:
             error=ErrorReport.of(error),
         )
 
-    def error_was(self, report: ErrorReport) -> None:
+    def set_last_error(self, report: ErrorReport) -> None:
         """What ended an attempt, with the traceback of the process where it happened."""
         self._last_error = report
 
@@ -90,7 +90,7 @@ class Reporting:
             sync_ms=checkpoint.sync_ms,
         )
 
-    def told(self, report: JobReport) -> None:
+    def report_sent(self, report: JobReport) -> None:
         """A report was sent."""
         self._told, self._told_s = report, self._clock.monotonic()
 
@@ -101,7 +101,7 @@ class Reporting:
     def is_due(self, report: JobReport, quiet_ms: int) -> bool:
         """Whether a report says anything new, or the last one was sent so long ago."""
         long_ago = self._clock.monotonic() - self._told_s >= quiet_ms / 1000
-        return long_ago or report.is_news(self._told)
+        return long_ago or report.differs_from(self._told)
 
     def report(
         self,
@@ -130,7 +130,7 @@ class Reporting:
             skipped=metrics.skipped,
             dead_letters=metrics.dead_letters,
             lag=metrics.lag,
-            backlog=live is not None and live.backlog.behind,
+            backlog=live is not None and live.backlog.is_processing_backlog,
             checkpoints_completed=self._completed + (counts.completed if counts else 0),
             checkpoints_failed=self._failed + (counts.failed if counts else 0),
             last_checkpoint=self._last_checkpoint,

@@ -31,12 +31,12 @@ SHARE: Final = 0.05
 class RestartStrategy(Protocol):
     """Asked once after each failed attempt."""
 
-    def next(self, now_s: float) -> float | None:
+    def next_backoff(self, now_s: float) -> float | None:
         """Seconds to wait before the next attempt; None to fail the job."""
         ...
 
 
-def strategy_of(settings: RestartSettings, chance: Callable[[], float]) -> RestartStrategy:
+def restart_strategy(settings: RestartSettings, chance: Callable[[], float]) -> RestartStrategy:
     """The strategy that the configuration names; `chance` gives numbers from 0 to 1."""
     match settings.strategy:
         case "exponential_delay":
@@ -59,7 +59,7 @@ class ExponentialDelay:
         self._restarts = 0
         self._last_start_s: float | None = None
 
-    def next(self, now_s: float) -> float | None:
+    def next_backoff(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         settings = self._settings
         quiet_s = 0.0 if self._last_start_s is None else now_s - self._last_start_s
@@ -88,7 +88,7 @@ class FixedDelay:
         self._attempts = settings.attempts
         self._restarts = 0
 
-    def next(self, now_s: float) -> float | None:
+    def next_backoff(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         del now_s
         if self._restarts == self._attempts:
@@ -104,7 +104,7 @@ class FailureRate:
         self._settings = settings
         self._failed_s: deque[float] = deque(maxlen=settings.failures)
 
-    def next(self, now_s: float) -> float | None:
+    def next_backoff(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         self._failed_s.append(now_s)
         full = len(self._failed_s) == self._settings.failures
@@ -117,7 +117,7 @@ class FailureRate:
 class NoRestart:
     """The first failure fails the job."""
 
-    def next(self, now_s: float) -> float | None:
+    def next_backoff(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         del now_s
         return None

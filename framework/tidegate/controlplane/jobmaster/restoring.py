@@ -22,9 +22,9 @@ from tidegate.api.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.checkpoint.effects import epoch_ends, topic_ids
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.partition_facts import PartitionFacts
-from tidegate.checkpoint.procedures import fix_beginnings, read_beginnings
-from tidegate.checkpoint.restore import Restoration, restore
+from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.checkpoint.procedures import read_beginnings, record_initial_offsets
+from tidegate.checkpoint.restore import RestorePlan, restore
 from tidegate.checkpoint.source_changes import gone_topic
 from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.config import Config
@@ -65,7 +65,7 @@ class Restoring:
         self._submission, self._plan, self._config = submission, plan, config
         self._drivers, self._runner, self._trouble = drivers, runner, trouble
 
-    def resolve(self, manifest: Manifest | None, *, on_other_cluster: bool = False) -> Restoration:
+    def resolve(self, manifest: Manifest | None, *, on_other_cluster: bool = False) -> RestorePlan:
         """What each slot restores; RefusedError where code, topics and checkpoint do not fit.
 
         `on_other_cluster`: the user said that the checkpoint is of another Kafka cluster, of which
@@ -97,14 +97,14 @@ class Restoring:
 
     def _resolve_once(
         self, manifest: Manifest | None, admin: KafkaAdmin, *, on_other_cluster: bool
-    ) -> Restoration:
+    ) -> RestorePlan:
         submission, run = self._submission, self._runner.run
         partitions = self._partitions(manifest, admin)
         if manifest is not None and not on_other_cluster:
             partitions = self._with_epoch_ends(manifest.splits, partitions)
         if manifest is None or manifest.submission != submission.id:
             stored = () if manifest is None else manifest.splits
-            fixed = fix_beginnings(
+            fixed = record_initial_offsets(
                 submission.job,
                 submission.id,
                 partitions,
@@ -125,7 +125,7 @@ class Restoring:
 
     def _partitions(
         self, manifest: Manifest | None, admin: KafkaAdmin
-    ) -> tuple[PartitionFacts, ...]:
+    ) -> tuple[PartitionOffsets, ...]:
         """All partitions of all sources."""
         graph, config = self._plan.graph, self._config
         topics = source_topics(graph, config)
@@ -158,8 +158,8 @@ class Restoring:
         return self._runner.run(read_beginnings(self._submission.job, self._submission.id))
 
     def _with_epoch_ends(
-        self, stored: Sequence[SourceSplit], partitions: Sequence[PartitionFacts]
-    ) -> tuple[PartitionFacts, ...]:
+        self, stored: Sequence[SourceSplit], partitions: Sequence[PartitionOffsets]
+    ) -> tuple[PartitionOffsets, ...]:
         """With the ends of the leader epochs of the stored positions, source by source: two may
         have read the same partition.
         """

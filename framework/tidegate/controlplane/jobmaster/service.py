@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
-from tidegate.checkpoint.coordination import Complete
+from tidegate.checkpoint.coordination import PublishCheckpoint
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
-from tidegate.controlplane.jobmaster.attempt import AttemptShell, LiveAttempt
+from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.departure import SlotDeparture
 from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.journal_work import JournalWork, PublicationOutcome
+from tidegate.controlplane.jobmaster.journal_work import JournalWorker, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
-from tidegate.controlplane.jobmaster.manager_line import ManagerLine
+from tidegate.controlplane.jobmaster.manager_line import JobManagerGateway
 from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.reporting import Reporting
-from tidegate.controlplane.jobmaster.restarts import strategy_of
-from tidegate.controlplane.jobmaster.slot_line import SlotLine
+from tidegate.controlplane.jobmaster.reporting import JobReporter
+from tidegate.controlplane.jobmaster.restarts import restart_strategy
+from tidegate.controlplane.jobmaster.slot_line import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
@@ -45,10 +45,9 @@ from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
+    Acknowledge,
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
-    Done,
-    InputEnded,
     JobReport,
     Message,
     Refused,
@@ -59,6 +58,7 @@ from tidegate.protocol.messages import (
     SlotsReleased,
     StopJob,
     Submission,
+    SubtaskInputEnded,
     TaskFailed,
     TasksReady,
 )
@@ -80,42 +80,44 @@ def run_jobmaster(
     """Run a job until it ends; the exit code of the process."""
     loop: EventLoop[Action] = EventLoop(drivers.clock, drivers.threads)
     client = drivers.rpc.connect(jobmanager_address)
-    manager = ManagerLine(client, drivers.clock, drivers.threads, job, epoch, unwanted=loop.stop)
+    manager = JobManagerGateway(
+        client, drivers.clock, drivers.threads, job, epoch, on_replaced=loop.stop
+    )
     box: list[JobMaster] = []
-    server = drivers.rpc.serve(lambda message: _taken(box, message))
+    server = drivers.rpc.serve(lambda message: _receive_when_started(box, message))
     accepted = manager.register(server.address, drivers.process.pid)
     if accepted is None:
         return 1
     try:
         config = Config.from_dict(accepted.submission.settings)
     except TidegateError as error:  # without settings there is no storage, nor a journal in it
-        manager.report_now(Reporting.of_refused(job, drivers.process.pid, error))
+        manager.report_now(JobReporter.of_refused(job, drivers.process.pid, error))
         return 0
     failure = None if accepted.close_only is None else accepted.close_only.exception()
     master = JobMaster(
         accepted.submission, config, loop, manager, drivers, server.address, failure=failure
     )
     box.append(master)
-    loop.post(lambda: master.decide(e.Begin()))
-    loop.post(master.keep_watch)
+    loop.post(lambda: master.decide(e.ProcessStarted()))
+    loop.post(master.poll)
     loop.run(lambda action: action())
     server.close()
     return 0
 
 
-def _taken(box: list[JobMaster], message: Message) -> Message:
-    return box[0].take(message) if box else Refused(reason="this JobMaster is starting")
+def _receive_when_started(started: list[JobMaster], message: Message) -> Message:
+    return started[0].receive(message) if started else Refused(reason="this JobMaster is starting")
 
 
 class JobMaster:
-    """The shell around the job machine. All methods but `take` run in the loop."""
+    """The shell around the job machine. All methods but `receive` run in the loop."""
 
     def __init__(
         self,
         submission: Submission,
         config: Config,
         loop: EventLoop[Action],
-        manager: ManagerLine,
+        manager: JobManagerGateway,
         drivers: Drivers,
         address: str,
         *,
@@ -127,24 +129,24 @@ class JobMaster:
         self._failure = failure
         self._manager, self._drivers = manager, drivers
         self._job = submission.job
-        strategy = strategy_of(config.restart, drivers.entropy.random)
+        strategy = restart_strategy(config.restart, drivers.entropy.random)
         self._machine = JobMachine(
             slots=submission.parallelism,
-            next_delay=lambda: strategy.next(drivers.clock.monotonic()),
+            next_delay=lambda: strategy.next_backoff(drivers.clock.monotonic()),
         )
-        self._journal = JournalWork(
+        self._journal = JournalWorker(
             submission,
             config,
             drivers,
             loop.post,
             trouble=self._is_retried,
             storage=manager.storage,
-            wanted=manager.wanted,
+            wanted=manager.is_current,
         )
         self._storage = StorageWatch(self._journal.storage, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
-        self._reporting = Reporting(self._job, drivers.process.pid, drivers.clock)
+        self._reporting = JobReporter(self._job, drivers.process.pid, drivers.clock)
         self._delays = DelayMonitor()
         self._departure = SlotDeparture(loop, drivers.clock)
         self._leaving = False
@@ -154,17 +156,17 @@ class JobMaster:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def take(self, message: Message) -> Message:
+    def receive(self, message: Message) -> Message:
         """In an RPC thread: refuse what is of another attempt, post the rest."""
         attempt = getattr(message, "attempt", None)
         live = self._machine.attempt
         late = isinstance(message, SlotLost | SlotsReleased)
         if attempt is not None and not late and attempt != live:
             return Refused(reason=f"job {self._job} is in attempt {live}, not {attempt}")
-        self._loop.post(lambda: self._obey(message))
-        return Done()
+        self._loop.post(lambda: self._handle(message))
+        return Acknowledge()
 
-    def _obey(self, message: Message) -> None:  # noqa: C901 - one arm for each message
+    def _handle(self, message: Message) -> None:  # noqa: C901 - one arm for each message
         live = self._live
         if isinstance(message, StopJob):
             self.decide(e.StopRequested(final_checkpoint=message.final_checkpoint))
@@ -181,17 +183,17 @@ class JobMaster:
                 case TasksReady():
                     self.decide(e.SlotReady(attempt=live.attempt, ordinal=message.ordinal))
                 case SlotHeartbeat():
-                    live.heard(message.ordinal, message.metrics)
+                    live.heartbeat(message.ordinal, message.metrics)
                 case AcknowledgeCheckpoint():
-                    live.heard(message.ordinal, message.metrics)
+                    live.heartbeat(message.ordinal, message.metrics)
                     live.acknowledged(message)
                 case DeclineCheckpoint():
                     self._judge_failure(live, lambda: live.declined(message))
-                case InputEnded():
-                    self.decide(e.InputEnded(attempt=live.attempt, subtask=message.subtask))
+                case SubtaskInputEnded():
+                    self.decide(e.SlotInputEnded(attempt=live.attempt, subtask=message.subtask))
                 case TaskFailed():
                     error = message.error.exception()
-                    self._reporting.error_was(message.error)
+                    self._reporting.set_last_error(message.error)
                     self.decide(e.AttemptFailed(attempt=live.attempt, error=error))
                 case _:
                     _log.warning("not for a JobMaster", extra={"kind": type(message).__name__})
@@ -214,23 +216,23 @@ class JobMaster:
         match instruction:
             case e.Recover():
                 self._recover()
-            case e.AskForSlots(attempt=attempt):
+            case e.AcquireSlots(attempt=attempt):
                 self._slot_requests.ask(attempt)
             case e.DeploySlots():
                 self._deploy()
-            case e.Run():
+            case e.StartAttempt():
                 self._required_live().start()
                 self._sweep_later(instruction.attempt, SWEEP_AFTER_S[0])
             case e.TakeFinalCheckpoint():
                 self._required_live().stop()
             case e.EndAttempt(attempt=attempt):
                 self._end_attempt(attempt)
-            case e.BackOff():
-                event = e.BackedOff(restart=instruction.restart)
+            case e.ScheduleRestart():
+                event = e.RestartDelayElapsed(restart=instruction.restart)
                 self._loop.call_later(instruction.delay_s, lambda: self.decide(event))
             case e.Close():
                 self._close(instruction)
-            case e.Leave():
+            case e.ExitProcess():
                 self._leave()
 
     # --- attempts -------------------------------------------------------------------------------
@@ -274,9 +276,9 @@ class JobMaster:
                 attempt, self._machine.subtasks, CoordinatorSettings.of(self._config.checkpoint)
             ),
             Backlog(self._config.checkpoint.backlog_window / 1000),
-            AttemptShell(
+            AttemptCallbacks(
                 clock=self._drivers.clock,
-                open_line=lambda registered: self._open_line(attempt, registered),
+                connect_slot=lambda registered: self._open_line(attempt, registered),
                 wake_at=lambda time_s: self._wake_at(attempt, time_s),
                 publish=lambda complete: self._publish(attempt, complete),
                 fail=lambda error: self._fail(attempt, error),
@@ -294,17 +296,17 @@ class JobMaster:
         if outcome.read_again:
             _log.warning("offsets are read again", extra={"offsets": outcome.read_again})
             self._reporting.read_again(outcome.read_again)
-        event = e.Recovered(
+        event = e.JobRecovered(
             attempt=outcome.attempt, final=outcome.finished, stopped=outcome.stopped
         )
         self.decide(event)
 
     def _recovery_failed(self, error: TidegateError) -> None:
-        self._reporting.error_was(ErrorReport.of(error))
+        self._reporting.set_last_error(ErrorReport.of(error))
         self.decide(e.RecoveryFailed(error=error))
 
     def _register(self, live: LiveAttempt, message: RegisterSlot) -> None:
-        if live.attach(message):
+        if live.register(message):
             event = e.SlotRegistered(
                 attempt=live.attempt,
                 ordinal=message.ordinal,
@@ -314,7 +316,7 @@ class JobMaster:
             self.decide(event)
 
     def _slot_lost(self, message: SlotLost) -> None:
-        event = e.SlotGone(
+        event = e.SlotDisappeared(
             attempt=message.attempt,
             slot=message.slot,
             serial=message.serial,
@@ -323,7 +325,7 @@ class JobMaster:
         self._slot_gone(event)
 
     def _slot_silent(self, attempt: Attempt, registered: RegisterSlot, reason: str) -> None:
-        event = e.SlotGone(
+        event = e.SlotDisappeared(
             attempt=attempt,
             slot=registered.slot,
             serial=registered.serial,
@@ -332,14 +334,14 @@ class JobMaster:
         )
         self._slot_gone(event)
 
-    def _slot_gone(self, event: e.SlotGone) -> None:
+    def _slot_gone(self, event: e.SlotDisappeared) -> None:
         self._departure.slot_left(event.slot)
         live = self._live
         if live is None or live.attempt != event.attempt or self._machine.state is JobState.CLOSING:
             return
         live.give_up(event.slot, event.serial)
         error = ExternalError(f"Slot {event.slot} was lost: {event.reason}.")
-        self._reporting.error_was(ErrorReport.of(error))
+        self._reporting.set_last_error(ErrorReport.of(error))
         self.decide(event)
 
     def _deploy(self) -> None:
@@ -349,7 +351,7 @@ class JobMaster:
         live.deployed = True
 
         def confirmed(error: TidegateError | None) -> None:
-            if self._live is not live or live.over:
+            if self._live is not live or live.ended:
                 return
             if error is not None:
                 self._fail(live.attempt, error)
@@ -360,13 +362,13 @@ class JobMaster:
             for ordinal in live.slots:
                 live.send(ordinal, recovered.deploy(ordinal, peers))
 
-        self._journal.confirm(confirmed)
+        self._journal.check_ownership(confirmed)
 
-    def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotLine:
+    def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotGateway:
         def lost(reason: str) -> None:
             self._loop.post(lambda: self._slot_silent(attempt, registered, reason))
 
-        return SlotLine(
+        return SlotGateway(
             self._drivers.rpc.connect(registered.address),
             self._drivers.clock,
             self._drivers.threads,
@@ -387,11 +389,11 @@ class JobMaster:
     def _is_retried(self, error: TidegateError) -> None:
         """Work in the journal thread met an error and is repeated."""
         if self._machine.state is not JobState.CLOSING:  # else the reason of the end is told
-            self._reporting.error_was(ErrorReport.of(error))
+            self._reporting.set_last_error(ErrorReport.of(error))
         self._delays.failed(self._drivers.clock.monotonic(), str(error))
 
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
-        self._reporting.error_was(ErrorReport.of(error))
+        self._reporting.set_last_error(ErrorReport.of(error))
         self.decide(e.AttemptFailed(attempt=attempt, error=error))
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -403,7 +405,7 @@ class JobMaster:
 
         self._loop.call_later(time_s - self._drivers.clock.monotonic(), tick)
 
-    def _publish(self, attempt: Attempt, complete: Complete) -> None:
+    def _publish(self, attempt: Attempt, complete: PublishCheckpoint) -> None:
         live = self._required_live()
 
         def if_live(call: Callable[..., None]) -> Callable[..., None]:
@@ -441,7 +443,7 @@ class JobMaster:
     def _committed(
         self,
         live: LiveAttempt,
-        complete: Complete,
+        complete: PublishCheckpoint,
         ended: tuple[PreparedTransaction, ...],
         freed: tuple[PreparedTransaction, ...],
     ) -> None:
@@ -449,7 +451,7 @@ class JobMaster:
         last = live.coordinator.counts.last
         if last is not None:
             self._reporting.completed(last)
-        if not self._reporting.is_recent(REPORT_INTERVAL_S):  # else `keep_watch` tells of it
+        if not self._reporting.is_recent(REPORT_INTERVAL_S):  # else `poll` tells of it
             self._report()
         if complete.final:
             self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))
@@ -457,18 +459,18 @@ class JobMaster:
     def _sweep_later(self, attempt: Attempt, after_s: float) -> None:
         def sweep() -> None:
             if self._live is not None and self._live.attempt == attempt:
-                self._journal.sweep()
+                self._journal.fence_zombies()
                 self._sweep_later(attempt, min(2 * after_s, SWEEP_AFTER_S[1]))
 
         self._loop.call_later(after_s, sweep)
 
     # --- watching and reporting -----------------------------------------------------------------
 
-    def keep_watch(self) -> None:
+    def poll(self) -> None:
         """Twice a second: ask for missing slots, give up silent ones, report what is new."""
         waiting = self._machine.attempt if self._machine.waits_for_slots else None
         if self._slot_requests.keep_asking(waiting) and waiting is not None:
-            self.decide(e.SlotsOverdue(attempt=waiting))
+            self.decide(e.SlotRequestTimedOut(attempt=waiting))
         self._storage.look()
         live = self._live
         if live is not None:
@@ -479,7 +481,7 @@ class JobMaster:
         report = self._report_now()
         if self._reporting.is_due(report, self._config.cluster.quiet_interval):
             self._send(report)
-        self._loop.call_later(REPORT_INTERVAL_S, self.keep_watch)
+        self._loop.call_later(REPORT_INTERVAL_S, self.poll)
 
     def _observe_delay(self) -> None:
         now_s = self._drivers.clock.monotonic()
@@ -511,7 +513,7 @@ class JobMaster:
 
     def _send(self, report: JobReport) -> None:
         if not self._leaving:
-            self._reporting.told(report)
+            self._reporting.report_sent(report)
             self._manager.report(report)
 
     # --- the end --------------------------------------------------------------------------------
@@ -525,14 +527,14 @@ class JobMaster:
 
         def done(error: TidegateError | None) -> None:
             if error is not None and how.outcome is not JobState.FAILED:
-                self._reporting.error_was(ErrorReport.of(error))
-            event = e.Closed() if error is None else e.CloseFailed(error=error)
+                self._reporting.set_last_error(ErrorReport.of(error))
+            event = e.JobClosed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 
         def close() -> None:
             self._journal.close(how.outcome.outcome, how.stopped, done)
 
-        self._departure.begin(slots, release=self._release_slots, then=close)
+        self._departure.begin(slots, release=self._request_release, then=close)
 
     def _leave(self) -> None:
         """Tell how it ended, let slots say goodbye, and end the process."""
@@ -543,13 +545,13 @@ class JobMaster:
         _log.info("the job has ended", extra={"state": self._machine.state.shown})
 
         def release() -> None:
-            self._release_slots()
+            self._request_release()
             self._manager.drain()
             self._loop.stop()
 
         self._loop.call_later(0.0, release)
 
-    def _release_slots(self) -> None:
+    def _request_release(self) -> None:
         attempt = self._machine.attempt
         if attempt is not None:
             self._release(attempt)

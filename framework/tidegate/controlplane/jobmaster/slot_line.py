@@ -17,13 +17,13 @@ from tidegate.errors import RpcError, TidegateError
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
 from tidegate.ports.threads import Queue, Threads
-from tidegate.protocol.messages import Refused, SlotOrder
+from tidegate.protocol.messages import Refused, SlotCommand
 
 RETRY_PAUSE_S: Final = 0.02
 """Between two tries: a slot that is starting or busy is back within milliseconds."""
 
 
-class SlotLine:
+class SlotGateway:
     """Sends messages to one slot until it is closed."""
 
     def __init__(
@@ -37,11 +37,11 @@ class SlotLine:
         lost: Callable[[str], None],
     ) -> None:
         self._client, self._clock, self._timeout_s, self._lost = client, clock, timeout_s, lost
-        self._outgoing: Queue[SlotOrder | None] = threads.queue()
+        self._outgoing: Queue[SlotCommand | None] = threads.queue()
         self._closed = False
         threads.start(self._send_all, name=f"to-{name}")
 
-    def send(self, message: SlotOrder) -> None:
+    def send(self, message: SlotCommand) -> None:
         """Deliver after everything sent before; never blocks."""
         self._outgoing.put(message)
 
@@ -64,7 +64,7 @@ class SlotLine:
                 break
         self._client.close()
 
-    def _deliver(self, message: SlotOrder) -> bool:
+    def _deliver(self, message: SlotCommand) -> bool:
         give_up_s = self._clock.monotonic() + self._timeout_s
         while True:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.controlplane.jobmaster.manager_line import ManagerLine
+from tidegate.controlplane.jobmaster.manager_line import JobManagerGateway
 from tidegate.ids import Attempt
 from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import RequestSlots, Submission
@@ -24,7 +24,7 @@ class SlotRequests:
     def __init__(
         self,
         submission: Submission,
-        manager: ManagerLine,
+        manager: JobManagerGateway,
         clock: Clock,
         address: str,
         timeout_s: float,

@@ -17,32 +17,32 @@ from typing import cast
 from tidegate.api.kafka import KafkaSource
 from tidegate.api.topics import consumer_group, topic_of
 from tidegate.checkpoint.lost_tail import Place
-from tidegate.checkpoint.partition_facts import PartitionFacts, StartKind
+from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
 from tidegate.checkpoint.source_changes import beyond_log
 from tidegate.config import Config
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.messages import PartitionEnd
 
 
-def source_topics(graph: Graph, config: Config) -> frozenset[str]:
+def source_topics(graph: StreamGraph, config: Config) -> frozenset[str]:
     """The topics of all sources."""
     return frozenset(topic_of(config, node) for node in graph if node.kind == "source")
 
 
 def enumerate_partitions(
-    graph: Graph,
+    graph: StreamGraph,
     config: Config,
     job: JobName,
     admin: KafkaAdmin,
     topic_ids: Mapping[str, str],
     *,
     bounded: bool,
-) -> tuple[PartitionFacts, ...]:
+) -> tuple[PartitionOffsets, ...]:
     """Every partition of every source as Kafka has it now; `checkpoint.restore` makes splits of
     them.
 
@@ -51,7 +51,7 @@ def enumerate_partitions(
     TopicAbsentError for a topic that is not there, NotAllowedError for one that may not be read,
     KafkaError for brokers that do not answer.
     """
-    found: list[PartitionFacts] = []
+    found: list[PartitionOffsets] = []
     for node in graph:
         if node.kind != "source":
             continue
@@ -62,7 +62,7 @@ def enumerate_partitions(
             raise type(error)(
                 f"The topic of source {node.id!r} ({node.place}) cannot be read: {error}"
             ) from error
-        origins = [Origin(topic, partition) for partition in range(count)]
+        origins = [TopicPartition(topic, partition) for partition in range(count)]
         earliest = admin.earliest(origins)
         source = cast("KafkaSource[object]", node.declaration)
         group = consumer_group(job, node.id)
@@ -71,7 +71,7 @@ def enumerate_partitions(
         ends = starts if source.start == "latest" else admin.latest(origins)
         highs = admin.high_watermarks(origins) if bounded else ends
         found += [
-            PartitionFacts(
+            PartitionOffsets(
                 source=Uid(node.id),
                 topic=topic,
                 partition=origin.partition,
@@ -89,8 +89,8 @@ def enumerate_partitions(
 
 
 def with_chosen_ends(
-    found: Sequence[PartitionFacts], ends: Sequence[PartitionEnd]
-) -> tuple[PartitionFacts, ...]:
+    found: Sequence[PartitionOffsets], ends: Sequence[PartitionEnd]
+) -> tuple[PartitionOffsets, ...]:
     """`found`, with the ends that the client has chosen, if it has. A partition that was added
     since then is not read.
 
@@ -106,14 +106,14 @@ def with_chosen_ends(
     )
 
 
-def _ending_at(facts: PartitionFacts, end: int) -> PartitionFacts:
+def _ending_at(facts: PartitionOffsets, end: int) -> PartitionOffsets:
     """What an open transaction hides matters only to a run that goes up to it."""
     if facts.latest is not None and facts.latest < end:
         raise beyond_log(facts, end)
     return replace(facts, end=end, hidden=facts.hidden if end == facts.latest else 0)
 
 
-def group_commits(graph: Graph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
+def group_commits(graph: StreamGraph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
     """What the consumer groups of all sources hold."""
     return {
         (Uid(node.id), origin.topic, origin.partition): commit
@@ -126,10 +126,10 @@ def group_commits(graph: Graph, job: JobName, admin: KafkaAdmin) -> dict[Place, 
 def _first_positions(
     source: KafkaSource[object],
     group: str,
-    origins: list[Origin],
-    earliest: Mapping[Origin, int],
+    origins: list[TopicPartition],
+    earliest: Mapping[TopicPartition, int],
     admin: KafkaAdmin,
-) -> tuple[Mapping[Origin, int], Mapping[Origin, StartKind]]:
+) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, StartKind]]:
     """Where a source without a checkpoint begins, as its `start` says, and what that start is."""
     start = source.start
     if start == "latest":
@@ -153,7 +153,7 @@ def _first_positions(
 
 
 def _kinds(
-    origins: list[Origin], given: Mapping[Origin, int], kind: StartKind
-) -> dict[Origin, StartKind]:
+    origins: list[TopicPartition], given: Mapping[TopicPartition, int], kind: StartKind
+) -> dict[TopicPartition, StartKind]:
     """`kind` where a start was given, "earliest" for the other partitions."""
     return {origin: kind if origin in given else "earliest" for origin in origins}

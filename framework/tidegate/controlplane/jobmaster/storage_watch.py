@@ -95,7 +95,7 @@ class StorageWatch:
                 limit_s,
                 STORAGE_HANGS,
             )
-            self._process.leave(STORAGE_HANGS)
+            self._process.exit(STORAGE_HANGS)
 
     def _work(self) -> None:
         gone: str | None = ""

@@ -23,7 +23,7 @@ from tidegate.errors import check
 from tidegate.ids import LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.messages import (
-    Done,
+    Acknowledge,
     Message,
     Refused,
     SlotExited,
@@ -62,7 +62,7 @@ TRANSITIONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class JobManagerRequest:
     """A message that waits for a reply under the number `ask`."""
 
     ask: int
@@ -86,7 +86,7 @@ class NotForked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class SlotProcessExited:
     """The slot's process was reaped."""
 
     index: int
@@ -110,7 +110,7 @@ class Replied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unanswered:
+class RequestFailed:
     """A message of ours did not reach the JobManager, or its reply did not reach us."""
 
     message: Message
@@ -121,7 +121,16 @@ class HeartbeatDue:
     """A heartbeat interval has passed."""
 
 
-Event = Asked | Forked | NotForked | Ended | ZygoteGone | Replied | Unanswered | HeartbeatDue
+Event = (
+    JobManagerRequest
+    | Forked
+    | NotForked
+    | SlotProcessExited
+    | ZygoteGone
+    | Replied
+    | RequestFailed
+    | HeartbeatDue
+)
 
 
 # --- instructions -------------------------------------------------------------------------------
@@ -150,7 +159,7 @@ class KillSlot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class SendToJobManager:
     """Send to the JobManager after a pause; Replied or Unanswered follows."""
 
     message: Message
@@ -158,13 +167,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class ExitProcess:
     """End this process."""
 
     reason: str
 
 
-Instruction = Reply | ForkSlot | KillSlot | Send | End
+Instruction = Reply | ForkSlot | KillSlot | SendToJobManager | ExitProcess
 
 
 @dataclass(slots=True)
@@ -193,13 +202,13 @@ class TaskManagerMachine:
         id_: TaskManagerId,
         epoch: LeaderEpoch,
         slots: int,
-        silence_ms_max: int,
+        heartbeat_timeout_ms: int,
         now_ms: int,
     ) -> None:
         self.id = id_
         self.epoch = epoch
         self._slots = [_Slot() for _ in range(slots)]
-        self._silence_ms_max = silence_ms_max
+        self._silence_ms_max = heartbeat_timeout_ms
         self._heard_ms = now_ms
         self._heartbeat_under_way = False
         self._ended = False
@@ -211,26 +220,26 @@ class TaskManagerMachine:
         if self._ended:
             return []
         match event:
-            case Asked(ask=ask, message=StartSlot() as start):
+            case JobManagerRequest(ask=ask, message=StartSlot() as start):
                 return self._start(ask, start)
-            case Asked(ask=ask, message=StopSlot() as stop):
+            case JobManagerRequest(ask=ask, message=StopSlot() as stop):
                 return self._stop(ask, stop)
-            case Asked(ask=ask, message=message):
+            case JobManagerRequest(ask=ask, message=message):
                 return _refuse(ask, f"a TaskManager takes no {type(message).__name__}")
             case Forked(index=index, pid=pid):
                 return self._forked(self._slots[index], pid)
             case NotForked(index=index, reason=reason):
                 return self._not_forked(self._slots[index], reason)
-            case Ended(index=index, pid=pid, status=status):
+            case SlotProcessExited(index=index, pid=pid, status=status):
                 return self._slot_ended(index, pid, status)
             case ZygoteGone(status=status):
                 return self._end(f"the zygote ended with status {status}")
             case Replied(message=message, reply=reply):
                 return self._replied(message, reply, now_ms)
-            case Unanswered(message=message):
+            case RequestFailed(message=message):
                 return self._unanswered(message, now_ms)
             case HeartbeatDue():
-                return self._beat(now_ms)
+                return self._send_heartbeat(now_ms)
 
     def running(self) -> dict[int, int]:
         """Pids by slot index."""
@@ -259,7 +268,7 @@ class TaskManagerMachine:
             if slot.phase is SlotPhase.FORKING:
                 slot.starting.append(ask)
                 return []
-            return [Reply(ask=ask, message=Done())]
+            return [Reply(ask=ask, message=Acknowledge())]
         if start.serial <= slot.serial:
             return _refuse(ask, f"StartSlot {start.serial} is older than {slot.serial}")
         if slot.start is not None:
@@ -281,7 +290,7 @@ class TaskManagerMachine:
             and slot.start.attempt <= stop.attempt
         )
         if not concerned:
-            return [Reply(ask=ask, message=Done())]
+            return [Reply(ask=ask, message=Acknowledge())]
         slot.stopping.append(ask)
         if slot.phase is SlotPhase.KILLING:
             return []
@@ -300,7 +309,9 @@ class TaskManagerMachine:
         if slot.phase is SlotPhase.KILLING:
             return [KillSlot(pid=pid)]
         slot.become(SlotPhase.RUNNING)
-        replies: list[Instruction] = [Reply(ask=ask, message=Done()) for ask in slot.starting]
+        replies: list[Instruction] = [
+            Reply(ask=ask, message=Acknowledge()) for ask in slot.starting
+        ]
         slot.starting.clear()
         return replies
 
@@ -308,7 +319,7 @@ class TaskManagerMachine:
         check(slot.start is not None and not slot.pid, "A fork that nobody asked for.")
         refused = Refused(reason=f"the operating system refused the slot's process: {reason}")
         replies: list[Instruction] = [Reply(ask=ask, message=refused) for ask in slot.starting]
-        replies += [Reply(ask=ask, message=Done()) for ask in slot.stopping]
+        replies += [Reply(ask=ask, message=Acknowledge()) for ask in slot.stopping]
         slot.become(SlotPhase.EMPTY)
         slot.start = None
         slot.starting.clear()
@@ -324,7 +335,9 @@ class TaskManagerMachine:
         slot.become(SlotPhase.EMPTY)
         slot.start = None
         slot.pid = 0
-        replies: list[Instruction] = [Reply(ask=ask, message=Done()) for ask in slot.stopping]
+        replies: list[Instruction] = [
+            Reply(ask=ask, message=Acknowledge()) for ask in slot.stopping
+        ]
         slot.stopping.clear()
         exited = SlotExited(
             id=self.id,
@@ -336,7 +349,7 @@ class TaskManagerMachine:
             status=status,
             serial=start.serial,
         )
-        return [*replies, Send(message=exited)]
+        return [*replies, SendToJobManager(message=exited)]
 
     def _replied(self, message: Message, reply: Message, now_ms: int) -> list[Instruction]:
         if isinstance(message, TaskManagerHeartbeat):
@@ -350,14 +363,14 @@ class TaskManagerMachine:
         if isinstance(message, TaskManagerHeartbeat):
             self._heartbeat_under_way = False
             return self._end_if_silent(now_ms)  # the next heartbeat is due anyway
-        return [*self._end_if_silent(now_ms), Send(message=message, after_ms=RESEND_MS)]
+        return [*self._end_if_silent(now_ms), SendToJobManager(message=message, after_ms=RESEND_MS)]
 
-    def _beat(self, now_ms: int) -> list[Instruction]:
+    def _send_heartbeat(self, now_ms: int) -> list[Instruction]:
         end = self._end_if_silent(now_ms)
         if end or self._heartbeat_under_way:
             return end
         self._heartbeat_under_way = True
-        return [Send(message=TaskManagerHeartbeat(id=self.id, epoch=self.epoch))]
+        return [SendToJobManager(message=TaskManagerHeartbeat(id=self.id, epoch=self.epoch))]
 
     def _end_if_silent(self, now_ms: int) -> list[Instruction]:
         silent_ms = now_ms - self._heard_ms
@@ -367,7 +380,7 @@ class TaskManagerMachine:
 
     def _end(self, reason: str) -> list[Instruction]:
         self._ended = True
-        return [End(reason=reason)]
+        return [ExitProcess(reason=reason)]
 
     def _slot_of(self, message: StartSlot | StopSlot) -> _Slot | str:
         """The slot that the JobManager means, or why it may not say so."""

@@ -13,18 +13,18 @@ import math
 from dataclasses import dataclass, field
 
 from tidegate.config import Config
-from tidegate.controlplane.loop import EventLoop, Question
+from tidegate.controlplane.loop import EventLoop, PendingRequest
 from tidegate.controlplane.taskmanager import machine as m
 from tidegate.errors import RpcError, TidegateError
 from tidegate.ids import LeaderEpoch, TaskManagerId
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import (
+    ForkServer,
     Processes,
     SlotEnded,
     SlotForked,
     SlotNotForked,
-    Zygote,
     ZygoteEnded,
     ZygoteEvent,
     ZygoteReady,
@@ -53,7 +53,7 @@ class _ZygoteIsReady:
     pid: int
 
 
-_Event = m.Event | Question | _SendDue | _ZygoteIsReady
+_Event = m.Event | PendingRequest | _SendDue | _ZygoteIsReady
 
 
 def run_taskmanager(
@@ -109,7 +109,7 @@ def run_taskmanager(
                 id_=id_,
                 epoch=reply.epoch,
                 slots=slots,
-                silence_ms_max=config.cluster.heartbeat_timeout,
+                heartbeat_timeout_ms=config.cluster.heartbeat_timeout,
                 now_ms=_ms(drivers),
             ),
             drivers=drivers,
@@ -170,21 +170,21 @@ class _Service:
     """The machine and what it gives instructions to."""
 
     loop: EventLoop[_Event]
-    zygote: Zygote
+    zygote: ForkServer
     jobmanager: RpcClient
     heartbeat_s: float
     answer_s: float
     machine: m.TaskManagerMachine
     drivers: Drivers
-    _asks: dict[int, Question] = field(default_factory=dict)
+    _pending_requests: dict[int, PendingRequest] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def handle(self, event: _Event) -> None:
         match event:
-            case Question():
+            case PendingRequest():
                 ask = next(self._numbers)
-                self._asks[ask] = event
-                self._decide(m.Asked(ask=ask, message=event.message))
+                self._pending_requests[ask] = event
+                self._decide(m.JobManagerRequest(ask=ask, message=event.message))
             case _SendDue(message=message):
                 self._send(message)
             case _ZygoteIsReady(pid=pid):
@@ -196,7 +196,7 @@ class _Service:
                 self._decide(event)
 
     def _decide(self, event: m.Event) -> None:
-        if isinstance(event, m.Forked | m.NotForked | m.Ended | m.ZygoteGone):
+        if isinstance(event, m.Forked | m.NotForked | m.SlotProcessExited | m.ZygoteGone):
             _log.info("%s", event)
         for instruction in self.machine.handle(event, _ms(self.drivers)):
             self._carry_out(instruction)
@@ -204,23 +204,23 @@ class _Service:
     def _carry_out(self, instruction: m.Instruction) -> None:
         match instruction:
             case m.Reply(ask=ask, message=message):
-                self._asks.pop(ask).answer(message)
+                self._pending_requests.pop(ask).reply(message)
             case m.ForkSlot(start=start):
                 self.zygote.fork(start)
             case m.KillSlot(pid=pid):
                 self.zygote.kill(pid)
-            case m.Send(message=message, after_ms=0):
+            case m.SendToJobManager(message=message, after_ms=0):
                 self._send(message)
-            case m.Send(message=message, after_ms=after_ms):
+            case m.SendToJobManager(message=message, after_ms=after_ms):
                 self.loop.call_later(after_ms / 1000, _SendDue(message=message))
-            case m.End(reason=reason):
+            case m.ExitProcess(reason=reason):
                 _log.error("this TaskManager ends: %s", reason)
                 self.loop.stop()
 
     def _send(self, message: Message) -> None:
         def failed(error: TidegateError) -> _Event:
             _log.warning("%s", error)
-            return m.Unanswered(message=message)
+            return m.RequestFailed(message=message)
 
         self.loop.submit(
             lambda: self.jobmanager.call(message, self.answer_s),
@@ -238,7 +238,7 @@ def _from_zygote(event: ZygoteEvent) -> _Event:
         case SlotNotForked(index=index, reason=reason):
             return m.NotForked(index=index, reason=reason)
         case SlotEnded(index=index, pid=pid, status=status):
-            return m.Ended(index=index, pid=pid, status=status)
+            return m.SlotProcessExited(index=index, pid=pid, status=status)
         case ZygoteEnded(status=status):
             return m.ZygoteGone(status=status)
 

@@ -28,7 +28,7 @@ import msgspec
 
 from tidegate.api.wire import WrongColumnError
 from tidegate.dataplane.refusals import Refusals, reason_of, without
-from tidegate.elements import Barrier, EndOfInput, Origin, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import (
     ExchangeError,
     RecordTooLargeError,
@@ -69,7 +69,7 @@ class ColumnCodec(Protocol):
         ...
 
 
-class Segment(NamedTuple):
+class EncodedBatch(NamedTuple):
     """An encoded batch, in two parts that are never joined."""
 
     head: bytes
@@ -109,7 +109,7 @@ class FrameCodec:
         self.refusals: Refusals | None = None
         """The policy for records that cannot be sent, where one lets the job go on."""
 
-    def encode(self, batch: RecordBatch) -> list[Segment]:
+    def encode(self, batch: RecordBatch) -> list[EncodedBatch]:
         """Encode a batch, in several segments where one would not fit in a frame.
 
         Raises RecordTooLargeError for a record that fits in none, UserCodeError for a value that is
@@ -127,7 +127,9 @@ class FrameCodec:
         head = _header_encoder.encode(header)
         size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
         if size <= MAX_FRAME_BYTES:
-            return [Segment(_SEGMENT_HEAD.pack(len(head), len(values)) + head, values, len(batch))]
+            return [
+                EncodedBatch(_SEGMENT_HEAD.pack(len(head), len(values)) + head, values, len(batch))
+            ]
         if len(batch) == 1 and self.refusals is not None:
             reason = f"the record takes {size} bytes between slots, the limit is {MAX_FRAME_BYTES}"
             self.refusals.refuse(batch, 0, reason)
@@ -145,7 +147,7 @@ class FrameCodec:
             *self.encode(slice_batch(batch, half, len(batch))),
         ]
 
-    def _without_refused(self, batch: RecordBatch, refusals: Refusals) -> list[Segment]:
+    def _without_refused(self, batch: RecordBatch, refusals: Refusals) -> list[EncodedBatch]:
         """The batch without the values that are not of the edge's type."""
         refused = set()
         for index, value in enumerate(batch.values):
@@ -191,7 +193,7 @@ class FrameCodec:
             except WrongColumnError as error:
                 raise self._wrong_field(error, topic, partition, offsets) from error
             _must(_fit(values, offsets, keys), "its columns differ in length")
-            batches.append(RecordBatch(values, offsets, Origin(topic, partition), keys))
+            batches.append(RecordBatch(values, offsets, TopicPartition(topic, partition), keys))
             at = end
         _must(at == len(payload), "it goes on behind its last segment")
         return batches
@@ -226,7 +228,7 @@ class FrameCodec:
         )
 
 
-def data_frame(segments: Sequence[Segment]) -> list[bytes]:
+def data_frame(segments: Sequence[EncodedBatch]) -> list[bytes]:
     """The parts of a data frame of at most `MAX_SEGMENTS` segments."""
     parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]
     for segment in segments:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from tidegate.dataplane.channels.frames import FrameCodec
-from tidegate.elements import Barrier, Element, EndOfInput, RecordBatch
+from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement
 from tidegate.errors import ExchangeError, check
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex
@@ -65,7 +65,7 @@ class InputChannel:
         self.blocked = False
         self._codec = codec
         self._grant = grant
-        self._queue: deque[Element | bytes] = deque()
+        self._queue: deque[StreamElement | bytes] = deque()
         self._batches: deque[RecordBatch] = deque()  # what is left of the frame begun
         self._data = 0  # data entries held, a begun frame included
         self._ungranted = 0  # data frames taken whose credits were not sent back yet
@@ -83,7 +83,7 @@ class InputChannel:
         return self._data
 
     @property
-    def ungranted(self) -> int:
+    def unannounced_credit(self) -> int:
         """Data frames that were taken and whose credits were not sent back yet."""
         return self._ungranted
 
@@ -91,7 +91,7 @@ class InputChannel:
         """Entries that wait, control elements included."""
         return len(self._queue) + bool(self._batches)
 
-    def offer(self, element: Element) -> None:
+    def put(self, element: StreamElement) -> None:
         """Add an element; who adds batches looks at `depth` first."""
         if isinstance(element, RecordBatch):
             self._data += 1
@@ -123,7 +123,7 @@ class InputChannel:
             case _:
                 return "records"
 
-    def pop(self) -> Element:
+    def pop(self) -> StreamElement:
         """Take the next element; InternalError if the channel is blocked or empty."""
         check(not self.blocked, "an element was taken from a blocked channel")
         if self._batches:
@@ -142,7 +142,7 @@ class InputChannel:
         """Take nothing from it until `unblock`; the sender stops when its credits are used up."""
         self.blocked = True
         if self._listed and self._gate is not None:
-            self._gate.unlist(self)
+            self._gate.unmark_ready(self)
             self._listed = False
 
     def unblock(self) -> None:
@@ -172,7 +172,7 @@ class InputChannel:
             return
         if self._queue or self._batches:
             self._listed = True
-            self._gate.list(self)
+            self._gate.mark_ready(self)
 
 
 class InputGate:
@@ -194,7 +194,7 @@ class InputGate:
         """Whether `next_element` returns one."""
         return bool(self._ready)
 
-    def next_element(self) -> tuple[int, Element] | None:
+    def next_element(self) -> tuple[int, StreamElement] | None:
         """Channel index and element, from the unblocked channels in turn; None if nothing waits."""
         if not self._ready:
             return None
@@ -204,7 +204,7 @@ class InputGate:
             self._ready.append(channel)
         return channel.index, element
 
-    def next_control(self) -> tuple[int, Element] | None:
+    def next_control(self) -> tuple[int, StreamElement] | None:
         """The same, of channels at whose head a control element stands; records stay.
 
         For a subtask whose leaves can take no records: barriers are let through.
@@ -233,10 +233,10 @@ class InputGate:
         """Data entries that wait in all channels."""
         return sum(channel.depth for channel in self.channels)
 
-    def list(self, channel: InputChannel) -> None:
+    def mark_ready(self, channel: InputChannel) -> None:
         """Called by a channel that has an element and is not blocked."""
         self._ready.append(channel)
 
-    def unlist(self, channel: InputChannel) -> None:
+    def unmark_ready(self, channel: InputChannel) -> None:
         """Called by a channel that is blocked."""
         self._ready.remove(channel)

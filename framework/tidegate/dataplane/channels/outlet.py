@@ -1,9 +1,9 @@
 """The sending side of channels: which subtask gets a record, and how it travels there.
 
-An outlet is one edge's end in one sending subtask. `ForwardOutlet` has one channel, `KeyOutlet`
-splits batches by the key group of each record. A channel is local (the receiver's queue, by
-reference) or remote: then small batches are gathered into frames, and a frame leaves when the
-receiver has granted credit for it.
+An outlet is one edge's end in one sending subtask. `ForwardWriter` has one channel,
+`KeyGroupWriter` splits batches by the key group of each record. A channel is local (the receiver's
+queue, by reference) or remote: then small batches are gathered into frames, and a frame leaves when
+the receiver has granted credit for it.
 
 Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves
 first within each channel, so that a barrier flushes what is gathered and queues behind what waits
@@ -20,8 +20,8 @@ from typing import Any, Final, Protocol
 
 from tidegate.dataplane.channels.frames import (
     MAX_SEGMENTS,
+    EncodedBatch,
     FrameCodec,
-    Segment,
     control_frame,
     data_frame,
     slice_batch,
@@ -72,7 +72,7 @@ class OutputChannel(Protocol):
         ...
 
 
-class LocalChannel:
+class LocalOutputChannel:
     """To a subtask of the same slot: straight into its queue."""
 
     __slots__ = ("_input",)
@@ -81,10 +81,10 @@ class LocalChannel:
         self._input = receiver
 
     def put(self, batch: RecordBatch) -> None:
-        self._input.offer(batch)
+        self._input.put(batch)
 
     def put_control(self, element: Control) -> None:
-        self._input.offer(element)
+        self._input.put(element)
 
     def writable(self) -> bool:
         return self._input.depth < self._input.capacity
@@ -96,10 +96,10 @@ class LocalChannel:
         """Every record can be handed over here."""
 
 
-class RemoteChannel:
+class RemoteOutputChannel:
     """To a subtask of another slot: gathers segments into frames and sends them as credit allows.
 
-    `credits` are those granted at the start; `grant` adds what the receiver gives back.
+    `credit` are those granted at the start; `add_credit` adds what the receiver gives back.
     """
 
     __slots__ = (
@@ -112,16 +112,16 @@ class RemoteChannel:
         "_segments_records",
         "_send",
         "_waiting",
-        "credits",
+        "credit",
     )
 
     def __init__(self, codec: FrameCodec, initial_credits: int, send: SendFrame) -> None:
-        self.credits = initial_credits
+        self.credit = initial_credits
         """Data frames that may be sent now."""
         self._capacity = initial_credits
         self._codec = codec
         self._send = send
-        self._segments: list[Segment] = []  # of the frame that is being gathered
+        self._segments: list[EncodedBatch] = []  # of the frame that is being gathered
         self._segments_records = 0
         self._segments_bytes = 0
         self._flush_due = False
@@ -136,7 +136,7 @@ class RemoteChannel:
         return len(self._waiting)
 
     @property
-    def gathered(self) -> int:
+    def buffered(self) -> int:
         """Records of the frame that is being gathered."""
         return self._segments_records
 
@@ -145,14 +145,14 @@ class RemoteChannel:
         # In equal parts of about a frame each; most batches are one part, and are not copied.
         parts = round(size / self._segment_records)
         if parts <= 1:
-            self._gather(self._codec.encode(batch))
+            self._buffer(self._codec.encode(batch))
             return
         for part in range(parts):
             start, stop = part * size // parts, (part + 1) * size // parts
-            self._gather(self._codec.encode(slice_batch(batch, start, stop)))
+            self._buffer(self._codec.encode(slice_batch(batch, start, stop)))
 
     def put_control(self, element: Control) -> None:
-        self._cut()
+        self._finish_frame()
         if self._waiting:
             self._waiting.append(element)
         else:
@@ -164,31 +164,31 @@ class RemoteChannel:
     def flush(self) -> None:
         if not self._segments:
             return
-        if self.credits > 0:
-            self._cut()
+        if self.credit > 0:
+            self._finish_frame()
         else:
             self._flush_due = True  # until credit comes the frame goes on growing
 
     def refuse_with(self, refusals: Refusals) -> None:
         self._codec.refusals = refusals
 
-    def grant(self, frames: int) -> None:
+    def add_credit(self, frames: int) -> None:
         """Credits that came back; InternalError if they were never spent."""
-        self.credits += frames
+        self.credit += frames
         check(
-            frames > 0 and self.credits <= self._capacity,
+            frames > 0 and self.credit <= self._capacity,
             f"{frames} credits came back on the edge {self._codec.edge}, which makes "
-            f"{self.credits} of {self._capacity}",
+            f"{self.credit} of {self._capacity}",
         )
         self._send_waiting()
-        if self._flush_due and self.credits > 0:
-            self._cut()
+        if self._flush_due and self.credit > 0:
+            self._finish_frame()
 
-    def _gather(self, segments: list[Segment]) -> None:
+    def _buffer(self, segments: list[EncodedBatch]) -> None:
         for segment in segments:
             size = segment.size
             if self._segments_bytes + size > MAX_FRAME_BYTES // 2:
-                self._cut()
+                self._finish_frame()
             self._segments.append(segment)
             self._segments_records += segment.records
             self._segments_bytes += size
@@ -199,9 +199,9 @@ class RemoteChannel:
                 or self._segments_bytes >= FRAME_BYTES
                 or len(self._segments) >= MAX_SEGMENTS
             ):
-                self._cut()
+                self._finish_frame()
 
-    def _cut(self) -> None:
+    def _finish_frame(self) -> None:
         """End the frame that is being gathered, and send it or let it wait."""
         self._flush_due = False
         if not self._segments:
@@ -217,16 +217,16 @@ class RemoteChannel:
         while waiting:
             first = waiting[0]
             if isinstance(first, list):
-                if self.credits == 0:
+                if self.credit == 0:
                     return
-                self.credits -= 1
+                self.credit -= 1
                 self._send(first)
             else:
                 self._send((control_frame(first),))
             waiting.popleft()
 
 
-class Outlet:
+class RecordWriter:
     """What all outlets share: control elements go to every channel, behind earlier records."""
 
     def __init__(self, channels: Sequence[OutputChannel]) -> None:
@@ -257,7 +257,7 @@ class Outlet:
             channel.refuse_with(refusals)
 
 
-class ForwardOutlet(Outlet):
+class ForwardWriter(RecordWriter):
     """One channel, to the subtask of the same index."""
 
     def __init__(self, channel: OutputChannel) -> None:
@@ -274,7 +274,7 @@ class ForwardOutlet(Outlet):
         return self._channel.writable()
 
 
-class _Routes(dict[Any, int]):
+class _KeyRoutes(dict[Any, int]):
     """Key -> receiver, filled on first sight: a hit costs one lookup in C and no call of ours."""
 
     def __init__(
@@ -294,7 +294,7 @@ class _Routes(dict[Any, int]):
         return receiver
 
 
-class KeyOutlet(Outlet):
+class KeyGroupWriter(RecordWriter):
     """Each record to the subtask that owns its key's group: a key's records keep their order.
 
     `channels` are by receiving subtask. `step` is the sending step, for errors of the key function.
@@ -312,7 +312,7 @@ class KeyOutlet(Outlet):
         super().__init__(channels)
         self._key = key
         self._step = step
-        self._routes = _Routes(key_encoder, max_parallelism, len(channels))
+        self._routes = _KeyRoutes(key_encoder, max_parallelism, len(channels))
 
     def emit(self, batch: RecordBatch) -> None:
         """Split a batch by receiver and send the parts; UserCodeError if the key function fails."""

@@ -13,9 +13,14 @@ from tidegate.api import keys, wire
 from tidegate.api.keys import KeyEncoder
 from tidegate.dataplane.channels.frames import ColumnCodec, FrameCodec
 from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import ForwardOutlet, KeyOutlet, Outlet, OutputChannel
+from tidegate.dataplane.channels.outlet import (
+    ForwardWriter,
+    KeyGroupWriter,
+    OutputChannel,
+    RecordWriter,
+)
 from tidegate.errors import InternalError, check
-from tidegate.graph.logical import Edge, Graph
+from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
 from tidegate.ids import SubtaskIndex, VertexId
 
@@ -30,7 +35,7 @@ class PlanChannels:
     def __init__(
         self,
         plan: PhysicalPlan,
-        graph: Graph,
+        graph: StreamGraph,
         *,
         ordinal: int,
         vertices: Sequence[Vertex] | None = None,
@@ -64,7 +69,7 @@ class PlanChannels:
         """The input gate of the subtask of a vertex; a source's has no channels."""
         return self._gates[vertex_id]
 
-    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, Outlet]]:
+    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]:
         """The outgoing edges of the subtask of a vertex, by edge index."""
         return self._outlets[vertex_id]
 
@@ -84,16 +89,16 @@ class PlanChannels:
         channels = self._plan.channels(edge)
         return [channel.receiver for channel in channels if channel.sender == self._here]
 
-    def _outlet(self, edge: PlanEdge) -> Outlet:
+    def _outlet(self, edge: PlanEdge) -> RecordWriter:
         receivers = self._receivers(edge)
         channels = [self._channel(edge, receiver) for receiver in receivers]
         if len(channels) == 1:
-            return ForwardOutlet(channels[0])
+            return ForwardWriter(channels[0])
         declared = self._declared(edge)
         check(receivers == list(range(len(receivers))), "receivers are not in order")
         if edge.exchange != "key" or declared.key is None:
             raise InternalError(f"the edge {_name(edge)} has many receivers and no key")
-        return KeyOutlet(
+        return KeyGroupWriter(
             declared.key,
             self._key_encoder(declared.key_type),
             self._plan.max_parallelism,

@@ -26,10 +26,14 @@ from tidegate.dataplane.channels.frames import (
     read_credit,
 )
 from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import LocalChannel, OutputChannel, RemoteChannel
+from tidegate.dataplane.channels.outlet import (
+    LocalOutputChannel,
+    OutputChannel,
+    RemoteOutputChannel,
+)
 from tidegate.dataplane.channels.plan_channels import PlanChannels
 from tidegate.errors import ExchangeError
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge
 from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import Exchange, Frame
@@ -44,7 +48,7 @@ class SlotChannels(PlanChannels):
     def __init__(
         self,
         plan: PhysicalPlan,
-        graph: Graph,
+        graph: StreamGraph,
         *,
         ordinal: int,
         channel_credits: int,
@@ -55,7 +59,7 @@ class SlotChannels(PlanChannels):
         self._credits = channel_credits
         self._exchange = exchange
         self._inputs: dict[tuple[int, int], InputChannel] = {}  # by edge and sender
-        self._remote: dict[tuple[int, int], RemoteChannel] = {}  # by edge and receiver
+        self._remote: dict[tuple[int, int], RemoteOutputChannel] = {}  # by edge and receiver
         super().__init__(
             plan, graph, ordinal=ordinal, column_codec=column_codec, key_encoder=key_encoder
         )
@@ -95,9 +99,9 @@ class SlotChannels(PlanChannels):
                 case FrameKind.DATA:
                     self._inputs[number, peer].offer_frame(payload)
                 case FrameKind.CREDIT:
-                    self._remote[number, peer].grant(read_credit(payload))
+                    self._remote[number, peer].add_credit(read_credit(payload))
                 case FrameKind.BARRIER | FrameKind.END_OF_INPUT:
-                    self._inputs[number, peer].offer(read_control(payload))
+                    self._inputs[number, peer].put(read_control(payload))
 
     def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
         if sender == self._here:
@@ -110,9 +114,9 @@ class SlotChannels(PlanChannels):
 
     def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
         if receiver == self._here:
-            return LocalChannel(self._inputs[edge.index, self._here])
+            return LocalOutputChannel(self._inputs[edge.index, self._here])
         send = partial(self._exchange.send, receiver, edge.index)
-        channel = RemoteChannel(self._codec(edge), self._credits, send)
+        channel = RemoteOutputChannel(self._codec(edge), self._credits, send)
         self._remote[edge.index, receiver] = channel
         return channel
 

@@ -35,7 +35,7 @@ from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
 from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import InternalError, UserCodeError
-from tidegate.graph.logical import DEAD_LETTERS, MAIN, UNKNOWN, Edge, Graph, Node, policy_of
+from tidegate.graph.logical import DEAD_LETTERS, MAIN, UNKNOWN, Edge, Node, StreamGraph, policy_of
 from tidegate.graph.plan import PlanEdge, Vertex
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
@@ -73,7 +73,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaves:
+class ChainOutputs:
     """What a chain needs from outside: outlets by plan edge, makers of sinks and of keyed state."""
 
     outlets: Sequence[tuple[PlanEdge, Outlet]]
@@ -84,15 +84,15 @@ class Leaves:
     """Bytes of the largest record that a sink of dead letters may write."""
 
 
-class Chain:
+class OperatorChain:
     """The operators of one subtask."""
 
     def __init__(
         self,
         pipeline: str,
-        graph: Graph,
+        graph: StreamGraph,
         vertex: Vertex,
-        leaves: Leaves,
+        leaves: ChainOutputs,
         *,
         every_field: bool = False,
     ) -> None:
@@ -216,7 +216,7 @@ class Chain:
         ]
         # A key edge takes records by reference or encoded, as the parallelism has it. The function
         # before it may hold what it gives, or give it twice; across slots those are copies already.
-        shared = maker is not None and any(edge.exchange == "key" for _, _, edge in readers)
+        shared = maker is not None and any(edge.partitioning == "key" for _, _, edge in readers)
         if node.kind == "keyed_process":
             shared = shared and port not in copied_ports(type(cast("Any", node.function)))
         # A type that only the one reader declares is as good: the reader's check refuses others.
@@ -236,10 +236,10 @@ class Chain:
         if reader.kind == "sink":
             wanted = cast("KafkaSink[Any]", reader.declaration).record_type()
         else:
-            wanted = edge.record_type if edge.exchange == "key" else UNKNOWN
+            wanted = edge.record_type if edge.partitioning == "key" else UNKNOWN
         if wanted == given or wanted is UNKNOWN:
             return emit
-        by_key = edge.exchange == "key"
+        by_key = edge.partitioning == "key"
         refusals = self._key_refusals(reader, edge) if by_key else self._refusals(reader)
         return self._checks.for_reader(
             maker, reader, wanted, refusals, emit, validate_all=self._validates_all(reader)
@@ -284,7 +284,7 @@ class Chain:
 
     def _sending(self, target: Node, edge: Edge, outlet: Outlet) -> Emit:
         """What sends a batch along an edge."""
-        refusals = self._key_refusals(target, edge) if edge.exchange == "key" else None
+        refusals = self._key_refusals(target, edge) if edge.partitioning == "key" else None
         if refusals is None:
             return outlet.emit
         outlet.refuse_with(refusals)
@@ -363,4 +363,4 @@ def _reads_only(consumer: Node, edge: Edge) -> bool:
 
 
 def _one_input(node: Node) -> bool:
-    return len(node.inputs) == 1 and node.inputs[0].exchange == "forward"
+    return len(node.inputs) == 1 and node.inputs[0].partitioning == "forward"

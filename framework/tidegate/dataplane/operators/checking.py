@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.api.field_check import FieldCheck
-from tidegate.api.fields import class_of, fields_of
+from tidegate.api.fields import fields_of, record_class
 from tidegate.api.values import article, class_check, declared_name, fault
 from tidegate.dataplane.operators.failures import result_error
 from tidegate.dataplane.operators.fan_out import Emit
@@ -115,7 +115,7 @@ class Checks:
             what = f"gave {found} in which {inside}, and {declares} {declared}"
             return result_error(self.pipeline, node, batch, index, what, _CORRECT)
         what = f"gave {found}, and {declares} {declared}"
-        known: Any = class_of(of)  # no class, if the type is a union
+        known: Any = record_class(of)  # no class, if the type is a union
         subclass = isinstance(known, type) and isinstance(value, known)
         remedy = _SUBCLASS if subclass and fields_of(known) else _CORRECT
         return result_error(self.pipeline, node, batch, index, what, remedy)

@@ -207,7 +207,7 @@ class KeyedOperator:
         return checked
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
-        # Behind a shuffle for the second time: `KeyOutlet.emit` says why.
+        # Behind a shuffle for the second time: `KeyGroupWriter.emit` says why.
         remaining = iter(batch.values)
         try:
             keys = list(map(self._key_of, remaining))

@@ -10,12 +10,12 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from tidegate.api.functions import Process, RecordContext, SideOutput
+from tidegate.api.functions import Process, ProcessContext, SideOutput
 from tidegate.dataplane.operators.failures import call_lifecycle_method, user_code_error
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals, reason_of
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import UserCodeError
 from tidegate.graph.logical import MAIN, Node
 
@@ -48,7 +48,7 @@ class SideOutputs:
         for values, offsets in self._collected.values():
             drop_results(offset, values, offsets)
 
-    def emit(self, origin: Origin, offsets_of: Sequence[int] | None = None) -> None:
+    def emit(self, origin: TopicPartition, offsets_of: Sequence[int] | None = None) -> None:
         """Send what was collected on; values of an output that nobody reads are dropped.
 
         With `offsets_of`, positions in a batch were collected for offsets.
@@ -91,7 +91,7 @@ class RefusableResults:
         self._side.emit(batch.origin, batch.offsets)
 
 
-class _Context(RecordContext):
+class _Context(ProcessContext):
     __slots__ = ("offset", "side")
 
     def __init__(self, side: SideOutputs) -> None:

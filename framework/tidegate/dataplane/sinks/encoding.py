@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tidegate.api.formats import Format, Raw
-from tidegate.api.kafka import KafkaSink, OutgoingRecord
+from tidegate.api.kafka import KafkaSink, ProducerRecord
 from tidegate.api.values import ClassCheck, article, class_check, declared_name
 from tidegate.dataplane.channels.frames import slice_batch
 from tidegate.dataplane.refusals import Refusals, reason_of, without
@@ -115,7 +115,7 @@ class BatchEncoder:
         return keys + values + SMALL_BYTES > self._bytes_max
 
     def _encoded(self, batch: RecordBatch) -> Encoded:
-        if self._sink.whole:
+        if self._sink.full_record:
             return self._whole(batch)
         raw = isinstance(self._sink.value, Raw) and set(map(type, batch.values)) == {bytes}
         values = (
@@ -131,7 +131,7 @@ class BatchEncoder:
 
     def _whole(self, batch: RecordBatch) -> Encoded:
         encode_key = self._encode_key or _plain_key
-        records: list[OutgoingRecord[Any, Any]] = batch.values
+        records: list[ProducerRecord[Any, Any]] = batch.values
         given = [record.value for record in records]
         self._check(batch, "value", self._value_check, given)
         values = self._map(batch, "encode", _or_none(self._encode_value), given)
@@ -191,7 +191,7 @@ def _record_bytes(encoded: Encoded) -> int:
 def _or_absent(sink: KafkaSink[Any], of: Format[Any]) -> object:
     """The type of keys or values; in records in full they may be None."""
     declared: Any = of.of
-    return declared | None if sink.whole else declared
+    return declared | None if sink.full_record else declared
 
 
 def _or_none(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes | None]:

@@ -30,10 +30,15 @@ from tidegate.api.kafka import KafkaSink
 from tidegate.checkpoint.transactional_ids import format_transactional_id
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.sinks.encoding import BatchEncoder, Encoded
-from tidegate.dataplane.sinks.lanes import Lane, PlainLane, Sending, TransactionLane
-from tidegate.dataplane.sinks.slots import SlotTable
+from tidegate.dataplane.sinks.lanes import (
+    Delivery,
+    NonTransactionalDelivery,
+    ProducerLease,
+    TransactionalDelivery,
+)
+from tidegate.dataplane.sinks.slots import TransactionalIdPool
 from tidegate.dataplane.sizes import size_settings
 from tidegate.elements import RecordBatch
 from tidegate.ids import CheckpointId, TransactionalId, Uid
@@ -48,10 +53,10 @@ Done = Callable[[tuple[PreparedTransaction, ...]], None]
 
 
 @dataclass(slots=True)
-class _Interval:
+class _BarrierInterval:
     """What lies between two barriers, as far as it is not handed over yet."""
 
-    sending: Sending | None = None
+    sending: ProducerLease | None = None
     waiting: deque[tuple[Encoded, int]] = field(default_factory=deque)
     """Batches that wait for a flush or a producer, with their bytes."""
     checkpoint: CheckpointId | None = None
@@ -61,7 +66,7 @@ class _Interval:
 
 
 @dataclass(slots=True)
-class _Closing:
+class _PreparingInterval:
     """An interval whose records are all sent, until its part of the checkpoint is reported."""
 
     checkpoint: CheckpointId
@@ -78,14 +83,18 @@ class KafkaSinkWriter:
     """
 
     def __init__(
-        self, sink: KafkaSink[Any], uid: Uid, runtime: Runtime, refusals: Refusals | None = None
+        self,
+        sink: KafkaSink[Any],
+        uid: Uid,
+        runtime: SubtaskContext,
+        refusals: Refusals | None = None,
     ) -> None:
         configured = runtime.config.sinks.get(uid, ConnectorSettings())
         self._topic = configured.topic or sink.topic
         self._runtime = runtime
         bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.kafka)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
-        self._slots = SlotTable(len(runtime.transaction_slots))
+        self._slots = TransactionalIdPool(len(runtime.transaction_slots))
         self._ids = {
             format_transactional_id(
                 job=runtime.job,
@@ -100,17 +109,19 @@ class KafkaSinkWriter:
         limit = runtime.max_message_bytes.get(self._topic)
         given = runtime.connector_kafka(sink.kafka, configured.properties)
         settings = size_settings(given, limit)
-        self._lane: Lane
+        self._lane: Delivery
         if sink.guarantee == "exactly_once":
             names = {slot: name for name, slot in self._ids.items()}
-            self._lane = TransactionLane(
-                runtime, self._slots, names.__getitem__, settings, self._proceed
+            self._lane = TransactionalDelivery(
+                runtime, self._slots, names.__getitem__, settings, self._send_pending
             )
         else:
             flushes = sink.guarantee == "at_least_once"
-            self._lane = PlainLane(runtime, settings, self._proceed, flushes=flushes)
-        self._intervals = deque([_Interval()])
-        self._closing: deque[_Closing] = deque()
+            self._lane = NonTransactionalDelivery(
+                runtime, settings, self._send_pending, flushes=flushes
+            )
+        self._intervals = deque([_BarrierInterval()])
+        self._closing: deque[_PreparingInterval] = deque()
         self._flushing = False
         self._buffered_records = self._buffered_bytes = self._sent = 0
 
@@ -154,7 +165,7 @@ class KafkaSinkWriter:
         interval.waiting.append((encoded, size))
         self._buffered_records += len(encoded)
         self._buffered_bytes += size
-        self._proceed()
+        self._send_pending()
 
     def prepare(self, checkpoint: CheckpointId, done: Done, *, final: bool = False) -> None:
         """A barrier: close the interval, and call `done` in the mailbox when all before is flushed;
@@ -165,9 +176,9 @@ class KafkaSinkWriter:
         """
         last = self._intervals[-1]
         last.checkpoint, last.done, last.final = checkpoint, done, final
-        self._intervals.append(_Interval())
-        self._lane.keep_ready()
-        self._proceed()
+        self._intervals.append(_BarrierInterval())
+        self._lane.refill()
+        self._send_pending()
 
     def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
         """The broker has committed these (ids of other sinks are ignored); `checkpoint` named them.
@@ -183,13 +194,13 @@ class KafkaSinkWriter:
         for name in ids:
             if name in self._ids:
                 self._slots.freed(self._ids[name])
-        self._lane.keep_ready()
+        self._lane.refill()
 
     def sent(self) -> int:
         """Records handed to producers since the start."""
         return self._sent
 
-    def _proceed(self) -> None:
+    def _send_pending(self) -> None:
         """Send what may be sent, close what is all sent, as far as flushes and producers allow."""
         while not self._flushing:
             first = self._intervals[0]
@@ -204,17 +215,17 @@ class KafkaSinkWriter:
             self._intervals.popleft()
             sending = first.sending
             if sending is None and first.final:
-                sending = self._lane.left()
+                sending = self._lane.unflushed()
             self._close(sending, first.checkpoint, first.done, final=first.final)
 
-    def _send_waiting(self, interval: _Interval, sending: Sending) -> None:
+    def _send_waiting(self, interval: _BarrierInterval, sending: ProducerLease) -> None:
         while interval.waiting:
             encoded, size = interval.waiting.popleft()
             self._buffered_records -= len(encoded)
             self._buffered_bytes -= size
             self._send(sending, encoded)
 
-    def _send(self, sending: Sending, encoded: Encoded) -> None:
+    def _send(self, sending: ProducerLease, encoded: Encoded) -> None:
         self._sent += len(encoded)
         producer = sending.producer
         if encoded.extras is None:
@@ -228,9 +239,9 @@ class KafkaSinkWriter:
         producer.send(self._topic, (), None)  # serves failed deliveries
 
     def _close(
-        self, sending: Sending | None, checkpoint: CheckpointId, done: Done, *, final: bool
+        self, sending: ProducerLease | None, checkpoint: CheckpointId, done: Done, *, final: bool
     ) -> None:
-        closing = _Closing(checkpoint, done, complete=sending is None)
+        closing = _PreparingInterval(checkpoint, done, complete=sending is None)
         self._closing.append(closing)
         if sending is None:
             self._report()
@@ -240,7 +251,7 @@ class KafkaSinkWriter:
         # The I/O thread's action holds the last reference to the producer: it is dropped there.
         self._runtime.run_io(partial(self._prepare, sending, closing, final=final))
 
-    def _prepare(self, sending: Sending, closing: _Closing, *, final: bool) -> None:
+    def _prepare(self, sending: ProducerLease, closing: _PreparingInterval, *, final: bool) -> None:
         """In an I/O thread: flush, then check; each lets the mailbox go on."""
         self._lane.flush(sending, final=final)
         self._runtime.post(self._flushed)
@@ -249,9 +260,11 @@ class KafkaSinkWriter:
 
     def _flushed(self) -> None:
         self._flushing = False
-        self._proceed()
+        self._send_pending()
 
-    def _prepared(self, closing: _Closing, transaction: PreparedTransaction | None) -> None:
+    def _prepared(
+        self, closing: _PreparingInterval, transaction: PreparedTransaction | None
+    ) -> None:
         closing.complete, closing.transaction = True, transaction
         self._report()
 

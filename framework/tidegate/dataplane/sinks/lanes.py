@@ -1,9 +1,10 @@
 """How an interval's records travel: in a transaction of their own, or plainly.
 
 A lane hands out producers, flushes them at the barrier, and says what there is to name in the
-acknowledgement. `TransactionLane` is `exactly_once`; `PlainLane` is `at_least_once` (flushed at the
-barrier) and `none` (not even that, but at the final one, for what is left in a producer goes with
-its process). `KafkaSinkWriter` keeps intervals in order; nothing here does.
+acknowledgement. `TransactionalDelivery` is `exactly_once`; `NonTransactionalDelivery` is
+`at_least_once` (flushed at the barrier) and `none` (not even that, but at the final one, for what
+is left in a producer goes with its process). `KafkaSinkWriter` keeps intervals in order; nothing
+here does.
 
 `flush` and `describe` are called in an I/O thread, everything else in the mailbox thread.
 """
@@ -13,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from tidegate.dataplane.runtime import Action, Runtime
-from tidegate.dataplane.sinks.pool import ProducerPool, WarmProducer
-from tidegate.dataplane.sinks.slots import SlotTable
+from tidegate.dataplane.runtime import Action, SubtaskContext
+from tidegate.dataplane.sinks.pool import PooledProducer, ProducerPool
+from tidegate.dataplane.sinks.slots import TransactionalIdPool
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import Producer, TransactionState
@@ -24,21 +25,21 @@ from tidegate.protocol.snapshots import PreparedTransaction
 MS_PER_S: Final = 1000
 
 
-class Sending(NamedTuple):
+class ProducerLease(NamedTuple):
     """A producer that takes an interval's records; `warm` says whose transaction it is."""
 
     producer: Producer
-    warm: WarmProducer | None = None
+    warm: PooledProducer | None = None
 
 
-class Lane(Protocol):
+class Delivery(Protocol):
     """What the writer asks of a guarantee."""
 
     def open(self) -> None:
         """Start to make producers; the lane tells the writer when one is there."""
         ...
 
-    def keep_ready(self) -> None:
+    def refill(self) -> None:
         """Time to replace and to make producers."""
         ...
 
@@ -46,37 +47,37 @@ class Lane(Protocol):
         """Producers for further intervals, ready or on their way."""
         ...
 
-    def take(self) -> Sending | None:
+    def take(self) -> ProducerLease | None:
         """A producer to begin an interval with; None while there is none."""
         ...
 
-    def closing(self, sending: Sending) -> None:
+    def closing(self, sending: ProducerLease) -> None:
         """The interval is closed and about to be flushed."""
         ...
 
-    def left(self) -> Sending | None:
+    def unflushed(self) -> ProducerLease | None:
         """What holds records of earlier intervals that nobody has waited for, if anything does."""
         ...
 
-    def flush(self, sending: Sending, *, final: bool) -> None:
+    def flush(self, sending: ProducerLease, *, final: bool) -> None:
         """Return when all of the interval is acknowledged; raise if it is not."""
         ...
 
-    def describe(self, sending: Sending) -> PreparedTransaction | None:
+    def describe(self, sending: ProducerLease) -> PreparedTransaction | None:
         """The transaction to name in the acknowledgement, checked; None if there is none."""
         ...
 
 
-class TransactionLane:
+class TransactionalDelivery:
     """One producer, and so one producer id and epoch, per interval."""
 
     def __init__(
         self,
-        runtime: Runtime,
-        slots: SlotTable,
+        runtime: SubtaskContext,
+        slots: TransactionalIdPool,
         id_of: Callable[[int], TransactionalId],
         settings: Mapping[str, str],
-        made: Action,
+        on_ready: Action,
     ) -> None:
         self._runtime, self._slots = runtime, slots
         timeout_ms = runtime.transaction_timeout_ms
@@ -85,14 +86,14 @@ class TransactionLane:
             slots,
             id_of,
             lambda name: runtime.drivers.producer(settings, name, timeout_ms),
-            made,
+            on_ready,
         )
 
     def open(self) -> None:
         """Warm the pool."""
         self._pool.fill()
 
-    def keep_ready(self) -> None:
+    def refill(self) -> None:
         """Use slots that became free; replace idle producers."""
         self._pool.fill()
 
@@ -100,35 +101,35 @@ class TransactionLane:
         """Producers that are warm or warming."""
         return self._pool.available()
 
-    def take(self) -> Sending | None:
+    def take(self) -> ProducerLease | None:
         """A warm producer with its transaction begun."""
         warm = self._pool.take()
         if warm is None:
             return None
         warm.producer.begin()
-        return Sending(warm.producer, warm)
+        return ProducerLease(warm.producer, warm)
 
-    def closing(self, sending: Sending) -> None:
+    def closing(self, sending: ProducerLease) -> None:
         """The slot goes on to be flushed."""
         self._slots.flushing(_warm(sending).slot)
 
-    def left(self) -> None:
+    def unflushed(self) -> None:
         """Nothing: each interval is flushed."""
 
-    def flush(self, sending: Sending, *, final: bool) -> None:  # noqa: ARG002 - all are alike
+    def flush(self, sending: ProducerLease, *, final: bool) -> None:  # noqa: ARG002 - all are alike
         """As long as the transaction may last: a checkpoint that expires meanwhile changes nothing,
         what is prepared late is named with the next.
         """
         sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
 
-    def describe(self, sending: Sending) -> PreparedTransaction:
+    def describe(self, sending: ProducerLease) -> PreparedTransaction:
         """The broker must say Ongoing, of the same producer id and epoch as when it was made.
 
         librdkafka's own state is not enough: after a fatal error its flush reports success.
         """
         warm = _warm(sending)
         facts = self._runtime.transactions.describe(warm.transactional_id)
-        if facts is None or facts.state is not TransactionState.ONGOING or not warm.is_same(facts):
+        if facts is None or facts.state is not TransactionState.ONGOING or not warm.matches(facts):
             found = (
                 "it does not know the id"
                 if facts is None
@@ -149,13 +150,18 @@ class TransactionLane:
         )
 
 
-class PlainLane:
+class NonTransactionalDelivery:
     """One idempotent producer for all intervals; nothing is named, nothing is ever undone."""
 
     def __init__(
-        self, runtime: Runtime, settings: Mapping[str, str], made: Action, *, flushes: bool
+        self,
+        runtime: SubtaskContext,
+        settings: Mapping[str, str],
+        on_ready: Action,
+        *,
+        flushes: bool,
     ) -> None:
-        self._runtime, self._settings, self._made = runtime, settings, made
+        self._runtime, self._settings, self._made = runtime, settings, on_ready
         self._flushes, self._final = flushes, False
         self._producer: Producer | None = None
 
@@ -163,7 +169,7 @@ class PlainLane:
         """Make the producer."""
         self._runtime.run_io(self._make)
 
-    def keep_ready(self) -> None:
+    def refill(self) -> None:
         """Notice failed deliveries also while nothing is written, unless a flush does."""
         if self._producer is not None and not (self._flushes or self._final):
             self._producer.send("", (), None)
@@ -172,24 +178,24 @@ class PlainLane:
         """Any interval may use the one producer; what is written before it is there waits."""
         return 1 << 30
 
-    def take(self) -> Sending | None:
+    def take(self) -> ProducerLease | None:
         """The producer, once it is made."""
-        return None if self._producer is None else Sending(self._producer)
+        return None if self._producer is None else ProducerLease(self._producer)
 
-    def closing(self, sending: Sending) -> None:
+    def closing(self, sending: ProducerLease) -> None:
         """Nothing to note."""
 
-    def left(self) -> Sending | None:
+    def unflushed(self) -> ProducerLease | None:
         """The producer, where intervals are not flushed."""
         return None if self._flushes else self.take()
 
-    def flush(self, sending: Sending, *, final: bool) -> None:
+    def flush(self, sending: ProducerLease, *, final: bool) -> None:
         """For `at_least_once`, and at the end."""
         self._final = final
         if self._flushes or final:
             sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
 
-    def describe(self, sending: Sending) -> None:
+    def describe(self, sending: ProducerLease) -> None:
         """Nothing to name."""
 
     def _make(self) -> None:
@@ -202,7 +208,7 @@ class PlainLane:
         self._made()
 
 
-def _warm(sending: Sending) -> WarmProducer:
+def _warm(sending: ProducerLease) -> PooledProducer:
     if sending.warm is None:
         raise TransactionError("a plain producer was used where a transaction is asked for")
     return sending.warm

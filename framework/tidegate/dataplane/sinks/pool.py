@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tidegate.dataplane.runtime import Action, Runtime
-from tidegate.dataplane.sinks.slots import SlotState, SlotTable
+from tidegate.dataplane.runtime import Action, SubtaskContext
+from tidegate.dataplane.sinks.slots import IdState, TransactionalIdPool
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import Producer, TransactionFacts, TransactionState
+from tidegate.ports.kafka import Producer, TransactionDescription, TransactionState
 
 IDLE_MAX_S: Final = 86_400.0
 """A day. The broker forgets an idle id after 7 days, and a producer id's sequence after one."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class WarmProducer:
+class PooledProducer:
     """An initialised producer, its id and what the coordinator calls it."""
 
     slot: int
@@ -36,7 +36,7 @@ class WarmProducer:
     made_at: float
     """Monotonic seconds."""
 
-    def is_same(self, facts: TransactionFacts | None) -> bool:
+    def matches(self, facts: TransactionDescription | None) -> bool:
         """Whether the coordinator still speaks of this very producer."""
         return facts is not None and (facts.producer_id, facts.epoch) == (
             self.producer_id,
@@ -47,27 +47,27 @@ class WarmProducer:
 class ProducerPool:
     """Keeps `runtime.warm_producers` producers initialised, as far as slots are free.
 
-    `made` is called in the mailbox thread whenever one has become available.
+    `on_ready` is called in the mailbox thread whenever one has become available.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
-        slots: SlotTable,
+        runtime: SubtaskContext,
+        slots: TransactionalIdPool,
         id_of: Callable[[int], TransactionalId],
         make: Callable[[TransactionalId], Producer],
-        made: Action,
+        on_ready: Action,
     ) -> None:
         self._runtime, self._slots, self._id_of = runtime, slots, id_of
-        self._make, self._made = make, made
-        self._warm: deque[WarmProducer] = deque()
+        self._make, self._made = make, on_ready
+        self._warm: deque[PooledProducer] = deque()
 
     def fill(self) -> None:
         """Start to initialise what is missing; replace what has been idle for a day."""
         oldest_s = self._runtime.drivers.clock.monotonic() - IDLE_MAX_S
         while self._warm and self._warm[0].made_at < oldest_s:
             slot = self._warm.popleft().slot
-            self._slots.rewarm(slot)
+            self._slots.reinitialise(slot)
             self._initialise(slot)
         while self.available() < self._runtime.warm_producers:
             free = self._slots.take_free()
@@ -77,9 +77,9 @@ class ProducerPool:
 
     def available(self) -> int:
         """Producers that are ready or on their way."""
-        return self._slots.count(SlotState.WARM, SlotState.WARMING)
+        return self._slots.count(IdState.WARM, IdState.WARMING)
 
-    def take(self) -> WarmProducer | None:
+    def take(self) -> PooledProducer | None:
         """The producer that has waited longest; None while there is none. Another is made."""
         self.fill()
         if not self._warm:
@@ -103,7 +103,7 @@ class ProducerPool:
                 f"Transactional id {name} was just initialised, and its coordinator calls it "
                 f"{found}: something else uses ids with the prefix tidegate. Find and stop it."
             )
-        warm = WarmProducer(
+        warm = PooledProducer(
             slot=slot,
             transactional_id=name,
             producer=producer,
@@ -113,7 +113,7 @@ class ProducerPool:
         )
         self._runtime.post(partial(self._ready, warm))
 
-    def _ready(self, warm: WarmProducer) -> None:
+    def _ready(self, warm: PooledProducer) -> None:
         self._slots.warmed(warm.slot)
         self._warm.append(warm)
         self._made()

@@ -25,7 +25,7 @@ from tidegate.ids import CheckpointId
 from tidegate.protocol.snapshots import PreparedTransaction
 
 
-class SlotState(enum.Enum):
+class IdState(enum.Enum):
     """Where a transaction slot is in its circle."""
 
     FREE = "free"
@@ -39,32 +39,32 @@ class SlotState(enum.Enum):
 
 _MOVES: Final = frozenset(
     {
-        (SlotState.FREE, SlotState.WARMING),
-        (SlotState.WARMING, SlotState.WARM),
-        (SlotState.WARM, SlotState.WARMING),  # idle for too long: its producer is made anew
-        (SlotState.WARM, SlotState.CURRENT),
-        (SlotState.CURRENT, SlotState.FLUSHING),
-        (SlotState.FLUSHING, SlotState.PREPARED),
-        (SlotState.PREPARED, SlotState.ENDED),
-        (SlotState.ENDED, SlotState.FREE),
+        (IdState.FREE, IdState.WARMING),
+        (IdState.WARMING, IdState.WARM),
+        (IdState.WARM, IdState.WARMING),  # idle for too long: its producer is made anew
+        (IdState.WARM, IdState.CURRENT),
+        (IdState.CURRENT, IdState.FLUSHING),
+        (IdState.FLUSHING, IdState.PREPARED),
+        (IdState.PREPARED, IdState.ENDED),
+        (IdState.ENDED, IdState.FREE),
     }
 )
 
 
-class SlotTable:
+class TransactionalIdPool:
     """The slots 0 to `count`-1 of one sink subtask in one attempt."""
 
     def __init__(self, count: int) -> None:
         check(count > 0, "a sink has at least one transaction slot")
-        self._states = [SlotState.FREE] * count
+        self._states = [IdState.FREE] * count
         self._free = deque(range(count))
         self._prepared: dict[int, tuple[CheckpointId, PreparedTransaction]] = {}
 
-    def state(self, slot: int) -> SlotState:
+    def state(self, slot: int) -> IdState:
         """Where `slot` is."""
         return self._states[slot]
 
-    def count(self, *states: SlotState) -> int:
+    def count(self, *states: IdState) -> int:
         """Number of slots in any of these states."""
         return sum(state in states for state in self._states)
 
@@ -73,30 +73,30 @@ class SlotTable:
         if not self._free:
             return None
         slot = self._free.popleft()
-        self._move(slot, SlotState.WARMING)
+        self._move(slot, IdState.WARMING)
         return slot
 
     def warmed(self, slot: int) -> None:
         """Its producer is initialised."""
-        self._move(slot, SlotState.WARM)
+        self._move(slot, IdState.WARM)
 
-    def rewarm(self, slot: int) -> None:
+    def reinitialise(self, slot: int) -> None:
         """Its producer has been idle for too long and is made anew."""
-        self._move(slot, SlotState.WARMING)
+        self._move(slot, IdState.WARMING)
 
     def taken(self, slot: int) -> None:
         """Its producer takes records from now on."""
-        self._move(slot, SlotState.CURRENT)
+        self._move(slot, IdState.CURRENT)
 
     def flushing(self, slot: int) -> None:
         """Its interval is closed."""
-        self._move(slot, SlotState.FLUSHING)
+        self._move(slot, IdState.FLUSHING)
 
     def prepared(
         self, slot: int, checkpoint: CheckpointId, transaction: PreparedTransaction
     ) -> None:
         """Flushed and described as Ongoing: from now on in every acknowledgement until `ended`."""
-        self._move(slot, SlotState.PREPARED)
+        self._move(slot, IdState.PREPARED)
         self._prepared[slot] = (checkpoint, transaction)
 
     def transactions(self) -> tuple[PreparedTransaction, ...]:
@@ -109,25 +109,25 @@ class SlotTable:
         Told twice, it changes nothing; told late, of the slot's transaction before, it must not
         take the present one out of acknowledgements, so one prepared after `by` stays.
         """
-        if self._states[slot] is not SlotState.PREPARED:
+        if self._states[slot] is not IdState.PREPARED:
             return
         checkpoint, _ = self._prepared[slot]
         if by is not None and checkpoint > by:
             return
         del self._prepared[slot]
-        self._move(slot, SlotState.ENDED)
+        self._move(slot, IdState.ENDED)
 
     def freed(self, slot: int) -> None:
         """The journal does not name the slot's transaction any more: its id may be used again.
 
         Ignored for a slot that is not ENDED: told twice or late, it is about a transaction before.
         """
-        if self._states[slot] is not SlotState.ENDED:
+        if self._states[slot] is not IdState.ENDED:
             return
-        self._move(slot, SlotState.FREE)
+        self._move(slot, IdState.FREE)
         self._free.append(slot)
 
-    def _move(self, slot: int, to: SlotState) -> None:
+    def _move(self, slot: int, to: IdState) -> None:
         now = self._states[slot]
         check(
             (now, to) in _MOVES, f"transaction slot {slot} cannot go from {now.value} to {to.value}"

@@ -21,16 +21,16 @@ from tidegate.api.kafka import (
     ORIGIN_PARTITION,
     ORIGIN_TIMESTAMP,
     ORIGIN_TOPIC,
-    KafkaRecord,
+    ConsumerRecord,
     KafkaSource,
-    OutgoingRecord,
+    ProducerRecord,
 )
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
 from tidegate.ids import Uid
-from tidegate.ports.kafka import Message
+from tidegate.ports.kafka import RawRecord
 
 REASON_LENGTH_MAX: Final = 1000
 """Characters of a decoder's text that go into an error or a header; some quote the whole record."""
@@ -62,7 +62,7 @@ class BatchDecoder:
         self._decode_key: Decode | None = None if source.key is None else source.key.decoder()
         self.dead_letters: list[RecordBatch] = []
 
-    def decode(self, origin: Origin, messages: Sequence[Message]) -> RecordBatch:
+    def decode(self, origin: TopicPartition, messages: Sequence[RawRecord]) -> RecordBatch:
         """A batch of what can be decoded; BadRecordError where the policy is to fail."""
         values: list[Any] = []
         bad: list[int] = []
@@ -77,7 +77,7 @@ class BatchDecoder:
                 if refused_resource(error) is not None:
                     raise  # about the process, and so the attempt: the record may be good
                 index = len(values) + len(bad)
-                self._refuse(origin, messages[index], error)
+                self._apply_policy(origin, messages[index], error)
                 bad.append(index)
         good = messages
         if bad:
@@ -91,9 +91,11 @@ class BatchDecoder:
             keys=list(map(of_message.key, good)) if self._keep_keys else None,
         )
 
-    def _decoder_for(self, origin: Origin, sample: Message) -> Callable[[Sequence[Message]], Any]:
-        if self._source.whole:
-            return self._whole_records(origin)
+    def _decoder_for(
+        self, origin: TopicPartition, sample: RawRecord
+    ) -> Callable[[Sequence[RawRecord]], Any]:
+        if self._source.full_record:
+            return self._full_records(origin)
         # The method of the type rather than of each object: `map` then stays inside the
         # interpreter.
         decode, value = self._decode_value, type(sample).value
@@ -101,12 +103,12 @@ class BatchDecoder:
             return lambda messages: _all_bytes(list(map(value, messages)), decode)
         return lambda messages: map(decode, map(value, messages))
 
-    def _whole_records(self, origin: Origin) -> Callable[[Sequence[Message]], Any]:
+    def _full_records(self, origin: TopicPartition) -> Callable[[Sequence[RawRecord]], Any]:
         decode_value, decode_key = self._decode_value, self._decode_key
         tombstones = self._source.tombstones
         topic, partition = origin
 
-        def record(message: Message) -> KafkaRecord[Any, Any]:
+        def record(message: RawRecord) -> ConsumerRecord[Any, Any]:
             key, value = message.key(), message.value()
             if decode_key is not None:
                 if key is None:
@@ -116,7 +118,7 @@ class BatchDecoder:
                 value = decode_value(value)
             elif not tombstones:
                 raise _MissingPartError(_NO_VALUE_OF_RECORD)
-            return KafkaRecord(
+            return ConsumerRecord(
                 key,
                 value,
                 topic,
@@ -128,7 +130,7 @@ class BatchDecoder:
 
         return lambda messages: map(record, messages)
 
-    def _refuse(self, origin: Origin, message: Message, error: Exception) -> None:
+    def _apply_policy(self, origin: TopicPartition, message: RawRecord, error: Exception) -> None:
         """Apply the policy to one record; raises unless it is to go on without it."""
         reason = self._reason(message, error)
         policy = self._source.on_bad_record
@@ -136,7 +138,7 @@ class BatchDecoder:
             self._counters.skipped += 1
         elif policy == "dead_letter":
             self._counters.dead_letters += 1
-            self._set_aside(origin, message, reason)
+            self._add_dead_letter(origin, message, reason)
         else:
             format_name = type(self._source.value).__name__
             raise BadRecordError(
@@ -147,15 +149,15 @@ class BatchDecoder:
                 "dead_letters='TOPIC' (they are kept)."
             ) from (None if isinstance(error, _MissingPartError) else error)
 
-    def _reason(self, message: Message, error: Exception) -> str:
+    def _reason(self, message: RawRecord, error: Exception) -> str:
         if isinstance(error, _MissingPartError):
             return str(error)
-        if message.value() is None and not self._source.whole:
+        if message.value() is None and not self._source.full_record:
             return _NO_VALUE
         text = encodable(f"{type(error).__name__}: {error}")
         return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
-    def _set_aside(self, origin: Origin, message: Message, reason: str) -> None:
+    def _add_dead_letter(self, origin: TopicPartition, message: RawRecord, reason: str) -> None:
         provenance = (
             (ORIGIN_TOPIC, origin.topic),
             (ORIGIN_PARTITION, str(origin.partition)),
@@ -163,7 +165,7 @@ class BatchDecoder:
             (ORIGIN_TIMESTAMP, str(timestamp_ms(message))),
             (ERROR, reason),
         )
-        letter: OutgoingRecord[Any, Any] = OutgoingRecord(
+        letter: ProducerRecord[Any, Any] = ProducerRecord(
             key=message.key(),
             value=message.value(),
             headers=(
@@ -189,7 +191,7 @@ def _all_bytes(values: list[Any], decode: Decode) -> Iterable[Any]:
     return values if set(map(type, values)) == {bytes} else map(decode, values)
 
 
-def _offsets(messages: Sequence[Message]) -> Sequence[int]:
+def _offsets(messages: Sequence[RawRecord]) -> Sequence[int]:
     """Offsets of a partition only grow: where the first and the last are as far apart as there are
     messages, nobody needs to be asked in between. Control records and compaction leave gaps.
     """
@@ -201,7 +203,7 @@ def _offsets(messages: Sequence[Message]) -> Sequence[int]:
     return list(map(type(messages[0]).offset, messages))
 
 
-def timestamp_ms(message: Message) -> int:
+def timestamp_ms(message: RawRecord) -> int:
     """Kafka's timestamp of a record; NO_TIMESTAMP where it has none."""
     kind, time_ms = message.timestamp()
     return time_ms if kind else NO_TIMESTAMP

@@ -21,12 +21,12 @@ from tidegate.api.kafka import KafkaSource, letters_name
 from tidegate.api.topics import consumer_group
 from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.config import ConnectorSettings
-from tidegate.dataplane.runtime import Runtime
+from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
-from tidegate.elements import Origin, RecordBatch
+from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import InternalError, check
 from tidegate.ids import CheckpointId, Uid
-from tidegate.ports.kafka import Message, PartitionReader, Run
+from tidegate.ports.kafka import PartitionBatch, PartitionReader, RawRecord
 from tidegate.protocol.snapshots import SourceSplit
 
 BATCH_RECORDS: Final = 250
@@ -53,7 +53,7 @@ class KafkaSourceReader:
         self,
         source: KafkaSource[Any],
         uid: Uid,
-        runtime: Runtime,
+        runtime: SubtaskContext,
         *,
         keep_keys: bool = False,
         receivers: int = 1,
@@ -70,11 +70,11 @@ class KafkaSourceReader:
             ),
         )
         self._reader: PartitionReader | None = None
-        self._splits: dict[Origin, SourceSplit] = {}
-        self._next: dict[Origin, int] = {}
-        self._epochs: dict[Origin, int] = {}
-        self._unfinished: set[Origin] = set()
-        self._last_message: Message | None = None
+        self._splits: dict[TopicPartition, SourceSplit] = {}
+        self._next: dict[TopicPartition, int] = {}
+        self._epochs: dict[TopicPartition, int] = {}
+        self._unfinished: set[TopicPartition] = set()
+        self._last_message: RawRecord | None = None
 
     def limit_polls(self, share: float) -> None:
         """Read at most this share of a full poll at a time."""
@@ -121,7 +121,7 @@ class KafkaSourceReader:
         return batches
 
     def take_dead_letters(self) -> list[RecordBatch]:
-        """What the last polls refused: batches of OutgoingRecord with raw bytes and provenance."""
+        """What the last polls refused: batches of ProducerRecord with raw bytes and provenance."""
         letters, self._decoder.dead_letters = self._decoder.dead_letters, []
         return letters
 
@@ -196,7 +196,7 @@ class KafkaSourceReader:
             if self._splits[origin].end_offset is None:
                 self._next[origin] = max(self._next[origin], position.offset)
 
-    def _within_split(self, run: Run) -> Sequence[Message]:
+    def _within_split(self, run: PartitionBatch) -> Sequence[RawRecord]:
         """The run's messages before the split's end; takes note of the position."""
         origin, messages, position = run
         end = self._splits[origin].end_offset
@@ -210,7 +210,7 @@ class KafkaSourceReader:
             return [message for message in messages if message.offset() < end]
         return messages
 
-    def _end(self, origin: Origin, known: int) -> int:
+    def _end(self, origin: TopicPartition, known: int) -> int:
         end = self._splits[origin].end_offset
         return known if end is None else min(known, end)
 

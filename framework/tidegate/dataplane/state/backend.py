@@ -1,5 +1,5 @@
-"""`KeyedState`: the state of one keyed step in one subtask, a write-back cache in front of its
-store.
+"""`KeyedStateBackend`: the state of one keyed step in one subtask, a write-back cache in front of
+its store.
 
 The operator's loop asks for the rows of a batch's keys at once (`rows`): one look-up a record, in
 C, and one read of the store for what is not cached. Nothing is written before a flush, which
@@ -37,11 +37,11 @@ from tidegate.api.keys import key_encoder
 from tidegate.api.state import State
 from tidegate.api.stored import key_text
 from tidegate.dataplane.state.cells import Pairs
-from tidegate.dataplane.state.columns import Column, column_of
+from tidegate.dataplane.state.columns import StateAccessor, column_of
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
 from tidegate.dataplane.state.restored_names import delete_rows, restored_names
 from tidegate.dataplane.state.storable import WrongValueError, is_about_value
-from tidegate.dataplane.state.unsaved import Row, Unsaved
+from tidegate.dataplane.state.unsaved import PendingRows, Row
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,
@@ -53,7 +53,7 @@ from tidegate.errors import (
 )
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Uid
-from tidegate.ports.kv import Frozen, KeyValueStore
+from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.protocol.snapshots import KEY_TYPE
 
 OVERFLOW: Final = 2
@@ -75,7 +75,7 @@ class _Cache(dict[Any, Row]):
         self.missed.append(key)
 
 
-class KeyedState:
+class KeyedStateBackend:
     """Rows by key for the declared `states`. `schemas` and `stored_names` are those that the
     content of `store` was written under, from the restored snapshots. Rows of states that the
     function names in `dropped_states` are deleted.
@@ -105,9 +105,9 @@ class KeyedState:
         """By state name, as the next snapshot states them."""
         self.stored_names = {name: part for name, part in names.stored.items() if part != name}
         """By state name, as the next snapshot states them."""
-        self._columns: list[Column] = []
+        self._columns: list[StateAccessor] = []
         parts = [name_part(part) for part in names.stored.values()]
-        self._heads: dict[int, list[bytes]] = {
+        self._key_prefixes: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
         }
         """What store keys begin with: by key group, then by column."""
@@ -122,15 +122,15 @@ class KeyedState:
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
         self._cache = _Cache()
-        self._handed_out: list[list[Row]] = []
+        self._rows_given_out: list[list[Row]] = []
         """The rows of the batches since the last flush, unless there were more than are cached."""
-        self._touched = 0
+        self._changed_count = 0
         """How many rows that are, also where the lists were dropped."""
-        self._unsaved: Unsaved | None = None
+        self._unsaved: PendingRows | None = None
         """Of the snapshot that is being taken."""
-        self._frozen: Frozen | None = None
+        self._frozen: StoreCheckpoint | None = None
         """The snapshot that was taken, until it is asked for."""
-        self._torn = self._closed = False
+        self._inconsistent = self._closed = False
         self._all_cached = not stored
         """Whether the store has nothing that is not in the cache: it began empty (every snapshot
         states the schema of its keys at least), and no row was dropped. New keys need not be looked
@@ -156,11 +156,11 @@ class KeyedState:
                 rows[place] = cache[key]
         if self._unsaved is not None:
             self._save(self._unsaved.take(rows))  # before user code changes them
-        self._touched += len(rows)
-        if self._touched <= len(cache):
-            self._handed_out.append(rows)
+        self._changed_count += len(rows)
+        if self._changed_count <= len(cache):
+            self._rows_given_out.append(rows)
         else:
-            self._handed_out.clear()
+            self._rows_given_out.clear()
         return rows
 
     def why_not(self, row: Row, images: Sequence[object]) -> str:
@@ -192,13 +192,13 @@ class KeyedState:
         self._check_whole()
         check(self._unsaved is None and self._frozen is None, "one snapshot at a time")
         if all(self._loads):
-            self._unsaved = Unsaved(self._touched_in_order())
+            self._unsaved = PendingRows(self._touched_in_order())
             self._forget_touched()
         else:
             self.flush()
             self._frozen = self._store.checkpoint()
 
-    def advance(self) -> Frozen | None:
+    def save_next(self) -> StoreCheckpoint | None:
         """Take the snapshot further, by some milliseconds at most; its content when that is all.
         Raises StorageError.
         """
@@ -211,14 +211,17 @@ class KeyedState:
         """Release the store. What was not flushed is gone, and no row is to be had any more."""
         self._closed = True
         self._cache.clear()
-        self._handed_out.clear()
+        self._rows_given_out.clear()
         self._unsaved = None
         self._store.close()
 
     def _check_whole(self) -> None:
-        check(not self._torn, f"a flush of {self._uid!r} failed; the state is not whole any more")
+        check(
+            not self._inconsistent,
+            f"a flush of {self._uid!r} failed; the state is not whole any more",
+        )
 
-    def _save_some(self, unsaved: Unsaved) -> None:
+    def _save_some(self, unsaved: PendingRows) -> None:
         self._check_whole()
         if rows := unsaved.some():
             self._save(rows)
@@ -237,7 +240,7 @@ class KeyedState:
         self._check_whole()
         puts: Pairs = []
         deletes: list[bytes] = []
-        self._torn = True
+        self._inconsistent = True
         for index, column in enumerate(self._columns):
             cells = rows if len(self._columns) == 1 else map(itemgetter(index), rows)
             try:
@@ -248,7 +251,7 @@ class KeyedState:
                 raise self._no_value(index, rows, error) from error
         if puts or deletes:
             self._store.write(puts, deletes)
-        self._torn = False
+        self._inconsistent = False
 
     def _no_value(self, index: int, rows: Collection[Row], error: Exception) -> StateValueError:
         """The error to raise for the first value of a column that could not be saved."""
@@ -272,29 +275,29 @@ class KeyedState:
 
     def _touched_rows(self) -> Collection[Row]:
         """The rows that were handed out since the last flush, and perhaps others: all are saved."""
-        if self._touched > len(self._cache):
+        if self._changed_count > len(self._cache):
             return self._cache.values()
         # Each once, in their order, all of it in C: cells are equal to themselves alone.
-        return dict.fromkeys(chain.from_iterable(self._handed_out))
+        return dict.fromkeys(chain.from_iterable(self._rows_given_out))
 
     def _touched_in_order(self) -> Iterator[Row]:
         """The same, to be read while batches go on, with those that come twice."""
-        if self._touched > len(self._cache):
+        if self._changed_count > len(self._cache):
             return iter(list(self._cache.values()))
-        return chain.from_iterable(self._handed_out)
+        return chain.from_iterable(self._rows_given_out)
 
     def _forget_touched(self) -> None:
-        self._handed_out = []
-        self._touched = 0
+        self._rows_given_out = []
+        self._changed_count = 0
 
     def _make_room(self) -> None:
         """Drop the keys that came first, beyond the limit. What was handed out since the barrier is
         not saved, and stays.
         """
         too_many = len(self._cache) - self._limit
-        if too_many <= 0 or self._touched > len(self._cache):
+        if too_many <= 0 or self._changed_count > len(self._cache):
             return
-        kept = set(chain.from_iterable(self._handed_out))
+        kept = set(chain.from_iterable(self._rows_given_out))
         keys = (key for key, row in self._cache.items() if row not in kept)
         for key in list(islice(keys, too_many)):
             self._all_cached = False
@@ -302,7 +305,7 @@ class KeyedState:
 
     def _load(self, keys: Iterable[Any]) -> None:
         check(not self._closed, f"the state of {self._uid!r} is closed; a new key's would be empty")
-        places = self._places(keys)
+        places = self._store_keys(keys)
         loads = self._loads
         if loads == (True,):
             asked = list(chain.from_iterable(places.values()))
@@ -336,7 +339,7 @@ class KeyedState:
                 "was a value of another type assigned to it before?"
             ) from error
 
-    def _places(self, keys: Iterable[Any]) -> dict[Any, list[bytes]]:
+    def _store_keys(self, keys: Iterable[Any]) -> dict[Any, list[bytes]]:
         """Where each key's states lie, by column (for a map, what its entries' keys begin with)."""
         keys = list(keys)
         try:
@@ -348,7 +351,7 @@ class KeyedState:
                 f"step {self._uid!r} was given a key that is not of the type declared by key_by: "
                 f"{error}"
             ) from error
-        heads, max_parallelism = self._heads, self._max_parallelism
+        heads, max_parallelism = self._key_prefixes, self._max_parallelism
         places: dict[Any, list[bytes]] = {}
         for key, key_bytes in zip(keys, encoded, strict=True):
             group = key_group(key_bytes, max_parallelism)

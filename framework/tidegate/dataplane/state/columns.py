@@ -46,7 +46,7 @@ from tidegate.ids import Uid
 from tidegate.ports.kv import KeyValueStore
 
 
-class Column(Protocol):
+class StateAccessor(Protocol):
     """One declared state."""
 
     name: str
@@ -80,7 +80,7 @@ class Column(Protocol):
         ...
 
 
-def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStore) -> Column:
+def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStore) -> StateAccessor:
     """The column of a declared state; `stored` are the schemas that the restored state was written
     under.
 

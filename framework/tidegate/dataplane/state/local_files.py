@@ -1,5 +1,5 @@
-"""`LocalFiles`: what earlier attempts of a job left on this host, so that a restore need not fetch
-it (the idea of FLIP-1, task-local recovery).
+"""`LocalStateFiles`: what earlier attempts of a job left on this host, so that a restore need not
+fetch it (the idea of FLIP-1, task-local recovery).
 
 A slot that was killed, or whose attempt failed, leaves its folder. Its stores keep the files of
 their newest checkpoint there. Tables are never changed in place, so a restore links them, whoever
@@ -60,7 +60,7 @@ class VerifiedNote(msgspec.Struct, frozen=True):
     files: list[tuple[FileIdentity, str]]
 
 
-class LocalFiles:
+class LocalStateFiles:
     """Files by name; read only. The default is none."""
 
     def __init__(
@@ -73,7 +73,7 @@ class LocalFiles:
         self._verified = verified or {}
 
     @classmethod
-    def under(cls, folders: Sequence[Path], noted: Collection[Path] = ()) -> LocalFiles:
+    def under(cls, folders: Sequence[Path], noted: Collection[Path] = ()) -> LocalStateFiles:
         """All files in and below `folders`, which may vanish meanwhile: then what was seen of
         them. Notes count in those of the folders that are `noted`.
         """
@@ -94,7 +94,7 @@ class LocalFiles:
         """The names of all files."""
         return self._by_name.keys()
 
-    def take(self, file: StateFile, target: Path) -> FileIdentity | None:
+    def link(self, file: StateFile, target: Path) -> FileIdentity | None:
         """Make `target` what `file` states; its identity. None where nothing here is that, and then
         there is no `target`.
         """

@@ -1,4 +1,4 @@
-"""`LocalFolder`: where a slot, or a task of a backfill, keeps its working state,
+"""`LocalStateDir`: where a slot, or a task of a backfill, keeps its working state,
 `<state directory>/<job>/<journal>/<attempt>/<slot>`.
 
 A slot that is killed, or whose attempt fails, leaves its folder: the next attempt restores from it
@@ -21,16 +21,16 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tidegate.dataplane.state.local_files import LocalFiles
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.private_files import make_private_folder
 
-ATTEMPTS_KEPT: Final = 2
+ATTEMPTS_RETAINED: Final = 2
 """Earlier attempts whose files may still serve: the newest of them may have ended before it had
 restored anything.
 """
 
 
-class LocalFolder:
+class LocalStateDir:
     """The folder of one slot in one attempt.
 
     Of this slot alone, hence its serial in the name: a slot that was given up may leave, and remove
@@ -66,18 +66,18 @@ class LocalFolder:
         self.remove_earlier()
         self.remove()
 
-    def earlier_files(self) -> LocalFiles:
+    def previous_files(self) -> LocalStateFiles:
         """What earlier attempts left."""
-        return LocalFiles.under(self._earlier())
+        return LocalStateFiles.under(self._earlier())
 
-    def files_of_earlier_waves(self, slots: str) -> LocalFiles:
+    def files_of_earlier_waves(self, slots: str) -> LocalStateFiles:
         """What earlier attempts left in the folders of `slots`, a pattern: each task of a wave
         looks, for its own subtask only. The notes of the attempt just before count: it left none if
         it failed.
         """
         folders = [slot for path in self._earlier() for slot in path.glob(slots)]
         before = self._root / str(self._attempt - 1)
-        return LocalFiles.under(folders, [path for path in folders if path.parent == before])
+        return LocalStateFiles.under(folders, [path for path in folders if path.parent == before])
 
     def remove_earlier(self, keep: int = 0) -> None:
         """Remove what earlier attempts left, but for the newest `keep` of them. From any thread,

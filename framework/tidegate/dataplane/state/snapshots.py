@@ -29,7 +29,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.dataplane.state.local_files import (
     FileIdentity,
-    LocalFiles,
+    LocalStateFiles,
     identity_of,
     note_verified,
     sha256_of,
@@ -37,7 +37,7 @@ from tidegate.dataplane.state.local_files import (
 from tidegate.errors import CorruptCheckpointError, StorageError, check
 from tidegate.ids import Attempt, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
-from tidegate.ports.kv import Frozen, KeyValueStore
+from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
 
@@ -105,7 +105,7 @@ class SnapshotUploader:
         self._notes = notes
 
     def upload(
-        self, frozen: Frozen, schemas: Schemas, stored_names: Mapping[str, str]
+        self, frozen: StoreCheckpoint, schemas: Schemas, stored_names: Mapping[str, str]
     ) -> KeyedSnapshot:
         """Store the files of a frozen store.
 
@@ -161,7 +161,7 @@ def restore(
     backend: str,
     job: JobName,
     blobs: BlobStore,
-    local: LocalFiles,
+    local: LocalStateFiles,
     directory: Path,
     open_store: OpenStore,
     counters: Counters | None = None,
@@ -184,13 +184,13 @@ def restore(
         )
     download = _Download(job=job, blobs=blobs, local=local, counters=counters or Counters())
     if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
-        laid_out = download.lay_out(mine[0], directory / "store")
+        laid_out = download.place_files(mine[0], directory / "store")
         store = open_store(backend, directory / "store")
         return Restored(store=store, schemas=schemas, stored_names=names, shared=laid_out)
     store = open_store(backend, directory / "store")
     for number, one in enumerate(mine):
         scratch = directory / f"restore-{number}"
-        download.lay_out(one, scratch)
+        download.place_files(one, scratch)
         old = open_store(one.backend, scratch)
         _copy(old, store, _shared_groups(one, key_groups))
         old.close()
@@ -204,11 +204,11 @@ class _Download:
 
     job: JobName
     blobs: BlobStore
-    local: LocalFiles
+    local: LocalStateFiles
     counters: Counters
     """Told of each call, so that one that hangs is found."""
 
-    def lay_out(self, snapshot: KeyedSnapshot, target: Path) -> dict[str, SharedFile]:
+    def place_files(self, snapshot: KeyedSnapshot, target: Path) -> dict[str, SharedFile]:
         """Lay out a snapshot's files in the new folder `target`, each as the manifest states it."""
         try:
             make_private_folder(target, exist_ok=False)
@@ -221,7 +221,7 @@ class _Download:
     def _fetch(self, snapshot: KeyedSnapshot, file: StateFile, target: Path) -> SharedFile:
         path = f"{self.job}/{file.path}"
         check("/" not in file.name, f"state file name {file.name!r} leaves its folder")
-        taken = self.local.take(file, target)
+        taken = self.local.link(file, target)
         if taken is not None:
             return SharedFile(file, target, taken)
         what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"

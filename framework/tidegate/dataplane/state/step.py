@@ -1,4 +1,5 @@
-"""`StepState`: keyed state as a task drives it, joined from the cache, its store and the uploader.
+"""`SubtaskKeyedState`: keyed state as a task drives it, joined from the cache, its store and the
+uploader.
 
 `open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
 uses `rows`, the task `snapshot` at each barrier: what has changed is saved from then on between
@@ -17,15 +18,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tidegate.api.state import State
-from tidegate.dataplane.runtime import Action, Runtime
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.runtime import Action, SubtaskContext
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.dataplane.state.unsaved import Row
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import Uid
 from tidegate.ports.clock import Clock
-from tidegate.ports.kv import Frozen
+from tidegate.ports.kv import StoreCheckpoint
 from tidegate.protocol.snapshots import KeyedSnapshot
 
 Done = Callable[[KeyedSnapshot], None]
@@ -39,13 +40,13 @@ snapshot take as many turns as it has pieces.
 
 
 def open_step_state(
-    runtime: Runtime,
+    runtime: SubtaskContext,
     uid: Uid,
     states: Mapping[str, State],
     key_type: object,
     snapshots: Sequence[KeyedSnapshot],
     dropped_states: Collection[str] = (),
-) -> StepState:
+) -> SubtaskKeyedState:
     """Restore the state of a step in `runtime`'s subtask from its snapshots (of any subtasks of the
     checkpoint; none for a fresh start) and open it. Reads the checkpoint storage, apart from what
     earlier attempts left here: may take long.
@@ -68,7 +69,7 @@ def open_step_state(
         directory=directory,
         open_store=runtime.drivers.kv_store,
     )
-    state = KeyedState(
+    state = KeyedStateBackend(
         uid,
         states,
         key_type,
@@ -93,7 +94,7 @@ def open_step_state(
         counters=runtime.counters,
         notes=directory if runtime.run else None,
     )
-    return StepState(
+    return SubtaskKeyedState(
         state,
         uploader,
         clock=runtime.drivers.clock,
@@ -109,12 +110,12 @@ class _Saving(NamedTuple):
     failed: Failed
 
 
-class StepState:
+class SubtaskKeyedState:
     """The keyed state of one step in one subtask. Called by the mailbox thread."""
 
     def __init__(
         self,
-        state: KeyedState,
+        state: KeyedStateBackend,
         uploader: SnapshotUploader,
         *,
         clock: Clock,
@@ -127,7 +128,7 @@ class StepState:
         """The newest checkpoint, until all of it is saved."""
         self._saved_s = 0.0
         """When the last pieces of it were saved."""
-        self._frozen: deque[tuple[_Saving, Frozen]] = deque()
+        self._frozen: deque[tuple[_Saving, StoreCheckpoint]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = False
         """Whether one is under way; known to the mailbox thread alone."""
@@ -174,7 +175,7 @@ class StepState:
             self._post(lambda: self._go_on(saving))
 
     def _advance(self) -> None:
-        frozen = self._state.advance()
+        frozen = self._state.save_next()
         if frozen is not None and self._saving is not None:
             self._frozen.append((self._saving, frozen))
             self._saving = None

@@ -1,4 +1,5 @@
-"""`Unsaved`: what a snapshot of keyed state has yet to save while batches go on behind its barrier.
+"""`PendingRows`: what a snapshot of keyed state has yet to save while batches go on behind its
+barrier.
 
 The rows that were handed out before the barrier are saved piece by piece. A row that is handed out
 again meanwhile is saved just before, for user code is about to change it (copy on write, as Flink's
@@ -23,7 +24,7 @@ ROWS: Final = 2_000
 """How many are looked at between two batches: two or three milliseconds if all have changed."""
 
 
-class Unsaved:
+class PendingRows:
     """The rows of one snapshot."""
 
     def __init__(self, rows: Iterator[Row]) -> None:

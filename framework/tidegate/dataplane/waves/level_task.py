@@ -21,11 +21,11 @@ from typing import Final
 
 from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
-from tidegate.dataplane.assembly import Assembly, Surroundings
+from tidegate.dataplane.assembly import SlotContext, TaskBuilder
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.shared_control import SharedControl
-from tidegate.dataplane.state.local_folder import ATTEMPTS_KEPT, LocalFolder
+from tidegate.dataplane.state.local_folder import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.dataplane.waves.order import TimedSource, poll_shares
 from tidegate.dataplane.waves.receiving import RowReceiver
@@ -84,7 +84,7 @@ class LevelTask:
         self._tasks: list[Task] = []
         self._steps: list[Callable[[float], bool]] = []
         """One of each task, in their order."""
-        self._assembly: Assembly | None = None
+        self._assembly: TaskBuilder | None = None
         self._receiver: RowReceiver | None = None
 
     def run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -103,9 +103,9 @@ class LevelTask:
     def _run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
         deploy = self._deploy
         local = self._local_folder()
-        assembly = self._assembly = Assembly(
+        assembly = self._assembly = TaskBuilder(
             deploy,
-            Surroundings(
+            SlotContext(
                 config=self._config,
                 drivers=self._host.drivers,
                 counters=self._counters,
@@ -178,7 +178,7 @@ class LevelTask:
         return [TimedSource(each, self._sender, now_ms) for each in sources]
 
     def _read_rows(
-        self, rows: Iterable[Row], channels: RowChannels, assembly: Assembly
+        self, rows: Iterable[Row], channels: RowChannels, assembly: TaskBuilder
     ) -> Iterator[list[Row]]:
         """Take each row in, and pass on what is for later levels or for the driver."""
         receiver = self._receiver = RowReceiver(
@@ -250,7 +250,7 @@ class LevelTask:
             f"the wave are not at their ends. {errors or 'The brokers answer.'}"
         )
 
-    def _local_folder(self) -> LocalFolder:
+    def _local_folder(self) -> LocalStateDir:
         submission = self._deploy.submission
         root = Path(
             submission.working_folder,
@@ -258,7 +258,7 @@ class LevelTask:
             submission.job,
             self._deploy.journal,
         )
-        local = LocalFolder(root, self._deploy.attempt, f"{self._deploy.ordinal}-{self.run_id}")
+        local = LocalStateDir(root, self._deploy.attempt, f"{self._deploy.ordinal}-{self.run_id}")
         try:
             local.make()
         except OSError as error:
@@ -266,7 +266,7 @@ class LevelTask:
                 f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
                 "Make room there, or set state.directory to another folder."
             ) from error
-        self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_KEPT), None)
+        self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
 
     # --- what subtasks report (Coordination) ----------------------------------------------------

@@ -97,7 +97,7 @@ class RowReceiver:
                 row, f"its marker counts {row.seq} frames and {received.frames} came"
             )
         received.ended = True
-        received.channel.offer(barrier)
+        received.channel.put(barrier)
 
     def _sender(self, row: Row, received: _Received) -> TaskId:
         return TaskId(self._levels[received.channel.edge.source], row.sender)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import OutputChannel, RemoteChannel
+from tidegate.dataplane.channels.outlet import OutputChannel, RemoteOutputChannel
 from tidegate.dataplane.channels.plan_channels import PlanChannels
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.graph.logical import Graph
+from tidegate.graph.logical import StreamGraph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
 from tidegate.ids import SubtaskIndex
 
@@ -25,7 +25,7 @@ class RowChannels(PlanChannels):
     def __init__(
         self,
         plan: PhysicalPlan,
-        graph: Graph,
+        graph: StreamGraph,
         *,
         ordinal: int,
         vertices: Sequence[Vertex],
@@ -43,4 +43,4 @@ class RowChannels(PlanChannels):
     def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
         self._sender.open(edge.index, receiver)
         send = partial(self._sender.send, edge.index, receiver)
-        return RemoteChannel(self._codec(edge), sys.maxsize, send)
+        return RemoteOutputChannel(self._codec(edge), sys.maxsize, send)

@@ -1,8 +1,9 @@
-"""The first frame on a connection, each way: who dials says `Hello`, who accepts answers.
+"""The first frame on a connection, each way: who dials says `HandshakeRequest`, who accepts
+answers.
 
-A `Stranger` is a connection that has not come so far. `sockets` owns its socket and its time; here
-is what may be said, and what is made of it. Invariant: a connection of another job, attempt or slot
-never becomes a link, whatever order processes start and die in.
+A `PendingConnection` is a connection that has not come so far. `sockets` owns its socket and its
+time; here is what may be said, and what is made of it. Invariant: a connection of another job,
+attempt or slot never becomes a link, whatever order processes start and die in.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.drivers.exchange.link import Link
+from tidegate.drivers.exchange.link import PeerConnection
 from tidegate.drivers.exchange.wire import (
     OWN_CHANNEL,
     FrameReader,
-    Hello,
-    Refused,
-    Welcome,
+    HandshakeAccepted,
+    HandshakeRejected,
+    HandshakeRequest,
     read_own,
 )
 from tidegate.errors import ExchangeError
@@ -27,10 +28,12 @@ HELLO_BYTES_MAX: Final = 4096
 """A job's name is 63 bytes at most; the rest is small numbers."""
 
 
-class Stranger:
+class PendingConnection:
     """A connection without a link yet: accepted, or dialled for `link` and not yet welcome."""
 
-    def __init__(self, connection: socket.socket, deadline: float, link: Link | None) -> None:
+    def __init__(
+        self, connection: socket.socket, deadline: float, link: PeerConnection | None
+    ) -> None:
         self.socket = connection
         self.deadline = deadline
         self.link = link
@@ -39,7 +42,7 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcomed:
+class AcceptedConnection:
     """The peer that we dialled takes frames, and sent some already."""
 
     frames: list[Frame]
@@ -63,7 +66,7 @@ def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
     return reader.take(received)
 
 
-def greeting(stranger: Stranger) -> Hello | Welcomed | Failed | None:
+def greeting(stranger: PendingConnection) -> HandshakeRequest | AcceptedConnection | Failed | None:
     """Read what the stranger says; None if it is not complete yet."""
     try:
         frames = receive(stranger.socket, stranger.reader)
@@ -75,19 +78,21 @@ def greeting(stranger: Stranger) -> Hello | Welcomed | Failed | None:
         return Failed(why=str(error))
     dialled = stranger.link is not None
     match message:
-        case Hello() if not dialled and len(frames) == 1 and stranger.reader.empty:
+        case HandshakeRequest() if not dialled and len(frames) == 1 and stranger.reader.empty:
             return message
-        case Welcome() if dialled:
-            return Welcomed(frames=frames[1:])
-        case Refused(reason=reason) if dialled:
+        case HandshakeAccepted() if dialled:
+            return AcceptedConnection(frames=frames[1:])
+        case HandshakeRejected(reason=reason) if dialled:
             return Failed(why=f"it refused the connection: {reason}")
         case _:
             return Failed(why="what it said first is no greeting")
 
 
-def objection(hello: Hello, *, job: str, attempt: int, ordinal: int) -> str | None:
+def rejection_reason(
+    hello: HandshakeRequest, *, job: str, attempt: int, ordinal: int
+) -> str | None:
     """Why a connection is none of this slot's in this attempt; None if it is one."""
-    if hello != Hello(job=job, attempt=attempt, sender=hello.sender, receiver=ordinal):
+    if hello != HandshakeRequest(job=job, attempt=attempt, sender=hello.sender, receiver=ordinal):
         return (
             f"this is slot {ordinal} of attempt {attempt} of job {job!r}, and slot "
             f"{hello.receiver} of attempt {hello.attempt} of job {hello.job!r} was asked for "

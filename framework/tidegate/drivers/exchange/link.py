@@ -28,7 +28,7 @@ WAITING_PARTS_MAX: Final = 1 << 20
 """Parts that may wait for one peer. Credits keep far below it: it finds a caller without any."""
 
 
-class Link:
+class PeerConnection:
     """The way to one peer; made before the connection is, so that early frames can wait."""
 
     def __init__(self, peer: int) -> None:

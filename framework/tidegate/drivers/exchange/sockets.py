@@ -4,15 +4,15 @@ Theory of operation. The slot listens before it registers; its deployment names 
 the slot with the lower ordinal dials the one with the higher. A connection passes through
 
     stranger    accepted, has not said who it is; five seconds, then it is closed
-    dialled     being connected, or waits for `Welcome`
+    dialled     being connected, or waits for `HandshakeAccepted`
     linked      belongs to a `Link`; frames flow
 
 A linked connection is read only after `connect` was called: only then somebody takes frames. What
 is read goes to the mailbox as one action per read. Once all peers are linked, the listener is
 closed and its folder removed, so that a killed slot leaves none behind.
 
-A peer that closes without `Goodbye` is lost. `close` says goodbye, writes what waits and then waits
-for the peer to hang up, because closing first could destroy what the peer has not read yet.
+A peer that closes without `EndOfStream` is lost. `close` says goodbye, writes what waits and then
+waits for the peer to hang up, because closing first could destroy what the peer has not read yet.
 
 The I/O thread owns the selector and all states; other threads hand it commands and wake it. Only it
 calls `post`. Credits and channels are not its matter.
@@ -32,37 +32,37 @@ from typing import Final
 
 from tidegate.drivers.exchange import addresses
 from tidegate.drivers.exchange.greeting import (
+    AcceptedConnection,
     Failed,
-    Stranger,
-    Welcomed,
+    PendingConnection,
     greeting,
     lost,
-    objection,
     receive,
+    rejection_reason,
 )
-from tidegate.drivers.exchange.link import Link
+from tidegate.drivers.exchange.link import PeerConnection
 from tidegate.drivers.exchange.wire import (
     GOODBYE,
     OWN_CHANNEL,
-    Hello,
-    Refused,
-    Welcome,
+    HandshakeAccepted,
+    HandshakeRejected,
+    HandshakeRequest,
     own_frame,
 )
 from tidegate.errors import ExchangeError, InternalError, check
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
 
-GREETING_S: Final = 5.0
+HANDSHAKE_TIMEOUT_S: Final = 5.0
 """A stranger's time to say who it is: a slot does so at once, a port scanner never."""
 
 STRANGERS_MAX: Final = 256
 """Connections that have not said who they are; a job has at most so many slots."""
 
-LINKING_S: Final = 60.0
+CONNECT_TIMEOUT_S: Final = 60.0
 """Time for all peers to be linked after `connect`: they are deployed together, but the slowest may
 have to import a large program before it dials."""
 
-FAREWELL_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 2.0
 """Time for goodbyes, and for what waits to be written before them."""
 
 NEVER: Final = float("inf")
@@ -95,18 +95,18 @@ class SocketExchange:
         self._wake_write.setblocking(False)
         self._closed = False
         # Written by `connect` before the I/O thread is told to begin, and read by both.
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, PeerConnection] = {}
         # The I/O thread's own from here on.
-        self._post: Post = _nobody
-        self._on_frames: OnFrames = _nobody
-        self._on_lost: OnLost = _nobody
+        self._post: Post = _ignore
+        self._on_frames: OnFrames = _ignore
+        self._on_lost: OnLost = _ignore
         self._begun = False
-        self._early: dict[int, Stranger] = {}  # greeted before `connect`, by ordinal
-        self._strangers: set[Stranger] = set()
+        self._early: dict[int, PendingConnection] = {}  # greeted before `connect`, by ordinal
+        self._strangers: set[PendingConnection] = set()
         self._linking_until = NEVER
         self._closing_until = NEVER
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._obey)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._run_commands)
         self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
@@ -120,7 +120,7 @@ class SocketExchange:
     ) -> None:
         check(not self._links, "an exchange is connected once")
         check(self._ordinal not in peers, "a slot has no connection to itself")
-        self._links = {peer: Link(peer) for peer in peers}
+        self._links = {peer: PeerConnection(peer) for peer in peers}
         self._command(partial(self._begin, dict(peers), post, on_frames, on_lost))
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
@@ -131,9 +131,9 @@ class SocketExchange:
 
     def close(self) -> None:
         if not self._closed:
-            self._command(self._say_goodbye)
+            self._command(self._send_end_of_stream)
         self._closed = True
-        self._thread.join(FAREWELL_S + 3.0)
+        self._thread.join(CLOSE_TIMEOUT_S + 3.0)
         check(not self._thread.is_alive(), "the exchange's thread does not end")
 
     # --- the I/O thread -------------------------------------------------------------------------
@@ -159,21 +159,21 @@ class SocketExchange:
     def _handle(self, owner: object, events: int) -> None:
         # An earlier event of the same round may have closed what this one is about.
         match owner:
-            case Link():
+            case PeerConnection():
                 if events & selectors.EVENT_WRITE and owner.socket is not None:
                     self._write(owner)
                 if events & selectors.EVENT_READ and owner.socket is not None:
                     self._read(owner, owner.socket)
-            case Stranger():
+            case PendingConnection():
                 if owner in self._strangers and events & selectors.EVENT_WRITE:
                     self._say_hello(owner)
                 if owner in self._strangers and events & selectors.EVENT_READ:
                     self._greet(owner)
             case _:
                 check(callable(owner), f"nobody handles events of {owner!r}")
-                owner()  # type: ignore[operator]  # checked: `_obey` or `_accept`
+                owner()  # type: ignore[operator]  # checked: `_run_commands` or `_accept`
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
         while self._commands:
@@ -184,7 +184,7 @@ class SocketExchange:
     ) -> None:
         self._post, self._on_frames, self._on_lost = post, on_frames, on_lost
         self._begun = True
-        self._linking_until = time.monotonic() + LINKING_S
+        self._linking_until = time.monotonic() + CONNECT_TIMEOUT_S
         for peer, address in peers.items():
             if peer in self._early:
                 self._attach(self._early.pop(peer), self._links[peer], [])
@@ -197,22 +197,24 @@ class SocketExchange:
 
     # --- before frames flow ---------------------------------------------------------------------
 
-    def _dial(self, link: Link, address: str) -> None:
+    def _dial(self, link: PeerConnection, address: str) -> None:
         try:
             connection = addresses.dial(address)
         except OSError as error:
             self._lose(link, f"{address} cannot be reached: {error}")
             return
-        stranger = Stranger(connection, self._linking_until, link)
+        stranger = PendingConnection(connection, self._linking_until, link)
         self._strangers.add(stranger)
         self._selector.register(connection, selectors.EVENT_WRITE, stranger)
 
-    def _say_hello(self, stranger: Stranger) -> None:
+    def _say_hello(self, stranger: PendingConnection) -> None:
         """The connection that was dialled is there, or is not to be had."""
         if stranger.link is None:
             raise InternalError("an accepted connection waits to be connected")
         receiver = stranger.link.peer
-        hello = Hello(job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=receiver)
+        hello = HandshakeRequest(
+            job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=receiver
+        )
         try:
             stranger.socket.send(own_frame(hello))  # far below what an empty socket takes
         except OSError as error:  # also what a connection that failed says now
@@ -232,15 +234,15 @@ class SocketExchange:
             connection.close()
             return
         addresses.prepare(connection)
-        stranger = Stranger(connection, time.monotonic() + GREETING_S, None)
+        stranger = PendingConnection(connection, time.monotonic() + HANDSHAKE_TIMEOUT_S, None)
         self._strangers.add(stranger)
         self._selector.register(connection, selectors.EVENT_READ, stranger)
 
-    def _greet(self, stranger: Stranger) -> None:
+    def _greet(self, stranger: PendingConnection) -> None:
         match greeting(stranger):
-            case Hello() as hello:
+            case HandshakeRequest() as hello:
                 self._answer(stranger, hello)
-            case Welcomed(frames=frames) if stranger.link is not None:
+            case AcceptedConnection(frames=frames) if stranger.link is not None:
                 self._strangers.discard(stranger)
                 self._selector.unregister(stranger.socket)
                 self._attach(stranger, stranger.link, frames)
@@ -251,12 +253,16 @@ class SocketExchange:
             case _:  # not complete yet
                 pass
 
-    def _answer(self, stranger: Stranger, hello: Hello) -> None:
-        reason = objection(hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
+    def _answer(self, stranger: PendingConnection, hello: HandshakeRequest) -> None:
+        reason = rejection_reason(
+            hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal
+        )
         link = self._links.get(hello.sender) if self._begun else None
         if reason is None and (hello.sender in self._early or (self._begun and not _open(link))):
             reason = f"slot {hello.sender} has, or had, its connection already, or needs none"
-        answer = own_frame(Welcome() if reason is None else Refused(reason=reason))
+        answer = own_frame(
+            HandshakeAccepted() if reason is None else HandshakeRejected(reason=reason)
+        )
         with contextlib.suppress(OSError):  # if it is gone, the first read says so
             stranger.socket.send(answer)
         if reason is not None:
@@ -269,14 +275,16 @@ class SocketExchange:
         else:
             self._attach(stranger, link, [])
 
-    def _attach(self, stranger: Stranger, link: Link, frames: list[Frame]) -> None:
+    def _attach(
+        self, stranger: PendingConnection, link: PeerConnection, frames: list[Frame]
+    ) -> None:
         # The folder goes before frames flow: a slot that is killed at work leaves none behind.
         self._close_listener_when_linked(link)
         link.attach(stranger.socket)
         self._selector.register(stranger.socket, _interest(link), link)
         self._deliver(link, frames)
 
-    def _close_listener_when_linked(self, last: Link | None = None) -> None:
+    def _close_listener_when_linked(self, last: PeerConnection | None = None) -> None:
         """Close it if no connection is still to come, other than of `last`."""
         if not any(_open(link) and link is not last for link in self._links.values()):
             self._linking_until = NEVER
@@ -284,12 +292,12 @@ class SocketExchange:
 
     # --- frames ---------------------------------------------------------------------------------
 
-    def _watch(self, link: Link) -> None:
+    def _watch(self, link: PeerConnection) -> None:
         """Have the selector look for what the link needs now."""
         if link.socket is not None:
             self._selector.modify(link.socket, _interest(link), link)
 
-    def _write(self, link: Link) -> None:
+    def _write(self, link: PeerConnection) -> None:
         try:
             link.write()
         except OSError as error:
@@ -298,7 +306,7 @@ class SocketExchange:
         if not link.writing:
             self._watch(link)
 
-    def _read(self, link: Link, connection: socket.socket) -> None:
+    def _read(self, link: PeerConnection, connection: socket.socket) -> None:
         try:
             frames = receive(connection, link.reader)
         except (ExchangeError, OSError) as error:
@@ -306,7 +314,7 @@ class SocketExchange:
             return
         self._deliver(link, frames)
 
-    def _deliver(self, link: Link, frames: list[Frame]) -> None:
+    def _deliver(self, link: PeerConnection, frames: list[Frame]) -> None:
         """One action for all frames of a read; a goodbye can only be the last of them."""
         own = frames and frames[-1][0] == OWN_CHANNEL
         said = frames.pop()[1] if own else None
@@ -319,7 +327,7 @@ class SocketExchange:
         else:
             self._lose(link, "it said something else than goodbye")
 
-    def _lose(self, link: Link, why: str) -> None:
+    def _lose(self, link: PeerConnection, why: str) -> None:
         """A link that ends without a goodbye."""
         if link.closed:
             return
@@ -327,12 +335,12 @@ class SocketExchange:
         error = lost(link.peer, why, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
         self._post(partial(self._on_lost, link.peer, error))
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PeerConnection) -> None:
         if link.socket is not None:
             self._selector.unregister(link.socket)
         link.close()
 
-    def _forget(self, stranger: Stranger) -> None:
+    def _forget(self, stranger: PendingConnection) -> None:
         self._strangers.discard(stranger)
         self._selector.unregister(stranger.socket)
         stranger.socket.close()
@@ -349,17 +357,17 @@ class SocketExchange:
         for stranger in [known for known in self._strangers if known.deadline <= now]:
             self._forget(stranger)
             if stranger.link is not None:
-                self._lose(stranger.link, f"it did not answer within {LINKING_S:.0f} s")
+                self._lose(stranger.link, f"it did not answer within {CONNECT_TIMEOUT_S:.0f} s")
         if now >= self._linking_until:
             self._linking_until = NEVER
             for link in self._links.values():
                 if _open(link):
-                    self._lose(link, f"it did not connect within {LINKING_S:.0f} s")
+                    self._lose(link, f"it did not connect within {CONNECT_TIMEOUT_S:.0f} s")
 
-    def _say_goodbye(self) -> None:
-        self._post = _nobody
+    def _send_end_of_stream(self) -> None:
+        self._post = _ignore
         self._linking_until = NEVER
-        self._closing_until = time.monotonic() + FAREWELL_S
+        self._closing_until = time.monotonic() + CLOSE_TIMEOUT_S
         for link in self._links.values():
             if _open(link) and link.drained:
                 self._drop(link)  # nothing was ever to be said to it
@@ -395,14 +403,14 @@ class SocketExchange:
         self._wake_write.close()
 
 
-def _open(link: Link | None) -> bool:
+def _open(link: PeerConnection | None) -> bool:
     """Whether a connection is still to come."""
     return link is not None and link.socket is None and not link.closed
 
 
-def _interest(link: Link) -> int:
+def _interest(link: PeerConnection) -> int:
     return selectors.EVENT_READ | (selectors.EVENT_WRITE if link.writing else 0)
 
 
-def _nobody(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """Where actions go before `connect` and while the exchange closes."""

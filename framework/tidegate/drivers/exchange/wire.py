@@ -3,9 +3,10 @@
     frame      u32 payload size | u32 channel | payload          (big-endian)
 
 Channel 0xFFFFFFFF is the exchange's own: its payload is one of the messages below as msgpack. Who
-dials says `Hello` and sends nothing before `Welcome`; a connection of another job, attempt or slot
-is answered with `Refused`. `Goodbye` is the last frame of a slot that ends in order: what follows
-it is no loss. No secret is in it: it keeps attempts apart, not attackers.
+dials says `HandshakeRequest` and sends nothing before `HandshakeAccepted`; a connection of another
+job, attempt or slot is answered with `HandshakeRejected`. `EndOfStream` is the last frame of a slot
+that ends in order: what follows it is no loss. No secret is in it: it keeps attempts apart, not
+attackers.
 
 Pure; called by `sockets`. Invariant: `FrameReader` gives each frame once, whole, in order, however
 the bytes were torn apart on the way, and never allocates more than the largest frame.
@@ -31,7 +32,7 @@ READ_BYTES: Final = 256 << 10
 _HEAD = Struct(">II")
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+class HandshakeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Who dials, and whom it means to reach."""
 
     magic: str = MAGIC
@@ -41,24 +42,24 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     receiver: int
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+class HandshakeAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Frames may flow, both ways."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class HandshakeRejected(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The connection is none of this attempt."""
 
     reason: str
 
 
-class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+class EndOfStream(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The sender has done its part and sends nothing more; it waits for nothing either."""
 
 
-OwnMessage = Hello | Welcome | Refused | Goodbye
+OwnMessage = HandshakeRequest | HandshakeAccepted | HandshakeRejected | EndOfStream
 
 _encoder = msgspec.msgpack.Encoder()
-GOODBYE: Final = _encoder.encode(Goodbye())
+GOODBYE: Final = _encoder.encode(EndOfStream())
 """Its payload; it holds nothing, so there is one only."""
 
 _decoder: msgspec.msgpack.Decoder[OwnMessage] = msgspec.msgpack.Decoder(OwnMessage)

@@ -20,9 +20,11 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaException,
     TopicCollection,
-    TopicPartition,
 )
 from confluent_kafka import KafkaError as Code
+from confluent_kafka import (
+    TopicPartition as ClientPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by assignment
     AdminClient,
     ConfigResource,
@@ -31,7 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
 
 from tidegate.drivers.kafka.asking import AdminClients, Question, explained
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaUnavailableError,
@@ -132,15 +134,15 @@ class KafkaClusterAdmin:
         allowed = self._described(topic).authorized_operations
         return None if allowed is None else frozenset(each.name for each in allowed)
 
-    def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """First offsets that are still in the log."""
         return self._offsets(origins, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
-    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """End offsets for `read_committed` readers (the last stable offset)."""
         return self._offsets(origins, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
-    def high_watermarks(self, origins: list[Origin]) -> dict[Origin, int]:
+    def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """End offsets with what open transactions hide from `read_committed` readers."""
         return self._offsets(
             origins,
@@ -148,28 +150,32 @@ class KafkaClusterAdmin:
             IsolationLevel.READ_UNCOMMITTED,
         )
 
-    def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
+    def at_time(
+        self, origins: list[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
         """First offset at or after a time; the end offset where there is none."""
         found = self._offsets(origins, OffsetSpec.for_timestamp(timestamp_ms))
         after_all = [origin for origin, offset in found.items() if offset < 0]
         return {**found, **self.latest(after_all)} if after_all else found
 
-    def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]:
+    def committed(
+        self, group: str, origins: list[TopicPartition]
+    ) -> dict[TopicPartition, int | None]:
         """A consumer group's offsets; None where it has none."""
-        found: dict[Origin, int | None] = dict.fromkeys(origins)
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*each) for each in origins])
+        found: dict[TopicPartition, int | None] = dict.fromkeys(origins)
+        asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*each) for each in origins])
         commits = self._group_commits(asked)
         return {**found, **{origin: commit.offset for origin, commit in commits.items()}}
 
-    def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+    def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """All that a consumer group holds."""
         return self._group_commits(ConsumerGroupTopicPartitions(group))
 
-    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+    def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
         """Commit offsets to a consumer group without members; again does no harm."""
         what = f"commit offsets to consumer group {group}"
         offsets = [
-            TopicPartition(*origin, offset=each.offset, metadata=each.metadata)
+            ClientPartition(*origin, offset=each.offset, metadata=each.metadata)
             for origin, each in commits.items()
         ]
         told = ConsumerGroupTopicPartitions(group, offsets)
@@ -184,7 +190,9 @@ class KafkaClusterAdmin:
             if each.error is not None:
                 raise self._translated(what, each.error)
 
-    def _group_commits(self, asked: ConsumerGroupTopicPartitions) -> dict[Origin, GroupCommit]:
+    def _group_commits(
+        self, asked: ConsumerGroupTopicPartitions
+    ) -> dict[TopicPartition, GroupCommit]:
         what = f"read the offsets of consumer group {asked.group_id}"
         answers = self._answers(
             [asked.group_id],
@@ -199,7 +207,7 @@ class KafkaClusterAdmin:
                 raise self._translated(what, each.error)
             if each.offset >= 0:
                 commit = GroupCommit(each.offset, each.metadata or "")
-                found[Origin(each.topic, each.partition)] = commit
+                found[TopicPartition(each.topic, each.partition)] = commit
         return found
 
     def transaction_max_timeout_ms(self) -> int | None:
@@ -274,26 +282,26 @@ class KafkaClusterAdmin:
 
     def _offsets(
         self,
-        origins: Iterable[Origin],
+        origins: Iterable[TopicPartition],
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> dict[Origin, int]:
+    ) -> dict[TopicPartition, int]:
         """Asks again while leaders are being elected: a topic may have been made a moment ago.
 
         Of a topic that we may not describe the client says the same, that it has no leaders. So
         whoever asks again asks for the topic as well, which is answered by the broker's reason.
         """
-        earlier: dict[Origin, Future[Any]] = {}
+        earlier: dict[TopicPartition, Future[Any]] = {}
 
         def ask(
-            client: AdminClient, missing: list[Origin], left_s: float
-        ) -> dict[Origin, Future[Any]]:
+            client: AdminClient, missing: list[TopicPartition], left_s: float
+        ) -> dict[TopicPartition, Future[Any]]:
             futures = client.list_offsets(
-                {TopicPartition(*origin): spec for origin in missing},
+                {ClientPartition(*origin): spec for origin in missing},
                 isolation_level=isolation,
                 request_timeout=left_s,
             )
-            answers = {Origin(each.topic, each.partition): f for each, f in futures.items()}
+            answers = {TopicPartition(each.topic, each.partition): f for each, f in futures.items()}
             without = {each.topic for each in missing if _has_no_leader(earlier.get(each))}
             if without:
                 described = client.describe_topics(

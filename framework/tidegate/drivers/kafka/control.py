@@ -81,7 +81,7 @@ FOREIGN: Final = (theirs.KafkaError, OSError, RuntimeError, ValueError)
 know)."""
 
 
-class ControlConnection:
+class CoordinatorConnection:
     """A connection to one cluster, made at the first call.
 
     `deadline_s` bounds what `retried` tries, then KafkaUnavailableError. `rights` is the sentence

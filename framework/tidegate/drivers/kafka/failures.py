@@ -39,14 +39,14 @@ REMEDIES: Final = {
 }
 
 
-class Failures:
+class ProducerErrors:
     """What became of one producer: `text` once its failure has a cause, `symptom` before that."""
 
-    __slots__ = ("denied", "symptom", "text", "too_large", "what")
+    __slots__ = ("auth_error", "symptom", "text", "too_large", "what")
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.denied: Any = None
+        self.auth_error: Any = None
         self.symptom: tuple[str, Any] | None = None
         """What could not be done, and why: the first consequence that came before its cause."""
         self.text: str | None = None
@@ -58,7 +58,7 @@ class Failures:
         kind = RecordTooLargeError if self.too_large else TransactionError
         return kind(text[0].upper() + text[1:])
 
-    def note(self, text: str, *, too_large: bool = False) -> None:
+    def set_text(self, text: str, *, too_large: bool = False) -> None:
         """Keep a text, unless there is one."""
         if self.text is None:
             self.text, self.too_large = text, too_large
@@ -67,9 +67,9 @@ class Failures:
         """Something could not be done, and this is why, unless a cause is known."""
         remedy = REMEDIES.get(error.code(), "")
         too_large = error.code() == Code.MSG_SIZE_TOO_LARGE
-        self.note(f"{what}: {error.str()}. {remedy}".rstrip(), too_large=too_large)
+        self.set_text(f"{what}: {error.str()}. {remedy}".rstrip(), too_large=too_large)
 
-    def happened(self, what: str, error: Any) -> None:
+    def record(self, what: str, error: Any) -> None:
         """Something could not be done, and this is why, or what followed from why."""
         if error.code() not in CONSEQUENCES:
             self.cause(what, error)
@@ -78,25 +78,25 @@ class Failures:
 
     def larger_than_the_queue(self, topic: str, value: bytes | None) -> None:
         """A record was refused by an empty queue."""
-        self.note(
+        self.set_text(
             f"{self.what} cannot take a record of {_size(value)} bytes for topic {topic}: it is "
             "larger than its whole queue. Raise queue.buffering.max.kbytes of the sink (kafka=), "
             "or write smaller records.",
             too_large=True,
         )
 
-    def told(self, event: Any) -> None:
+    def on_error(self, event: Any) -> None:
         """Called by librdkafka for errors of the client as a whole. It mends lost connections;
         those that are for good are not told here, but raised by what serves the callbacks.
         """
         if event.code() == Code._AUTHENTICATION:
-            self.denied = event
+            self.auth_error = event
 
     def delivered(self, error: Any, message: Any) -> None:
         """Called by librdkafka for records that were not delivered, and only for those."""
         if error is not None and self.text is None:
             size = _size(message.value())
-            self.happened(
+            self.record(
                 f"{self.what} could not deliver a record of {size} bytes to topic "
                 f"{message.topic()}",
                 error,

@@ -24,19 +24,19 @@ from tidegate.drivers.kafka.control import (
     FOREIGN,
     RETRY,
     STATE_TOPIC,
-    ControlConnection,
+    CoordinatorConnection,
     raise_for,
 )
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaNotAuthorisedError, RefusedError, check
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
     AbortAnswer,
-    Ends,
+    ClusterTransactions,
     OpenOnPartitions,
-    PartitionProducer,
+    PartitionEndOffsets,
+    ProducerState,
     Progress,
-    Survey,
     Transaction,
 )
 from tidegate.ports.kafka import TransactionState
@@ -79,7 +79,7 @@ class KafkaTransactionInspector:
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float = DEADLINE_S) -> None:
-        self._control = ControlConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
+        self._control = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
 
     def cluster_id(self) -> str:
         """The cluster's own id."""
@@ -98,7 +98,7 @@ class KafkaTransactionInspector:
         states: Collection[TransactionState] = (),
         producer_ids: Collection[int] = (),
         progress: Progress,
-    ) -> Survey:
+    ) -> ClusterTransactions:
         """What every coordinator knows.
 
         An id is known to the broker that leads its partition of the state topic. Where a leader
@@ -115,7 +115,7 @@ class KafkaTransactionInspector:
         else:
             unasked.append(f"leaders of {STATE_TOPIC} move")
         wanted = [each for each in found.values() if not states or each.state in states]
-        return Survey(
+        return ClusterTransactions(
             transactions=tuple(sorted(wanted, key=lambda each: each.transactional_id)),
             unasked=tuple(unasked),
         )
@@ -137,20 +137,22 @@ class KafkaTransactionInspector:
         what = f"describe transaction {transactional_id}"
         return self._control.retried(what, once, transactional_id)
 
-    def partitions(self, topic: str | None = None) -> dict[Origin, int]:
+    def partitions(self, topic: str | None = None) -> dict[TopicPartition, int]:
         """Partitions with their leaders."""
         found = {}
         for each in self._metadata(None if topic is None else [topic]).topics:
             if topic is not None:
                 self._refuse_absent(topic, each.error_code)
             for part in each.partitions:
-                found[Origin(each.name, part.partition_index)] = int(part.leader_id)
+                found[TopicPartition(each.name, part.partition_index)] = int(part.leader_id)
         return found
 
-    def open_on(self, leaders: Mapping[Origin, int], *, progress: Progress) -> OpenOnPartitions:
+    def open_transactions(
+        self, leaders: Mapping[TopicPartition, int], *, progress: Progress
+    ) -> OpenOnPartitions:
         """Open transactions, as the leaders know them."""
-        found: dict[Origin, tuple[PartitionProducer, ...]] = {}
-        unasked: dict[str, list[Origin]] = {}
+        found: dict[TopicPartition, tuple[ProducerState, ...]] = {}
+        unasked: dict[str, list[TopicPartition]] = {}
         batches = list(wire.batches(leaders))
         for done, (leader, origins) in enumerate(batches):
             progress("partition leaders", done, len(batches))
@@ -171,7 +173,9 @@ class KafkaTransactionInspector:
             unasked=tuple(f"{_named(origins)}: {why}" for why, origins in unasked.items()),
         )
 
-    def ends(self, leaders: Mapping[Origin, int]) -> dict[Origin, Ends]:
+    def ends(
+        self, leaders: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, PartitionEndOffsets]:
         """The last stable offsets are asked first, so that none is seen beyond the end."""
         found = {}
         for leader, origins in wire.batches(leaders):
@@ -185,7 +189,7 @@ class KafkaTransactionInspector:
             except FOREIGN as error:
                 raise self._control.translated("tell offsets", error) from None
             for origin in stable.keys() & ends.keys():
-                found[origin] = Ends(stable=stable[origin], end=ends[origin])
+                found[origin] = PartitionEndOffsets(stable=stable[origin], end=ends[origin])
         return found
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
@@ -203,7 +207,7 @@ class KafkaTransactionInspector:
 
         return self._control.retried(f"abort transaction {name}", once, name)
 
-    def write_abort_marker(self, origin: Origin, producer: PartitionProducer) -> None:
+    def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
         """Sent to the partition's leader, whichever it is by then."""
         where = f"{origin.topic}-{origin.partition}"
 
@@ -265,8 +269,8 @@ class KafkaTransactionInspector:
         return found
 
     def _open_on_one(
-        self, leader: int, origins: Sequence[Origin]
-    ) -> Iterator[tuple[Origin, Sequence[Any], str]]:
+        self, leader: int, origins: Sequence[TopicPartition]
+    ) -> Iterator[tuple[TopicPartition, Sequence[Any], str]]:
         """Active producers of each partition, or why they are not known."""
         if leader < 0:
             yield from ((origin, (), "it has no leader") for origin in origins)
@@ -282,16 +286,18 @@ class KafkaTransactionInspector:
         for topic in answer.topics:
             for part in topic.partitions:
                 why = theirs.for_code(part.error_code).__name__ if part.error_code else ""
-                yield Origin(topic.name, part.partition_index), part.active_producers, why
+                yield TopicPartition(topic.name, part.partition_index), part.active_producers, why
 
-    def _ends(self, leader: int, origins: Sequence[Origin], isolation: int) -> dict[Origin, int]:
+    def _ends(
+        self, leader: int, origins: Sequence[TopicPartition], isolation: int
+    ) -> dict[TopicPartition, int]:
         answer = _tried(lambda: self._send(leader, wire.list_ends(origins, isolation)))
         found = {}
         for topic in answer.topics:
             for part in topic.partitions:
                 if part.error_code not in wire.MOVED:
                     raise_for(part.error_code)
-                    found[Origin(topic.name, part.partition_index)] = int(part.offset)
+                    found[TopicPartition(topic.name, part.partition_index)] = int(part.offset)
         return found
 
     def _metadata(self, topics: Sequence[str] | None) -> _Metadata:
@@ -352,7 +358,7 @@ def _tried(once: Callable[[], T]) -> T:
     return once()
 
 
-def _named(origins: Sequence[Origin]) -> str:
+def _named(origins: Sequence[TopicPartition]) -> str:
     shown = ", ".join(f"{origin.topic}-{origin.partition}" for origin in origins[:NAMES_SHOWN])
     more = len(origins) - NAMES_SHOWN
     return f"{shown} and {more} more partitions" if more > 0 else shown

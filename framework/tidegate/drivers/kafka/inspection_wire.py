@@ -20,9 +20,9 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, WriteTxnMarkersRequest
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
-from tidegate.ports.inspection import PartitionProducer, Transaction
+from tidegate.ports.inspection import ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 
 IDS_AT_ONCE: Final = 500
@@ -74,7 +74,7 @@ def describe_transactions(names: Sequence[TransactionalId]) -> Any:
     return DescribeTransactionsRequest(transactional_ids=list(names))
 
 
-def describe_producers(origins: Sequence[Origin]) -> Any:
+def describe_producers(origins: Sequence[TopicPartition]) -> Any:
     """Active producers of partitions, asked of their leader."""
     return DescribeProducersRequest(
         topics=[
@@ -84,7 +84,7 @@ def describe_producers(origins: Sequence[Origin]) -> Any:
     )
 
 
-def list_ends(origins: Sequence[Origin], isolation: int) -> Any:
+def list_ends(origins: Sequence[TopicPartition], isolation: int) -> Any:
     """Ends of partitions for readers of one isolation level."""
     topic = ListOffsetsRequest.ListOffsetsTopic
     return ListOffsetsRequest(
@@ -117,7 +117,7 @@ def continue_producer(transaction: Transaction) -> Any:
     )
 
 
-def abort_marker(origin: Origin, producer: PartitionProducer) -> Any:
+def abort_marker(origin: TopicPartition, producer: ProducerState) -> Any:
     """WriteTxnMarkers as Kafka's tool sends it.
 
     A producer that has never seen a marker here has no coordinator epoch: 0 is then not above any
@@ -150,15 +150,19 @@ def transaction(row: Any, coordinator: int) -> Transaction:
         start_ms=row.transaction_start_time_ms,
         timeout_ms=row.transaction_timeout_ms,
         partitions=tuple(
-            sorted(Origin(each.topic, number) for each in row.topics for number in each.partitions)
+            sorted(
+                TopicPartition(each.topic, number)
+                for each in row.topics
+                for number in each.partitions
+            )
         ),
     )
 
 
-def open_producers(rows: Sequence[Any]) -> tuple[PartitionProducer, ...]:
+def open_producers(rows: Sequence[Any]) -> tuple[ProducerState, ...]:
     """Of DescribeProducers' rows those with a transaction open, by its first offset."""
     found = [
-        PartitionProducer(
+        ProducerState(
             producer_id=row.producer_id,
             epoch=row.producer_epoch,
             coordinator_epoch=row.coordinator_epoch,
@@ -171,7 +175,7 @@ def open_producers(rows: Sequence[Any]) -> tuple[PartitionProducer, ...]:
     return tuple(sorted(found, key=lambda each: each.start_offset))
 
 
-def batches(leaders: Mapping[Origin, int]) -> Iterator[tuple[int, list[Origin]]]:
+def batches(leaders: Mapping[TopicPartition, int]) -> Iterator[tuple[int, list[TopicPartition]]]:
     """The partitions of each leader, as many as one request takes."""
     in_turn = sorted(leaders, key=lambda origin: (leaders[origin], origin))
     for leader, origins in groupby(in_turn, key=leaders.__getitem__):
@@ -179,7 +183,7 @@ def batches(leaders: Mapping[Origin, int]) -> Iterator[tuple[int, list[Origin]]]
             yield leader, batch
 
 
-def by_topic(origins: Sequence[Origin]) -> Iterator[tuple[str, list[int]]]:
+def by_topic(origins: Sequence[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
     """Partition numbers of each topic."""
     for topic, of_topic in groupby(sorted(origins), key=lambda origin: origin.topic):
         yield topic, [origin.partition for origin in of_topic]

@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Client
 
-from tidegate.drivers.kafka.failures import REMEDIES, Failures
+from tidegate.drivers.kafka.failures import REMEDIES, ProducerErrors
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.errors import (
     KafkaError,
@@ -126,12 +126,12 @@ class KafkaProducer:
             "a producer" if transactional_id is None else f"the producer of {transactional_id}"
         )
         self._begun = False
-        failures = Failures(self._what)
+        failures = ProducerErrors(self._what)
         self._failure = failures
         ours = {
             **SETTINGS,
             "on_delivery": failures.delivered,
-            "error_cb": failures.told,
+            "error_cb": failures.on_error,
             "logger": CLIENT_LOG,
         }
         if transactional_id is None:
@@ -224,7 +224,7 @@ class KafkaProducer:
                 self._fail("flush", error)
         self._check()
         if left:
-            self._failure.note(
+            self._failure.set_text(
                 f"{left} records of {self._what} were not acknowledged by {self._servers} within "
                 f"{timeout_s:.0f} s. Check that the leaders of the sink's partitions run and that "
                 "enough replicas are in sync."
@@ -253,8 +253,8 @@ class KafkaProducer:
                 self._poll(0)  # refused credentials are told to the callback only
             except KafkaException as error:
                 raise self._not_initialised(error.args[0]) from None
-            if self._failure.denied is not None:
-                raise self._not_initialised(self._failure.denied)
+            if self._failure.auth_error is not None:
+                raise self._not_initialised(self._failure.auth_error)
 
     def _not_initialised(self, cause: Any) -> TidegateError:
         code = cause.code()
@@ -321,9 +321,9 @@ class KafkaProducer:
 
     def _note(self, what: str, error: Exception) -> None:
         if isinstance(error, KafkaException):
-            self._failure.happened(what, error.args[0])
+            self._failure.record(what, error.args[0])
         else:
-            self._failure.note(f"{what}: {type(error).__name__}: {error}.")
+            self._failure.set_text(f"{what}: {type(error).__name__}: {error}.")
 
     def _raise(self) -> NoReturn:
         symptom = self._failure.symptom

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, cast
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message
 from confluent_kafka import KafkaError as Code
+from confluent_kafka import TopicPartition as ClientPartition
 
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -34,8 +35,8 @@ from tidegate.errors import (
     RefusedError,
     TidegateError,
 )
-from tidegate.ports.kafka import Message as PortMessage
-from tidegate.ports.kafka import Position, Run
+from tidegate.ports.kafka import PartitionBatch, Position
+from tidegate.ports.kafka import RawRecord as PortMessage
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class KafkaPartitionReader:
         self, settings: Mapping[str, str], group: str, *, with_end_of_partition: bool = False
     ) -> None:
         self._servers = bootstrap_servers(settings)
-        self._positions: dict[Origin, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
         self._one_topic = True
         self._commit_failures = 0
         self._settings = dict(settings)
@@ -114,18 +115,18 @@ class KafkaPartitionReader:
         """Offset commits that the broker did not take: lag monitoring is behind, nothing else."""
         return self._commit_failures
 
-    def assign(self, positions: Mapping[Origin, int]) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
         self._positions = dict(positions)
         self._one_topic = len({origin.topic for origin in positions}) == 1
         try:
             self._consumer.assign(
-                [TopicPartition(topic, part, at) for (topic, part), at in positions.items()]
+                [ClientPartition(topic, part, at) for (topic, part), at in positions.items()]
             )
         except KafkaException as error:
             raise KafkaError(f"Kafka does not take the assignment: {error.args[0].str()}") from None
 
-    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+    def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         """What has arrived, waiting up to `timeout_s` for the first of it.
 
         Raises KafkaError, among others when an assigned offset is not in the log any more, and what
@@ -143,16 +144,16 @@ class KafkaPartitionReader:
             self._client_error = self._connection_error = ""
             messages = [first, *self._consume(max_records - 1, 0)] if max_records > 1 else [first]
         except KafkaException as error:
-            raise self._error(Origin("", -1), error.args[0]) from None
+            raise self._error(TopicPartition("", -1), error.args[0]) from None
         if any(map(Message.error, messages)):
             return self._with_events(messages)
         return self._runs(messages)
 
-    def pause(self, origins: Sequence[Origin]) -> None:
+    def pause(self, origins: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
-        self._consumer.pause([TopicPartition(topic, part) for topic, part in origins])
+        self._consumer.pause([ClientPartition(topic, part) for topic, part in origins])
 
-    def positions(self) -> dict[Origin, Position]:
+    def positions(self) -> dict[TopicPartition, Position]:
         """The position in each partition: behind what `poll` has returned, and behind markers
         and aborted records that followed it, of which nothing is delivered. A partition of which
         nothing was read is left out.
@@ -161,33 +162,33 @@ class KafkaPartitionReader:
         a sixth of its CPU (measured at 20,000 records/s).
         """
         partitions = self._consumer.position(
-            [TopicPartition(*origin) for origin in self._positions]
+            [ClientPartition(*origin) for origin in self._positions]
         )
         return {
-            Origin(each.topic, each.partition): Position(each.offset, _epoch(each))
+            TopicPartition(each.topic, each.partition): Position(each.offset, _epoch(each))
             for each in partitions
             if each.offset >= 0
         }
 
-    def high_watermarks(self) -> dict[Origin, int]:
+    def high_watermarks(self) -> dict[TopicPartition, int]:
         """The newest known end offset of each assigned partition, without asking the broker.
 
         A partition that nothing was fetched from yet is left out.
         """
         found = {}
         for origin in self._positions:
-            offsets = self._consumer.get_watermark_offsets(TopicPartition(*origin), cached=True)
+            offsets = self._consumer.get_watermark_offsets(ClientPartition(*origin), cached=True)
             if offsets[1] >= 0:
                 found[origin] = offsets[1]
         return found
 
-    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
+    def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
         """Commit offsets to the consumer group, without waiting, with `metadata` beside each.
 
         Refusals are counted (`commit_failures`) and logged once.
         """
         offsets = [
-            TopicPartition(topic, part, at, metadata) for (topic, part), at in positions.items()
+            ClientPartition(topic, part, at, metadata) for (topic, part), at in positions.items()
         ]
         if not offsets:
             return
@@ -212,7 +213,7 @@ class KafkaPartitionReader:
         For partitions that were assigned it asks after a deleted topic for ever and tells nobody.
         """
         if self._denied is not None:
-            raise self._error(Origin("", -1), self._denied)
+            raise self._error(TopicPartition("", -1), self._denied)
         if self._gone is not None:
             raise self._gone
         now = time.monotonic()
@@ -244,7 +245,7 @@ class KafkaPartitionReader:
 
         threading.Thread(target=ask, daemon=True).start()
 
-    def _ask_leaders(self, origins: list[Origin]) -> None:
+    def _ask_leaders(self, origins: list[TopicPartition]) -> None:
         """If every leader answers, the error of the client is over."""
         error = self._client_error
         try:
@@ -263,7 +264,7 @@ class KafkaPartitionReader:
         finally:
             self._checking = False
 
-    def _look(self, origins: set[Origin]) -> None:
+    def _look(self, origins: set[TopicPartition]) -> None:
         """Whether the topics and partitions still exist."""
         try:
             admin = KafkaClusterAdmin(self._settings)
@@ -286,7 +287,7 @@ class KafkaPartitionReader:
             "anew with fewer partitions. Create it again, or change the source's topic."
         )
 
-    def _runs(self, messages: list[Message]) -> list[Run]:
+    def _runs(self, messages: list[Message]) -> list[PartitionBatch]:
         """Split by partition: a fetch comes partition by partition, so runs are long."""
         if not self._one_topic:
             return [self._run(list(run)) for _, run in groupby(messages, key=_origin)]
@@ -295,18 +296,20 @@ class KafkaPartitionReader:
             return [self._run(messages)]
         return [self._run(list(run)) for _, run in groupby(messages, key=Message.partition)]
 
-    def _run(self, messages: list[Message]) -> Run:
+    def _run(self, messages: list[Message]) -> PartitionBatch:
         last = messages[-1]
-        origin = Origin(cast("str", last.topic()), cast("int", last.partition()))
-        return Run(origin, cast("list[PortMessage]", messages), cast("int", last.offset()) + 1)
+        origin = TopicPartition(cast("str", last.topic()), cast("int", last.partition()))
+        return PartitionBatch(
+            origin, cast("list[PortMessage]", messages), cast("int", last.offset()) + 1
+        )
 
-    def _with_events(self, messages: list[Message]) -> list[Run]:
+    def _with_events(self, messages: list[Message]) -> list[PartitionBatch]:
         """Messages with events among them: ends of partitions become empty runs, errors are raised.
 
         Records before an error are lost with it, which does no harm: the attempt ends, and the next
         one starts at the offsets of a checkpoint.
         """
-        runs: list[Run] = []
+        runs: list[PartitionBatch] = []
         records: list[Message] = []
         for message in messages:
             event = message.error()
@@ -319,13 +322,13 @@ class KafkaPartitionReader:
             if records:
                 runs += self._runs(records)
                 records = []
-            origin = Origin(message.topic() or "", cast("int", message.partition()))
+            origin = TopicPartition(message.topic() or "", cast("int", message.partition()))
             if event.code() != Code._PARTITION_EOF:
                 raise self._error(origin, event)
-            runs.append(Run(origin, (), cast("int", message.offset())))
+            runs.append(PartitionBatch(origin, (), cast("int", message.offset())))
         return runs + self._runs(records) if records else runs
 
-    def _error(self, origin: Origin, event: Any) -> TidegateError:
+    def _error(self, origin: TopicPartition, event: Any) -> TidegateError:
         where = f"{origin.topic}-{origin.partition}" if origin.topic else "its partitions"
         code = event.code()
         if code == Code._AUTO_OFFSET_RESET:
@@ -355,7 +358,7 @@ class KafkaPartitionReader:
         else:
             self._client_error = str(event.str())
 
-    def _on_commit(self, error: Any, _offsets: list[TopicPartition]) -> None:
+    def _on_commit(self, error: Any, _offsets: list[ClientPartition]) -> None:
         if error is None:
             return
         self._commit_failures += 1
@@ -371,7 +374,7 @@ def _origin(message: Message) -> tuple[str | None, int | None]:
     return message.topic(), message.partition()
 
 
-def _epoch(position: TopicPartition) -> int:
+def _epoch(position: ClientPartition) -> int:
     """Of the last record before it. The client says None, whatever its types say, for unknown."""
     epoch = cast("int | None", position.leader_epoch)
     return UNKNOWN_EPOCH if epoch is None else epoch

@@ -17,8 +17,8 @@ import kafka.errors as theirs
 from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
 from tidegate.drivers.kafka import inspection_wire as wire
-from tidegate.drivers.kafka.control import ControlConnection, raise_for
-from tidegate.elements import Origin
+from tidegate.drivers.kafka.control import CoordinatorConnection, raise_for
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaNotAuthorisedError
 
 ABSENT: Final = theirs.UnknownTopicOrPartitionError.errno
@@ -33,8 +33,8 @@ UNKNOWN_EPOCH: Final = -1
 """As the current leader epoch: the leader answers whatever epoch it is in."""
 
 
-def topic_ids(control: ControlConnection, topics: Collection[str]) -> dict[str, str]:
-    """See `TransactionLog.topic_ids`."""
+def topic_ids(control: CoordinatorConnection, topics: Collection[str]) -> dict[str, str]:
+    """See `TransactionAdmin.topic_ids`."""
 
     def once() -> dict[str, str]:
         rows = _metadata(control, topics).topics
@@ -43,12 +43,14 @@ def topic_ids(control: ControlConnection, topics: Collection[str]) -> dict[str, 
     return control.retried("describe the topics of the job", once, None)
 
 
-def epoch_ends(control: ControlConnection, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
-    """See `TransactionLog.epoch_ends`."""
+def epoch_ends(
+    control: CoordinatorConnection, epochs: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """See `TransactionAdmin.epoch_ends`."""
 
-    def once() -> dict[Origin, int]:
+    def once() -> dict[TopicPartition, int]:
         leaders = _leaders(_metadata(control, {origin.topic for origin in epochs}), epochs)
-        found: dict[Origin, int] = {}
+        found: dict[TopicPartition, int] = {}
         for leader, origins in wire.batches(leaders):
             answer = _sent(
                 control, _request({origin: epochs[origin] for origin in origins}), leader
@@ -56,13 +58,13 @@ def epoch_ends(control: ControlConnection, epochs: Mapping[Origin, int]) -> dict
             for topic in answer.topics:
                 for row in topic.partitions:
                     _check(row.error_code)
-                    found[Origin(topic.topic, row.partition)] = row.end_offset
+                    found[TopicPartition(topic.topic, row.partition)] = row.end_offset
         return found
 
     return control.retried("tell where leader epochs end", once, None)
 
 
-def _metadata(control: ControlConnection, topics: Collection[str]) -> Any:
+def _metadata(control: CoordinatorConnection, topics: Collection[str]) -> Any:
     answer = _sent(control, wire.metadata(sorted(topics)))
     for row in answer.topics:
         if row.error_code == DENIED:
@@ -75,12 +77,12 @@ def _metadata(control: ControlConnection, topics: Collection[str]) -> Any:
     return answer
 
 
-def _leaders(metadata: Any, wanted: Collection[Origin]) -> dict[Origin, int]:
+def _leaders(metadata: Any, wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """The leaders of those partitions that exist; a retriable error while one has none."""
     leaders = {}
     for topic in metadata.topics:
         for row in topic.partitions:
-            origin = Origin(topic.name, row.partition_index)
+            origin = TopicPartition(topic.name, row.partition_index)
             if origin in wanted:
                 if row.leader_id < 0:
                     raise theirs.StaleMetadata(f"{origin.topic}-{origin.partition} has no leader")
@@ -95,7 +97,7 @@ def _check(error_code: int) -> None:
     raise_for(error_code)
 
 
-def _request(epochs: Mapping[Origin, int]) -> Any:
+def _request(epochs: Mapping[TopicPartition, int]) -> Any:
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     return OffsetForLeaderEpochRequest(
         replica_id=CONSUMER,
@@ -116,7 +118,7 @@ def _request(epochs: Mapping[Origin, int]) -> Any:
     )
 
 
-def _sent(control: ControlConnection, request: Any, node_id: int | None = None) -> Any:
+def _sent(control: CoordinatorConnection, request: Any, node_id: int | None = None) -> Any:
     manager = control.client()._manager
 
     async def send() -> Any:

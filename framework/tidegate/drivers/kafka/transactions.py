@@ -1,6 +1,6 @@
 """Control of transactions from outside their producer: describe, end, fence and list.
 
-`TransactionLog` of `ports/kafka.py` on kafka-python's protocol layer, because librdkafka can
+`TransactionAdmin` of `ports/kafka.py` on kafka-python's protocol layer, because librdkafka can
 neither describe a transaction nor end one that another process wrote. It speaks EndTxn v3 and
 InitProducerId v4 whatever the broker offers: a transaction must be ended by the protocol of the
 client that wrote it, and librdkafka writes by the old one.
@@ -24,14 +24,14 @@ from tidegate.drivers.kafka.control import (
     FOREIGN,
     RETRY,
     STATE_TOPIC,
-    ControlConnection,
+    CoordinatorConnection,
     raise_for,
 )
 from tidegate.drivers.kafka.topic_facts import epoch_ends, topic_ids
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, TidegateError, check
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import UNFINISHED, EndOutcome, TransactionFacts, TransactionState
+from tidegate.ports.kafka import UNFINISHED, EndTxnResult, TransactionDescription, TransactionState
 
 RIGHTS: Final = "grant the job's principal WRITE on the transactional ids with the prefix tidegate."
 """What a job needs; told where it is missing."""
@@ -51,7 +51,7 @@ _REFUSED: Final = (
 )
 
 
-class KafkaTransactionLog:
+class KafkaTransactionAdmin:
     """Transaction control of one cluster; connects at the first call.
 
     Describe, fence and list are retried until `deadline_s` has passed, then KafkaUnavailableError.
@@ -59,7 +59,7 @@ class KafkaTransactionLog:
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float = 30.0) -> None:
-        self._control = ControlConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
+        self._control = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
 
     def cluster_id(self) -> str:
         """The cluster's own id: part of what is recorded of a prepared transaction."""
@@ -67,16 +67,16 @@ class KafkaTransactionLog:
         check(cluster, "a connected client knows the cluster's id")
         return str(cluster)
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
         """The coordinator's facts; None when it does not know the id."""
 
-        def once() -> TransactionFacts | None:
+        def once() -> TransactionDescription | None:
             request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
             row = self._control.ask(transactional_id, request).transaction_states[0]
             if row.error_code == theirs.TransactionalIdNotFoundError.errno:
                 return None
             raise_for(row.error_code)
-            return TransactionFacts(
+            return TransactionDescription(
                 state=TransactionState(row.transaction_state),
                 producer_id=row.producer_id,
                 epoch=row.producer_epoch,
@@ -89,7 +89,7 @@ class KafkaTransactionLog:
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         """One raw EndTxn v3, sent once. RETRY leaves open whether it took effect."""
         request = EndTxnRequest(
             transactional_id=transactional_id,
@@ -103,18 +103,18 @@ class KafkaTransactionLog:
             raise_for(self._control.ask(transactional_id, request).error_code)
         except RETRY as error:
             self._control.forget(transactional_id, error)
-            return EndOutcome.RETRY
+            return EndTxnResult.RETRY
         except KafkaUnavailableError:
-            return EndOutcome.RETRY
+            return EndTxnResult.RETRY
         except _REFUSED:
-            return EndOutcome.REFUSED
+            return EndTxnResult.REFUSED
         except theirs.AuthorizationError:
-            return EndOutcome.NOT_AUTHORISED
+            return EndTxnResult.NOT_AUTHORISED
         except TidegateError:
             raise
         except FOREIGN as error:
             raise self._control.translated(f"end transaction {transactional_id}", error) from None
-        return EndOutcome.ACCEPTED
+        return EndTxnResult.ACCEPTED
 
     def fence(self, transactional_id: TransactionalId) -> None:
         """One raw InitProducerId: aborts what is open, locks out older producers of the id."""
@@ -152,7 +152,7 @@ class KafkaTransactionLog:
         """The ids of those topics that exist, in Kafka's notation."""
         return topic_ids(self._control, topics)
 
-    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Where the records of a leader epoch and of all before it end in each partition."""
         return epoch_ends(self._control, epochs)
 

@@ -28,7 +28,7 @@ from tidegate.errors import check
 LIFELINE_FD = 0
 """Standard input: inherited by definition, and no library uses it."""
 
-ORPHANED = 72
+PARENT_DIED = 72
 """Exit status of a process whose parent is gone; nobody is left to see it but the logs of a
 system."""
 
@@ -52,7 +52,7 @@ def read_arguments() -> dict[str, Any]:
     while not line.endswith(b"\n"):
         chunk = os.read(LIFELINE_FD, _CHUNK)
         if not chunk:
-            os._exit(ORPHANED)
+            os._exit(PARENT_DIED)
         line += chunk
     arguments = json.loads(line)
     check(isinstance(arguments, dict), "The arguments of a process are one JSON object.")
@@ -67,7 +67,7 @@ def _take_over() -> list[int]:
         message, fds, _, _ = socket.recv_fds(parent, _CHUNK, _FDS_MAX)
         parent.detach()
     if not message:
-        os._exit(ORPHANED)
+        os._exit(PARENT_DIED)
     lifeline, log, *passed = fds
     os.dup2(lifeline, LIFELINE_FD)
     for output in json.loads(message)["output"]:
@@ -92,7 +92,7 @@ def leave_if_orphaned() -> None:
         finally:
             parent.detach()
     if orphaned:
-        os._exit(ORPHANED)
+        os._exit(PARENT_DIED)
 
 
 def _socket() -> socket.socket:
@@ -100,7 +100,7 @@ def _socket() -> socket.socket:
     return socket.socket(fileno=LIFELINE_FD)
 
 
-def hold_lifeline() -> None:
+def exit_with_parent() -> None:
     """Start the thread that ends this process with its parent. Not in the zygote: threads forbid
     fork.
     """
@@ -112,4 +112,4 @@ def _watch() -> NoReturn:
     # handler, and everything durable is written so that it can be left at any moment.
     while os.read(LIFELINE_FD, _CHUNK):
         continue
-    os._exit(ORPHANED)
+    os._exit(PARENT_DIED)

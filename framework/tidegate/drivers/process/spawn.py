@@ -72,7 +72,7 @@ class OsProcesses:
 
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
-    ) -> OsZygote:
+    ) -> OsForkServer:
         """Start a zygote; what is asked of it before it is ready waits in the socket."""
         try:
             ours, theirs = socket.socketpair()
@@ -90,7 +90,7 @@ class OsProcesses:
                 )
             child = OsChild(process)
             try:
-                zygote = OsZygote(child, ours, listener)
+                zygote = OsForkServer(child, ours, listener)
             except RuntimeError as error:
                 child.discard()
                 raise _cannot_start("zygote", error) from error
@@ -186,7 +186,7 @@ class OsChild:
         on_exit(status)
 
 
-class OsZygote:
+class OsForkServer:
     """A TaskManager's end of its zygote; notices are read in a thread of its own."""
 
     def __init__(

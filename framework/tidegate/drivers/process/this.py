@@ -7,11 +7,11 @@ import socket
 from typing import TYPE_CHECKING, NoReturn
 
 from tidegate.drivers.process.garbage import settle_gc
-from tidegate.ports.processes import ExitStatus, ThisProcess
+from tidegate.ports.processes import CurrentProcess, ExitStatus
 
 
 class OsProcess:
-    """`ports.processes.ThisProcess`; right also in a fork of the process that made it."""
+    """`ports.processes.CurrentProcess`; right also in a fork of the process that made it."""
 
     @property
     def pid(self) -> int:
@@ -21,12 +21,12 @@ class OsProcess:
     def host(self) -> str:
         return socket.gethostname()
 
-    def leave(self, status: ExitStatus) -> NoReturn:
+    def exit(self, status: ExitStatus) -> NoReturn:
         os._exit(status)
 
-    def settle(self) -> None:
+    def freeze_gc(self) -> None:
         settle_gc()
 
 
 if TYPE_CHECKING:
-    _: ThisProcess = OsProcess()
+    _: CurrentProcess = OsProcess()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tidegate.drivers.process import frames
-from tidegate.drivers.process.lifeline import hold_lifeline
+from tidegate.drivers.process.lifeline import exit_with_parent
 from tidegate.errors import check
 from tidegate.private_files import FILE_MODE, make_private_folder
 from tidegate.protocol.messages import StartSlot
@@ -39,7 +39,7 @@ _CRASHED = 70
 """Exit status of a slot whose main raised (EX_SOFTWARE)."""
 
 
-def run_zygote(
+def run_fork_server(
     commands: socket.socket, slot_main: SlotMain, slot_log: Callable[[StartSlot], Path]
 ) -> int:
     """Serve forks until the TaskManager is gone; returns the exit status."""
@@ -131,7 +131,7 @@ class _Zygote:
                 ours.detach()
             os.closerange(_FIRST_FD_OF_OTHERS, os.sysconf("SC_OPEN_MAX"))
             _redirect_output(self._slot_log(start))
-            hold_lifeline()
+            exit_with_parent()
             random.seed()
             status = self._slot_main(start)
         except SystemExit as exit_:

@@ -17,9 +17,10 @@ goes when a checkpoint of that one is asked for. The changelog's number stands b
 each of its files but the tables: RocksDB numbers those, and calls the others the same in each full
 checkpoint. So no name stands for two contents.
 
-Not here: which content is in RocksDB and which is not yet (`store.py`). `add`, `cut` and `goes_on`
-are called by the store's thread; `fill`, `files` and what `cut` returns by whoever freezes a
-checkpoint, one after the other in the order of the checkpoints; `drop_earlier` by who reads them.
+Not here: which content is in RocksDB and which is not yet (`store.py`). `add`, `roll_segment` and
+`can_append` are called by the store's thread; `materialize`, `files` and what `roll_segment`
+returns by whoever freezes a checkpoint, one after the other in the order of the checkpoints;
+`delete_previous` by who reads them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Segment(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Changelog:
-    """From one full checkpoint on; its files lie in `folder`, which `fill` makes."""
+    """From one full checkpoint on; its files lie in `folder`, which `materialize` makes."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder, self._number = folder, number
@@ -78,13 +79,13 @@ class Changelog:
         else:
             self._writes.clear()
 
-    def goes_on(self) -> bool:
+    def can_append(self) -> bool:
         """Whether the next checkpoint may be a segment; else a full one is due. The checkpoints
         before must be frozen.
         """
         return self._whole and self._bytes <= LOG_BYTES_MAX and self._segments < SEGMENTS_MAX
 
-    def cut(self) -> Callable[[], None]:
+    def roll_segment(self) -> Callable[[], None]:
         """End the next segment here; what is returned writes it into the folder. Where that fails,
         as files do, a full checkpoint is due. Where nothing was written there is none.
         """
@@ -95,7 +96,7 @@ class Changelog:
         name = f"{_SEGMENT}{self._segments:04}.{self._number}"
         return partial(self._append, self._folder / name, writes)
 
-    def fill(self, make: Callable[[Path], None]) -> None:
+    def materialize(self, make: Callable[[Path], None]) -> None:
         """Have the folder made with the files of the full checkpoint."""
         self._folder.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
         make(self._folder)
@@ -109,7 +110,7 @@ class Changelog:
         """Of the last checkpoint; they stay until the next changelog drops them."""
         return list(self._files)
 
-    def drop_earlier(self) -> None:
+    def delete_previous(self) -> None:
         """Remove the folders of the changelogs before: nobody reads their checkpoints any more."""
         if self._alone:
             return

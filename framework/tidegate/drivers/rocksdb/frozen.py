@@ -1,4 +1,4 @@
-"""`FrozenFiles`: one checkpoint of the RocksDB store on its way into files.
+"""`RocksDBCheckpoint`: one checkpoint of the RocksDB store on its way into files.
 
 The mailbox thread takes it, an upload thread asks for its files, and either may be the one that
 makes them: the upload as a rule, the mailbox thread where it can not wait for that. They are made
@@ -16,7 +16,7 @@ from pathlib import Path
 from tidegate.errors import StorageError
 
 
-class FrozenFiles:
+class RocksDBCheckpoint:
     """`ports.kv.Frozen`: the files of a checkpoint, made by `freeze`, whoever comes first. Who asks
     for them has `drop` remove those of earlier checkpoints.
     """

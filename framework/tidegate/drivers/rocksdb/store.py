@@ -51,7 +51,7 @@ from rocksdict import (
 )
 
 from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
-from tidegate.drivers.rocksdb.frozen import FrozenFiles
+from tidegate.drivers.rocksdb.frozen import RocksDBCheckpoint
 from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.private_files import make_private_folder
 
@@ -121,7 +121,7 @@ class RocksDBStore:
         """
         self._flushing = False
         """Whether RocksDB was or will be told to flush, and nobody has waited for it since."""
-        self._freezing: FrozenFiles | None = None
+        self._freezing: RocksDBCheckpoint | None = None
         """The newest checkpoint, until its files are there."""
         self._closed = False
         with self._translated("open"):
@@ -171,18 +171,18 @@ class RocksDBStore:
             pairs: Iterator[Any] = self._db.items(from_key=first)
         return self._read(pairs, end)
 
-    def checkpoint(self) -> FrozenFiles:
+    def checkpoint(self) -> RocksDBCheckpoint:
         self._freeze()
         with self._translated("checkpoint"):
             log = self._log
-            if log is not None and log.goes_on() and not self._scanned:
-                write = log.cut()
+            if log is not None and log.can_append() and not self._scanned:
+                write = log.roll_segment()
             else:
                 log = self._log = self._begin_log()
                 write = partial(self._fill, log)
-                self._set_aside()
+                self._detach_buffer()
         self._scanned = False
-        self._freezing = FrozenFiles(
+        self._freezing = RocksDBCheckpoint(
             freeze=partial(self._frozen, log, write), drop=partial(self._drop, log)
         )
         return self._freezing
@@ -222,7 +222,7 @@ class RocksDBStore:
         self._held = {}
         self._written = self._written_bytes = 0
 
-    def _set_aside(self) -> None:
+    def _detach_buffer(self) -> None:
         """What is held, for the full checkpoint that begins."""
         self._take_back()
         self._aside, self._held = self._held, {}
@@ -268,7 +268,7 @@ class RocksDBStore:
             time.sleep(0)  # what is done in C asks nobody whether another thread waits
         self._db.flush(wait=False)
         self._await_flush()
-        log.fill(self._make)
+        log.materialize(self._make)
         done, self._aside = self._aside, {}
         while done:  # to free objects takes the lock as well
             deque(starmap(done.popitem, repeat((), min(PIECE, len(done)))), maxlen=0)
@@ -288,7 +288,7 @@ class RocksDBStore:
 
     def _drop(self, log: Changelog) -> None:
         with self._translated("checkpoint"):
-            log.drop_earlier()
+            log.delete_previous()
 
     def _await_flush(self) -> None:
         """Until RocksDB has flushed what it was told to, or says that it can not: then linking the

@@ -19,7 +19,7 @@ NOBODY: Final = "nobody answers there (the process is gone or not yet up)"
 _log = logging.getLogger(__name__)
 
 
-def answer(handler: Handler, data: bytes) -> bytes:
+def handle_call(handler: Handler, data: bytes) -> bytes:
     """Decode, handle, encode the reply, or what the handler raised; runs in the server's thread."""
     try:
         reply: Message = handler(codec.decode(data))
@@ -31,15 +31,15 @@ def answer(handler: Handler, data: bytes) -> bytes:
         return codec.encode(Failed(error=ErrorReport.of(error)))
 
 
-def result(data: bytes) -> Any:
-    """The reply that `answer` gave; raises what the handler raised."""
+def decode_reply(data: bytes) -> Any:
+    """The reply that `handle_call` gave; raises what the handler raised."""
     reply = codec.decode(data)
     if isinstance(reply, Failed):
         raise reply.error.exception()
     return reply
 
 
-def in_time(timeout_s: float) -> str:
+def timeout_reason(timeout_s: float) -> str:
     """Why no reply came: it took too long."""
     return f"no reply within {timeout_s:g} s"
 

@@ -29,7 +29,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from tidegate.drivers.local_sockets import UNIX, new_socket_path
-from tidegate.drivers.network import THIS_HOST, Network, bracketed
+from tidegate.drivers.network import LOOPBACK, Network, bracketed
 from tidegate.drivers.rpc import calls
 from tidegate.drivers.threads import ThreadPool
 from tidegate.errors import RpcError
@@ -84,7 +84,7 @@ _SERVER_OPTIONS: Final[Options] = [
 class GrpcRpc:
     """`ports.rpc.Rpc` by gRPC, for a process that is reached as `network` says."""
 
-    def __init__(self, network: Network = THIS_HOST) -> None:
+    def __init__(self, network: Network = LOOPBACK) -> None:
         self._network = network
 
     def serve(self, handler: Handler, port: int = 0) -> GrpcServer:
@@ -136,7 +136,7 @@ class GrpcServer:
                 "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
                 "say where a process of a standing cluster listens."
             ) from error
-        return network.shown(port)
+        return network.advertised_address(port)
 
     def _listen_on_unix(self, folder: Path) -> str:
         try:
@@ -150,7 +150,7 @@ class GrpcServer:
         return address
 
     def _call(self, data: bytes, _context: object) -> bytes:
-        return calls.answer(self._handler, data)
+        return calls.handle_call(self._handler, data)
 
 
 class GrpcClient:
@@ -182,7 +182,7 @@ class GrpcClient:
             raise calls.not_sent(message, self._address) from error
         finally:
             self._give_back(connection, doubted=late)
-        return calls.result(reply)
+        return calls.decode_reply(reply)
 
     def close(self) -> None:
         """Calls under way end with RpcError."""
@@ -223,7 +223,7 @@ class _Connection:
 
 def _why(code: grpc.StatusCode | None, timeout_s: float) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return calls.in_time(timeout_s)
+        return calls.timeout_reason(timeout_s)
     if code is grpc.StatusCode.UNAVAILABLE:
         return calls.NOBODY
     return f"gRPC says {code.name if code else 'nothing'}"

@@ -26,9 +26,9 @@ from typing import Final
 from tidegate.drivers.storage.file_systems import refuse_unsafe
 from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
 from tidegate.drivers.storage.older_folders import close_older_folders
-from tidegate.drivers.storage.probing import prove_create_if_absent
+from tidegate.drivers.storage.probing import check_create_if_absent
 from tidegate.errors import StorageError, check
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import FOLDER_MODE, private_opener
 
 _TEMPORARY: Final = ".temporary"
@@ -77,7 +77,7 @@ class LocalStore:
         self._root = root.expanduser().absolute()
         self._identity = ""
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         """See BlobStore. StorageError where it is certain that nothing was written."""
         target = self._target(path)
         self.confirm()
@@ -85,23 +85,25 @@ class LocalStore:
             try:
                 self._into_folder(target, lambda: os.link(temporary, target))
             except FileExistsError:
-                outcome = Created.EXISTS
+                outcome = CreateResult.EXISTS
             except OSError as error:
                 if error.errno in _CERTAIN:
                     raise _translated(error, "create", target) from error
-                return Created.UNKNOWN
+                return CreateResult.UNKNOWN
             else:
-                outcome = Created.CREATED
+                outcome = CreateResult.CREATED
             try:
                 # Also what exists must be on disk before anybody acts on it: its writer may have
                 # been killed between the two steps.
                 _sync_folder(target.parent)
             except OSError:
-                return Created.UNKNOWN
+                return CreateResult.UNKNOWN
             try:
                 self.confirm()
             except StorageError:
-                return Created.UNKNOWN  # perhaps it was written to what lies below the mount point
+                return (
+                    CreateResult.UNKNOWN
+                )  # perhaps it was written to what lies below the mount point
             return outcome
 
     def put(self, path: str, data: bytes) -> None:
@@ -185,7 +187,7 @@ class LocalStore:
             close_older_folders(self._root)
         except OSError as error:
             raise _translated(error, "close folders to others in", self._root) from error
-        prove_create_if_absent(self, str(self._root), secrets.token_hex(8))
+        check_create_if_absent(self, str(self._root), secrets.token_hex(8))
         self._remove_abandoned()
 
     def identify(self) -> str:

@@ -27,9 +27,9 @@ from obstore.store import ObjectStore as Store
 from obstore.store import from_url
 
 from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
-from tidegate.drivers.storage.probing import prove_create_if_absent
+from tidegate.drivers.storage.probing import check_create_if_absent
 from tidegate.errors import ConfigError, StorageError
-from tidegate.ports.blobs import Created
+from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import private_opener
 
 _CHUNK: Final = 4 << 20
@@ -53,17 +53,17 @@ class ObjectStore:
             message = f"checkpoint.storage {url!r} can not be opened: {_first_line(error)}"
             raise ConfigError(message) from error
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         """See BlobStore."""
         try:
             obstore.put(self._store, path, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
-            return Created.EXISTS
+            return CreateResult.EXISTS
         except (NotSupportedError, InvalidPathError, UnknownConfigurationKeyError) as error:
             raise self._translated(error, "create", path) from error
         except (BaseError, OSError):
-            return Created.UNKNOWN
-        return Created.CREATED
+            return CreateResult.UNKNOWN
+        return CreateResult.CREATED
 
     def put(self, path: str, data: bytes) -> None:
         """See BlobStore."""
@@ -111,7 +111,7 @@ class ObjectStore:
     def probe(self, *, allow_network_filesystem: bool = False) -> None:
         """See BlobStore."""
         del allow_network_filesystem  # an object store has none
-        prove_create_if_absent(self, self._where, secrets.token_hex(8))
+        check_create_if_absent(self, self._where, secrets.token_hex(8))
 
     def identify(self) -> str:
         """See BlobStore."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from tidegate.testing.sim.pipelines import SCATTERED
-from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Life, Plan
+from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, JobRun, Plan
 from tidegate.testing.sim.wave_faults import WaveFaults
 
 WAVE_OFFSETS: Final = (8, 15, 30, 60)
@@ -40,12 +40,12 @@ def with_backfills(plan: Plan, chance: random.Random) -> Plan:
     shape = SCATTERED if scatters else replace(plan.shape, plain=frozenset())
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
     at_once = int(len(plan.inputs) * AT_ONCE)
-    lives = _lives(plan.lives, chance)
+    lives = _lives(plan.job_runs, chance)
     return replace(
         plan,
         shape=shape,
         weights=replace(plan.weights, blackout=0.0),
-        lives=lives,
+        job_runs=lives,
         inputs=tuple(
             replace(each, at_s=0.0) if number < at_once else each
             for number, each in enumerate(plan.inputs)
@@ -58,7 +58,7 @@ def with_backfills(plan: Plan, chance: random.Random) -> Plan:
     )
 
 
-def _lives(lives: tuple[Life, ...], chance: random.Random) -> tuple[Life, ...]:
+def _lives(lives: tuple[JobRun, ...], chance: random.Random) -> tuple[JobRun, ...]:
     made = [_backfilled(life, chance) if chance.random() < BACKFILLED else life for life in lives]
     if all(life.wave_offsets is None for life in made):
         made.insert(0, _backfilled(_first(chance, "bounded"), chance))
@@ -67,18 +67,18 @@ def _lives(lives: tuple[Life, ...], chance: random.Random) -> tuple[Life, ...]:
     return tuple(made)
 
 
-def _first(chance: random.Random, ends: str) -> Life:
+def _first(chance: random.Random, ends: str) -> JobRun:
     parallelism = chance.randint(1, 3)
-    return Life(parallelism, 1, parallelism, ends, chance.random())
+    return JobRun(parallelism, 1, parallelism, ends, chance.random())
 
 
-def _backfilled(life: Life, chance: random.Random) -> Life:
+def _backfilled(life: JobRun, chance: random.Random) -> JobRun:
     if life.ends == "finished":
         return life  # input is still to come
     return replace(
         life,
         parallelism=chance.choice(PARALLELISMS),
         ends=ENDS.get(life.ends, "bounded"),
-        back=None,
+        restore_back=None,
         wave_offsets=chance.choice(WAVE_OFFSETS),
     )

@@ -15,17 +15,18 @@ from tidegate.backfill.driver import Backfill, WaveDone
 from tidegate.config import Config
 from tidegate.errors import (
     DataLossError,
-    DeposedError,
     ExternalError,
+    FencedError,
     JobClosedError,
     TidegateError,
     UserCodeError,
 )
 from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.testing.sim.cluster import SimCluster
-from tidegate.testing.sim.plan import Life, Plan
+from tidegate.testing.sim.plan import JobRun, Plan
 from tidegate.testing.sim.processes import FAILED, guarded
 from tidegate.testing.sim.scheduler import SimProcess
 from tidegate.testing.sim.threads import SimQueue
@@ -50,7 +51,7 @@ class BackfillUser:
         process: SimProcess,
         submission: Submission,
         config: Config,
-        life: Life,
+        life: JobRun,
         plan: Plan,
     ) -> None:
         self._world, self._process, self._plan, self._life = world, process, plan, life
@@ -137,7 +138,7 @@ class BackfillUser:
             wave_offsets=self._life.wave_offsets or 1,
             on_wave=partial(self._wave_done, driver),
         )
-        stop_after = 1 + int(WAVES_MAX * self._life.after)
+        stop_after = 1 + int(WAVES_MAX * self._life.ends_at_share)
         stops = self._life.ends == "stop"
         try:
             backfill.run(stop=lambda: stops and self._waves >= stop_after)
@@ -158,7 +159,7 @@ class BackfillUser:
     def _wave_done(self, driver: SimProcess, wave: WaveDone) -> None:
         self._waves += 1
         self._world.watch.waves += 1
-        self._scheduler.story.tell(
+        self._scheduler.story.record(
             self._scheduler.now, driver.name, "wave of attempt %d is done: %s", wave.attempt, wave
         )
 
@@ -167,8 +168,8 @@ class BackfillUser:
         excused = self._plan.crashing is not None or self._plan.failing_open is not None
         if isinstance(error, UserCodeError) and excused:
             return
-        if isinstance(error, DeposedError) and (self._second is not None or self.over):
+        if isinstance(error, FencedError) and (self._second is not None or self.over):
             return
-        wrong = isinstance(error, DeposedError | DataLossError)
+        wrong = isinstance(error, FencedError | DataLossError)
         if wrong or not isinstance(error, ExternalError):
-            self._world.watch.violated(f"a driver fails: {type(error).__name__}: {error}")
+            self._world.watch.violated(f"a driver fails: {kind_of(type(error))}: {error}")

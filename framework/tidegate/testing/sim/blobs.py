@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from tidegate.drivers.storage.probing import prove_create_if_absent
+from tidegate.drivers.storage.probing import check_create_if_absent
 from tidegate.errors import StorageError, StorageGoneError
-from tidegate.ports.blobs import BlobStore, Created
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.testing.sim.scheduler import SimProcess
 from tidegate.testing.sim.threads import SimEntropy
 
@@ -88,25 +88,25 @@ class SimBlobStore:
         self._storages, self._process, self._faults = storages, process, faults
         self._identity = ""
 
-    def create(self, path: str, data: bytes) -> Created:
+    def create(self, path: str, data: bytes) -> CreateResult:
         """See BlobStore."""
         here = self._confirmed()
         self._note_write(here, "create", path)
 
-        def act() -> Created:
+        def act() -> CreateResult:
             if path in here.objects:
-                return Created.EXISTS
+                return CreateResult.EXISTS
             here.objects[path] = data
             if here.watch is not None:
                 here.watch(self._process, path, data)
-            return Created.CREATED
+            return CreateResult.CREATED
 
         answer = self._ask("create", path, act)
         try:
             self.confirm()
         except StorageGoneError:
-            return Created.UNKNOWN
-        return Created.UNKNOWN if answer is None else answer
+            return CreateResult.UNKNOWN
+        return CreateResult.UNKNOWN if answer is None else answer
 
     def put(self, path: str, data: bytes) -> None:
         self._put("put", path, data)
@@ -148,7 +148,7 @@ class SimBlobStore:
     def probe(self, *, allow_network_filesystem: bool = False) -> None:
         del allow_network_filesystem
         nonce = SimEntropy(self._process).token_hex(8)
-        prove_create_if_absent(self, "of the simulation", nonce)
+        check_create_if_absent(self, "of the simulation", nonce)
 
     def identify(self) -> str:
         if not self._identity:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.testing.sim.cluster import SimCluster, host_of, kind_of
-from tidegate.testing.sim.faults import Blows, Weights
+from tidegate.testing.sim.faults import FaultRates, FaultSchedule
 from tidegate.testing.sim.network import calm
 from tidegate.testing.sim.scheduler import SimProcess
 
@@ -20,10 +20,10 @@ BETWEEN_HOSTS: Final = 0.5
 """Share of the partitions that part no two processes of one host; others part any."""
 
 
-class Striker:
+class FaultInjector:
     """Deals out the blows of one run."""
 
-    def __init__(self, world: SimCluster, weights: Weights) -> None:
+    def __init__(self, world: SimCluster, weights: FaultRates) -> None:
         self._world, self._weights = world, weights
         self._scheduler = world.scheduler
         self._chance = world.scheduler.random_for("blows")
@@ -33,7 +33,9 @@ class Striker:
             "outage": weights.outages,
             "partition": weights.partitions,
         }
-        self._blows = Blows({kind: rate for kind, rate in rates.items() if rate}, self._chance)
+        self._blows = FaultSchedule(
+            {kind: rate for kind, rate in rates.items() if rate}, self._chance
+        )
         self._due: list[tuple[int, str]] = []
         """Turns at which blows fall."""
         self._after_step: list[str] = []
@@ -117,7 +119,7 @@ class Striker:
                 victim = self._victim()
                 if victim is not None:
                     self.kills += 1
-                    self._scheduler.story.tell(self._scheduler.now, victim.name, "is killed")
+                    self._scheduler.story.record(self._scheduler.now, victim.name, "is killed")
                     victim.kill()
             case "freeze":
                 victim = self._victim()
@@ -165,4 +167,4 @@ class Striker:
         return min(self._chance.expovariate(1 / mean_s), 30.0)
 
     def _tell(self, what: str, *details: object) -> None:
-        self._scheduler.story.tell(self._scheduler.now, "world", what, *details)
+        self._scheduler.story.record(self._scheduler.now, "world", what, *details)

@@ -17,24 +17,24 @@ from tidegate.controlplane.dispatcher.service import run_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager
 from tidegate.drivers.memory_kv import MemoryStore
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.entropy import Entropy
 from tidegate.ports.exchange import Exchange
-from tidegate.ports.kafka import PartitionReader, Producer, TransactionLog
+from tidegate.ports.kafka import PartitionReader, Producer, TransactionAdmin
 from tidegate.ports.kv import KeyValueStore
-from tidegate.ports.processes import ExitStatus, ThisProcess
+from tidegate.ports.processes import CurrentProcess, ExitStatus
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 from tidegate.protocol.messages import StartSlot
 from tidegate.slot.main import run_slot
 from tidegate.testing.sim.blobs import MemoryBlobs, SimBlobStore
 from tidegate.testing.sim.exchange import SimExchange
-from tidegate.testing.sim.faults import Trouble
-from tidegate.testing.sim.invariants import Watch
+from tidegate.testing.sim.faults import RequestFaults
+from tidegate.testing.sim.invariants import ProtocolChecker
 from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.testing.sim.kafka.faults import Call, Verdict
 from tidegate.testing.sim.kafka.log import PartitionLog
@@ -54,7 +54,7 @@ ELSEWHERE: Final = "elsewhere"
 """The address, and the id, of a Kafka cluster that is not the job's."""
 
 
-class WorldClock:
+class BrokerClock:
     """The brokers' clock: exact, and nobody's turn ends by asking it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -74,21 +74,26 @@ class SimCluster:
     """Everything that outlives processes, and the mains of those."""
 
     def __init__(
-        self, scheduler: Scheduler, trouble: Trouble, oracle: Oracle, *, paces: Paces | None = None
+        self,
+        scheduler: Scheduler,
+        trouble: RequestFaults,
+        oracle: Oracle,
+        *,
+        paces: Paces | None = None,
     ) -> None:
         self.scheduler, self.trouble = scheduler, trouble
         self._paces = paces
         self.blobs = MemoryBlobs()
         self.network = Network(scheduler, apart=lambda process: host_of(process) is process)
         self.calling = Calling(self.network)
-        self.kafka = FakeKafka(WorldClock(scheduler), faults=self, marked=self._marked)
-        self.watch = Watch(scheduler, self.blobs, self.kafka, oracle)
+        self.kafka = FakeKafka(BrokerClock(scheduler), faults=self, marked=self._marked)
+        self.watch = ProtocolChecker(scheduler, self.blobs, self.kafka, oracle)
         self._readers: list[tuple[SimProcess, FakeReader]] = []
         self._clients: dict[str, tuple[SimProcess, FakeProcess]] = {}
         """Kafka clients by the name that the hook of faults is told."""
         self.mounts = Mounts(self.blobs)
         self.elsewhere = FakeKafka(
-            WorldClock(scheduler), faults=Elsewhere(self.watch.violated), cluster_id=ELSEWHERE
+            BrokerClock(scheduler), faults=Elsewhere(self.watch.violated), cluster_id=ELSEWHERE
         )
         """A Kafka cluster that is not the job's."""
         self._astray: Who = nobody
@@ -137,7 +142,7 @@ class SimCluster:
         """A process has made a reader."""
         self._readers.append((process, reader))
 
-    def passed(self, attempt: int) -> dict[Origin, int]:
+    def passed(self, attempt: int) -> dict[TopicPartition, int]:
         """How far the readers of an attempt have come, by partition."""
         self._readers = [(process, reader) for process, reader in self._readers if process.alive]
         of_attempt = [
@@ -190,7 +195,7 @@ class SimCluster:
     def freeze(self, process: SimProcess) -> None:
         """SIGSTOP, also of the clients' own threads."""
         if process.alive and not process.frozen:
-            self.scheduler.story.tell(self.scheduler.now, process.name, "is frozen")
+            self.scheduler.story.record(self.scheduler.now, process.name, "is frozen")
             process.freeze()
             for client in self._clients_of(process):
                 client.freeze()
@@ -198,7 +203,7 @@ class SimCluster:
     def thaw(self, process: SimProcess) -> None:
         """SIGCONT."""
         if process.frozen:
-            self.scheduler.story.tell(self.scheduler.now, process.name, "goes on")
+            self.scheduler.story.record(self.scheduler.now, process.name, "goes on")
             process.thaw()
             for client in self._clients_of(process):
                 client.thaw()
@@ -331,7 +336,7 @@ class SimDrivers:
     clock: Clock
     threads: Threads
     entropy: Entropy
-    process: ThisProcess
+    process: CurrentProcess
     rpc: Rpc
 
     def __init__(self, world: SimCluster, process: SimProcess) -> None:
@@ -349,7 +354,7 @@ class SimDrivers:
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
         return self._kafka(kafka).kafka_admin(kafka)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionLog:
+    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return self._kafka(kafka).transaction_log(kafka)
 
     def partition_reader(

@@ -1,10 +1,12 @@
 """The exchange between slots over the simulated network: `ports.exchange` of one process.
 
-The protocol is the real driver's, message for message: the lower ordinal dials, says `Hello` and
-waits for `Welcome`; another job or attempt is refused; what comes before `connect` waits; `close`
-says goodbye and waits for the other to hang up, for two seconds at most; a peer that ends otherwise
-is lost. So is the ownership of frames: parts are kept, not copied, until they are read at the other
-end, which is later than a socket ever does it. Whoever changes a part that was sent is found out.
+The protocol is the real driver's, message for message: the lower ordinal dials, says
+`HandshakeRequest` and waits for `HandshakeAccepted`; another job or attempt is refused; what comes
+before `connect` waits;
+`close` says goodbye and waits for the other to hang up, for two seconds at most; a peer that ends
+otherwise is lost. So is the ownership of frames: parts are kept, not copied, until they are read at
+the other end, which is later than a socket ever does it. Whoever changes a part that was sent is
+found out.
 
 As in the real driver one thread of the slot's process does all this, so that a frozen slot greets
 nobody and hangs up on nobody; frames that are on the connection arrive whole.
@@ -17,9 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.drivers.exchange.greeting import lost, objection
-from tidegate.drivers.exchange.sockets import FAREWELL_S, LINKING_S, NEVER
-from tidegate.drivers.exchange.wire import OWN_CHANNEL, Goodbye, Hello, Refused, Welcome
+from tidegate.drivers.exchange.greeting import lost, rejection_reason
+from tidegate.drivers.exchange.sockets import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, NEVER
+from tidegate.drivers.exchange.wire import (
+    OWN_CHANNEL,
+    EndOfStream,
+    HandshakeAccepted,
+    HandshakeRejected,
+    HandshakeRequest,
+)
 from tidegate.errors import check
 from tidegate.ports.exchange import MAX_FRAME_BYTES, Exchange, Frame, OnFrames, OnLost
 from tidegate.testing.sim.network import Closed, End, Network
@@ -30,8 +38,8 @@ Post = Callable[[Callable[[], None]], None]
 Sent = tuple[int, tuple[bytes, ...]]
 """A frame under way: its channel, and the very parts that were sent."""
 
-_GOODBYE = Goodbye()
-_WELCOME = Welcome()
+_GOODBYE = EndOfStream()
+_WELCOME = HandshakeAccepted()
 
 
 class _Link:
@@ -42,10 +50,10 @@ class _Link:
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.end: End | None = None
-        self.waiting: list[Sent | Goodbye] = []
+        self.waiting: list[Sent | EndOfStream] = []
         self.closed = False
 
-    def put(self, item: Sent | Goodbye) -> None:
+    def put(self, item: Sent | EndOfStream) -> None:
         if self.end is not None:
             self.end.send(item)
         elif not self.closed:
@@ -87,9 +95,9 @@ class SimExchange:
         """Ends that are not greeted yet; with the link that dialled."""
         self._early: dict[int, tuple[End, list[Any]]] = {}
         """Greeted before `connect`, by ordinal, and what has come from them since."""
-        self._post: Post = _nobody
-        self._on_frames: OnFrames = _nobody
-        self._on_lost: OnLost = _nobody
+        self._post: Post = _ignore
+        self._on_frames: OnFrames = _ignore
+        self._on_lost: OnLost = _ignore
         self._begun = self._closed = False
         self._linking_until = self._closing_until = NEVER
         self._work: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -118,8 +126,8 @@ class SimExchange:
         self._scheduler.point()
         if not self._closed:
             self._closed = True
-            self._hand(self._say_goodbye)
-        check(self._freed.wait(FAREWELL_S + 3.0), "the exchange's thread does not end")
+            self._hand(self._send_end_of_stream)
+        check(self._freed.wait(CLOSE_TIMEOUT_S + 3.0), "the exchange's thread does not end")
 
     # --- from the network, in no thread ---------------------------------------------------------
 
@@ -157,7 +165,7 @@ class SimExchange:
     ) -> None:
         self._post, self._on_frames, self._on_lost = post, on_frames, on_lost
         self._begun = True
-        self._linking_until = self._scheduler.now + LINKING_S
+        self._linking_until = self._scheduler.now + CONNECT_TIMEOUT_S
         for peer, address in peers.items():
             if peer in self._early:
                 end, items = self._early.pop(peer)
@@ -174,7 +182,9 @@ class SimExchange:
         end.receive = partial(self._received, end)
         self._strangers[end] = link
         end.send(
-            Hello(job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=link.peer)
+            HandshakeRequest(
+                job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=link.peer
+            )
         )
 
     def _take(self, end: End, items: list[Any]) -> None:
@@ -193,11 +203,11 @@ class SimExchange:
     def _greet(self, end: End, items: list[Any]) -> None:
         link = self._strangers.pop(end)
         match items[0]:
-            case Hello() as hello if link is None:
+            case HandshakeRequest() as hello if link is None:
                 self._answer(end, hello, items[1:])
-            case Welcome() if link is not None:
+            case HandshakeAccepted() if link is not None:
                 self._attach(link, end, items[1:])
-            case Refused(reason=reason) if link is not None:
+            case HandshakeRejected(reason=reason) if link is not None:
                 end.close()
                 self._lose(link, f"it refused the connection: {reason}")
             case Closed(why=why) if link is not None:
@@ -205,14 +215,16 @@ class SimExchange:
             case _:
                 end.close()
 
-    def _answer(self, end: End, hello: Hello, items: list[Any]) -> None:
-        reason = objection(hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
+    def _answer(self, end: End, hello: HandshakeRequest, items: list[Any]) -> None:
+        reason = rejection_reason(
+            hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal
+        )
         link = self._links.get(hello.sender) if self._begun else None
         taken = hello.sender in self._early or (self._begun and not (link and link.open))
         if reason is None and taken:
             reason = f"slot {hello.sender} has, or had, its connection already, or needs none"
         if reason is not None:
-            end.send(Refused(reason=reason))
+            end.send(HandshakeRejected(reason=reason))
             end.close()
             return
         end.send(_WELCOME)
@@ -238,7 +250,7 @@ class SimExchange:
         match last:
             case None:
                 pass
-            case Closed(why=why) if not any(type(item) is Goodbye for item in items):
+            case Closed(why=why) if not any(type(item) is EndOfStream for item in items):
                 self._lose(link, why)
             case _:
                 link.drop()
@@ -258,12 +270,12 @@ class SimExchange:
             self._linking_until = NEVER
             for link in self._links.values():
                 if link.open:
-                    self._lose(link, f"it did not connect within {LINKING_S:.0f} s")
+                    self._lose(link, f"it did not connect within {CONNECT_TIMEOUT_S:.0f} s")
 
-    def _say_goodbye(self) -> None:
-        self._post = _nobody
+    def _send_end_of_stream(self) -> None:
+        self._post = _ignore
         self._linking_until = NEVER
-        self._closing_until = self._scheduler.now + FAREWELL_S
+        self._closing_until = self._scheduler.now + CLOSE_TIMEOUT_S
         for link in self._links.values():
             if link.open and not link.waiting:
                 link.drop()  # nothing was ever to be said to it
@@ -299,7 +311,7 @@ class SimExchange:
         self._freed.set()
 
 
-def _nobody(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """Where actions go before `connect` and while the exchange closes."""
 
 

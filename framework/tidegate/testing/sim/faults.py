@@ -28,7 +28,7 @@ from tidegate.testing.sim.kafka.faults import (
     refused,
     unreachable,
 )
-from tidegate.testing.sim.processes import Birth
+from tidegate.testing.sim.processes import StartOutcome
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 GIVEN_UP_S: Final = 1.0
@@ -57,7 +57,7 @@ _BUSY: Final = (Code.CONCURRENT_TRANSACTIONS,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class FaultRates:
     """How bad a run is. Shares are from 0 to 1, times in seconds."""
 
     wild_s: float
@@ -95,7 +95,7 @@ class Weights:
     """Share of the processes that can not be started, or end at once."""
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> Weights:
+    def drawn(cls, chance: random.Random) -> FaultRates:
         """Of a run: a tenth has nothing but delays, and each kind is missing in half of others."""
         calm = chance.random() < 0.1
 
@@ -122,7 +122,7 @@ class Weights:
             partitions=weight(0.3),
         )
 
-    def with_rare_ones(self, chance: random.Random, *, busy: bool, hasty: bool) -> Weights:
+    def with_rare_ones(self, chance: random.Random, *, busy: bool, hasty: bool) -> FaultRates:
         """And what most runs do not have.
 
         Where records always wait (`busy`) some process is killed too, and where checkpoints are
@@ -141,7 +141,7 @@ class Weights:
             blackout=chance.uniform(*BLACKOUT) if chance.random() < BLACKOUTS else 0.0,
         )
 
-    def with_failing_starts(self, chance: random.Random) -> Weights:
+    def with_failing_starts(self, chance: random.Random) -> FaultRates:
         """And, in half of the runs in which anything goes wrong, processes that do not start."""
         share = STARTS_FAIL_MAX * chance.random() ** 2
         fails = chance.random() < 0.5 and self.any()
@@ -164,10 +164,10 @@ class Weights:
         )
 
 
-class Trouble:
+class RequestFaults:
     """Verdicts for storage and brokers by the weights of a run; quiet after `stop`."""
 
-    def __init__(self, scheduler: Scheduler, weights: Weights) -> None:
+    def __init__(self, scheduler: Scheduler, weights: FaultRates) -> None:
         self._scheduler, self._weights = scheduler, weights
         self._chance = scheduler.random_for("trouble")
         self._starts = scheduler.random_for("starts")
@@ -191,7 +191,7 @@ class Trouble:
 
     # --- processes ------------------------------------------------------------------------------
 
-    def of_start(self, role: str) -> Birth:
+    def of_start(self, role: str) -> StartOutcome:
         """`processes.Births`. Never twice in a row for one role: who can not be started five times
         is given up by right.
         """
@@ -199,9 +199,9 @@ class Trouble:
         fails = not self.over and draw() < self._weights.starts_fail and role not in self._refused
         if not fails:
             self._refused.discard(role)
-            return Birth.LIVES
+            return StartOutcome.LIVES
         self._refused.add(role)
-        return Birth.REFUSED if draw() < 0.5 else Birth.DIES
+        return StartOutcome.REFUSED if draw() < 0.5 else StartOutcome.DIES
 
     # --- storage --------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ def _delay(chance: random.Random) -> float:
     return float(0.0005 * 10 ** (2.5 * chance.random() ** 3))
 
 
-class Blows:
+class FaultSchedule:
     """When processes are killed and frozen, brokers fail and networks split: exponential times."""
 
     def __init__(self, rates: dict[str, float], chance: random.Random) -> None:

@@ -15,26 +15,26 @@ from dataclasses import replace
 from typing import Final
 
 from tidegate.checkpoint.journal import (
-    Accepted,
     AnyEntry,
     Claim,
     Closed,
+    LossAccepted,
     Lost,
     Publication,
-    Retracted,
+    RolledBack,
     Settled,
     decode_entry,
     entry_number,
 )
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.counting import Violation
-from tidegate.testing.sim.journal_view import JournalView, Standing, short
+from tidegate.testing.sim.journal_view import JournalPosition, JournalView, short
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.coordinator import Decision
 from tidegate.testing.sim.kafka.faults import Api, Call
@@ -47,7 +47,7 @@ STALL_S: Final = 45.0
 so long may a transaction of a dead attempt hold readers back once all faults are over."""
 
 
-class Watch:
+class ProtocolChecker:
     """Watches one job in one simulated world."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Watch:
         self.steps += 1
         entry = decode_entry(data, path)
         journal = self.journal
-        self._scheduler.story.tell(
+        self._scheduler.story.record(
             self._scheduler.now, process.name, "journal %d: %s", number, short(entry)
         )
         if number != len(journal.entries) + 1:
@@ -159,9 +159,9 @@ class Watch:
                 self._settled(entry)
             case Lost():
                 self._lost(entry)
-            case Retracted():
+            case RolledBack():
                 self._retracted(entry)
-            case Accepted():
+            case LossAccepted():
                 self._accepted()
             case Closed():
                 self._of_newest("closed", entry.attempt)
@@ -188,7 +188,7 @@ class Watch:
         for each in entry.transactions:
             journal.first_named.setdefault(each, entry.number)
         journal.earlier.append(journal.last)
-        journal.last = Standing(entry, frozenset(entry.transactions), self._offsets(entry))
+        journal.last = JournalPosition(entry, frozenset(entry.transactions), self._offsets(entry))
         journal.base = journal.last.offsets
         self._cut()
 
@@ -266,7 +266,7 @@ class Watch:
         if not self.accepting:
             self.violated("a loss is accepted, and the user has not said so")
 
-    def _retracted(self, entry: Retracted) -> None:
+    def _retracted(self, entry: RolledBack) -> None:
         """Nothing that the publication was the first to name is committed, or will be."""
         journal = self.journal
         self._is_about_the_last("retracted", entry.publication)
@@ -441,8 +441,8 @@ class Watch:
         return is_late and parts.attempt < self.journal.attempt
 
 
-def _by_origin(offsets: Mapping[tuple[str, str, int], int]) -> dict[Origin, int]:
-    return {Origin(topic, partition): at for (_, topic, partition), at in offsets.items()}
+def _by_origin(offsets: Mapping[tuple[str, str, int], int]) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, partition): at for (_, topic, partition), at in offsets.items()}
 
 
 def _identity(each: PreparedTransaction) -> tuple[TransactionalId, int, int]:

@@ -14,7 +14,7 @@ from tidegate.protocol.snapshots import PreparedTransaction
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JournalPosition:
     """What a job stands on: a publication, or nothing yet."""
 
     publication: Publication | None = None
@@ -33,10 +33,10 @@ class JournalView:
     """Of the newest claim."""
     claimed_ms: int = 0
     """The brokers' time of the newest claim."""
-    last: Standing = Standing()
+    last: JournalPosition = JournalPosition()
     base: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     """The positions of the last publication, or of that which the newest claim restores by hand."""
-    earlier: list[Standing] = field(default_factory=list)
+    earlier: list[JournalPosition] = field(default_factory=list)
     """What the last publication could be taken back to, oldest first."""
     checkpoints: set[CheckpointId] = field(default_factory=set)
     named: set[tuple[TransactionalId, int, int]] = field(default_factory=set)
@@ -51,13 +51,13 @@ class JournalView:
         """Ids that the last publication names, while it is not settled."""
         return frozenset(each.transactional_id for each in self.last.named)
 
-    def restored(self, claim: Claim) -> Standing:
+    def restored(self, claim: Claim) -> JournalPosition:
         """What an attempt begins from: what its user said, until its submission has published."""
         last = self.last.publication
         if claim.restore == "latest" or (last and last.submission == claim.submission):
             return self.last
         if claim.restore == "none":
-            return Standing()
+            return JournalPosition()
         return next(
             each
             for each in (self.last, *reversed(self.earlier))

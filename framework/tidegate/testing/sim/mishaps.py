@@ -22,7 +22,7 @@ from typing import Final
 
 from tidegate.testing.sim.blobs import MemoryBlobs, StorageVerdict
 from tidegate.testing.sim.cluster import SimCluster, host_of, kind_of
-from tidegate.testing.sim.faults import Weights
+from tidegate.testing.sim.faults import FaultRates
 from tidegate.testing.sim.mounts import ANOTHER, Who, everyone, nothing, older_copy
 from tidegate.testing.sim.scheduler import SimProcess
 
@@ -63,7 +63,7 @@ class Mishap:
     lasts_s: float
 
 
-def drawn(chance: random.Random, weights: Weights, *, standing: bool) -> tuple[Mishap, ...]:
+def drawn(chance: random.Random, weights: FaultRates, *, standing: bool) -> tuple[Mishap, ...]:
     """Of a run: none in most, one or two in others, one after the other."""
     if chance.random() >= MISHAPS or not weights.any() or weights.blackout:
         return ()
@@ -194,4 +194,4 @@ class Mishaps:
         return StorageVerdict(answer_s=self._chance.uniform(0.0, SLOW_S))
 
     def _tell(self, what: str, *details: object) -> None:
-        self._scheduler.story.tell(self._scheduler.now, "world", what, *details)
+        self._scheduler.story.record(self._scheduler.now, "world", what, *details)

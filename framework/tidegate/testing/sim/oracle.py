@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.counting import Group, Violation
 from tidegate.testing.sim.kafka.log import Marker, PartitionLog, StoredRecord
 from tidegate.testing.sim.pipelines import OUT_A, Event, Result, Shape, Sided
@@ -47,15 +47,15 @@ class Oracle:
         """By sink, source partition and key: results that are not visible yet."""
         self._groups: dict[tuple[int, str, str], Group] = {}
         """By generation, sink and group."""
-        self._seen: dict[Origin, int] = {}
-        self._offsets: dict[str, tuple[Origin, int]] = {}
+        self._seen: dict[TopicPartition, int] = {}
+        self._offsets: dict[str, tuple[TopicPartition, int]] = {}
         """By event: where it stands."""
-        self._events: list[tuple[Origin, int, Event]] = []
+        self._events: list[tuple[TopicPartition, int, Event]] = []
         self._recreated: set[str] = set()
         """Topics that only a job that is begun anew may read."""
-        self._held: list[tuple[Origin, int, Event]] = []
+        self._held: list[tuple[TopicPartition, int, Event]] = []
         """Their events since then."""
-        self._bases: list[Mapping[Origin, int]] = [{}]
+        self._bases: list[Mapping[TopicPartition, int]] = [{}]
         """By generation: the positions that it began with."""
         self._published = 0
         """The generation of the last checkpoint."""
@@ -70,7 +70,7 @@ class Oracle:
         """Results that are still to come."""
         return self._missing + len(self.plain.due)
 
-    def expect(self, origin: Origin, event: Event, offset: int) -> None:
+    def expect(self, origin: TopicPartition, event: Event, offset: int) -> None:
         """An event was committed to a source's partition."""
         self._offsets[event.name] = origin, offset
         if origin.topic in self._recreated:
@@ -88,7 +88,7 @@ class Oracle:
         self._events = [event for event in self._events if event[0].topic != topic]
         self._held = [event for event in self._held if event[0].topic != topic]
 
-    def _is_due(self, origin: Origin, event: Event) -> None:
+    def _is_due(self, origin: TopicPartition, event: Event) -> None:
         generation = len(self._bases) - 1
         for sink in self._exact:
             names = self._shape.sinks[sink](event)
@@ -97,7 +97,9 @@ class Oracle:
             due.extend(_Due(name, generation) for name in names)
             self._missing += len(names)
 
-    def rewind(self, covered: Mapping[Origin, int], base: Mapping[Origin, int]) -> None:
+    def rewind(
+        self, covered: Mapping[TopicPartition, int], base: Mapping[TopicPartition, int]
+    ) -> None:
         """The job begins anew from `base`, where its last checkpoint covers all before `covered`:
         what that one holds becomes visible yet, then all from `base` on, also a second time.
         """
@@ -148,7 +150,7 @@ class Oracle:
     def cut(
         self,
         logs: Iterable[PartitionLog],
-        offsets: Mapping[Origin, int],
+        offsets: Mapping[TopicPartition, int],
         producers: AbstractSet[tuple[int, int]],
     ) -> None:
         """A checkpoint becomes what the job stands on: Violation unless it cuts all results in two.
@@ -187,7 +189,7 @@ class Oracle:
 
     def _nothing_lacks(
         self,
-        offsets: Mapping[Origin, int],
+        offsets: Mapping[TopicPartition, int],
         inside: AbstractSet[tuple[str, str]],
         earlier: Counter[tuple[str, str]],
     ) -> None:
@@ -203,7 +205,7 @@ class Oracle:
                     message = f"a checkpoint is behind {name} (key {key}), and lacks it in {sink}"
                     raise Violation(message)
 
-    def _is_before(self, offsets: Mapping[Origin, int], result: str) -> bool:
+    def _is_before(self, offsets: Mapping[TopicPartition, int], result: str) -> bool:
         origin, offset = self._offsets[result.partition("/")[0]]
         return offset < offsets.get(origin, 0)
 
@@ -220,7 +222,7 @@ class Oracle:
                 if not isinstance(entry, Marker) and entry.span.producer in producers:
                     self._forgive(log.origin, _result(entry))
 
-    def _forgive(self, origin: Origin, result: Result) -> None:
+    def _forgive(self, origin: TopicPartition, result: Result) -> None:
         lane = self._lanes.get(_lane(origin, result), deque())
         lost = next((each for each in lane if each.name == result.name), None)
         if lost is None:
@@ -244,7 +246,7 @@ class Oracle:
                 raise Violation(message)
         self.plain.complete()
 
-    def _judge(self, origin: Origin, result: Result, where: str) -> None:
+    def _judge(self, origin: TopicPartition, result: Result, where: str) -> None:
         lane = self._lanes.get(_lane(origin, result))
         if not lane or lane[0].name != result.name:
             expected = lane[0].name if lane else "nothing more"
@@ -267,7 +269,7 @@ class Oracle:
         else:
             group.take(result, where)
 
-    def _group(self, origin: Origin, result: Result, generation: int) -> Group | None:
+    def _group(self, origin: TopicPartition, result: Result, generation: int) -> Group | None:
         """Where results are counted: those of both sinks in one row, where two share the state."""
         if self._shape.pipeline is Sided:
             sink = OUT_A
@@ -280,7 +282,7 @@ class Oracle:
             self._groups[place] = self._group_at(self._bases[generation], result.group)
         return self._groups[place]
 
-    def _group_at(self, base: Mapping[Origin, int], group: str) -> Group:
+    def _group_at(self, base: Mapping[TopicPartition, int], group: str) -> Group:
         """As a checkpoint at these positions holds it."""
         amounts = [
             event.amount
@@ -294,5 +296,5 @@ def _result(entry: StoredRecord) -> Result:
     return msgspec.json.decode(entry.value() or b"", type=Result)
 
 
-def _lane(origin: Origin, result: Result) -> tuple[str, str, str]:
+def _lane(origin: TopicPartition, result: Result) -> tuple[str, str, str]:
     return origin.topic, result.name.rsplit(":", 1)[0], result.key

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.counting import Group, Violation
 from tidegate.testing.sim.pipelines import Event, Result, Shape, Sided
 
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
     """Where the event of a result stands."""
 
     name: str
-    origin: Origin
+    origin: TopicPartition
     offset: int
 
 
@@ -38,7 +38,7 @@ class _Place(NamedTuple):
 class _Attempt:
     """What one attempt has written."""
 
-    base: Mapping[Origin, int]
+    base: Mapping[TopicPartition, int]
     """The positions that it has restored."""
     last: dict[Lane, int] = field(default_factory=dict)
     """By lane: which of its results came last."""
@@ -51,7 +51,7 @@ class PlainSinks:
     """Judges the at-least-once sinks of one job; `group_at` counts a group at some positions."""
 
     def __init__(
-        self, shape: Shape, group_at: Callable[[Mapping[Origin, int], str], Group]
+        self, shape: Shape, group_at: Callable[[Mapping[TopicPartition, int], str], Group]
     ) -> None:
         self._shape, self._group_at = shape, group_at
         self._lanes: dict[Lane, list[_Place]] = {}
@@ -60,7 +60,7 @@ class PlainSinks:
         self.due: set[tuple[str, str]] = set()
         """Sinks and names of results that nobody has written since the job was begun anew."""
 
-    def expect(self, origin: Origin, event: Event, offset: int) -> None:
+    def expect(self, origin: TopicPartition, event: Event, offset: int) -> None:
         """An event was committed to a source's partition."""
         for sink in sorted(self._shape.plain):
             lane = (sink, f"{origin.topic}-{origin.partition}", event.key)
@@ -68,7 +68,7 @@ class PlainSinks:
                 self._lanes.setdefault(lane, []).append(_Place(name, origin, offset))
                 self.due.add((sink, name))
 
-    def begins(self, attempt: int, base: Mapping[Origin, int]) -> None:
+    def begins(self, attempt: int, base: Mapping[TopicPartition, int]) -> None:
         """An attempt has claimed the job, or taken a checkpoint back before it wrote anything."""
         self._attempts[attempt] = _Attempt(base)
 
@@ -76,7 +76,7 @@ class PlainSinks:
         """A slot of an attempt has a producer."""
         self._writers[producer] = attempt
 
-    def rewind(self, base: Mapping[Origin, int]) -> None:
+    def rewind(self, base: Mapping[TopicPartition, int]) -> None:
         """All from these positions on is due, also a second time."""
         self.due = {
             (sink, place.name)
@@ -112,7 +112,7 @@ class PlainSinks:
         self.due.discard((sink, result.name))
         return was_due
 
-    def cut(self, number: int, offsets: Mapping[Origin, int]) -> None:
+    def cut(self, number: int, offsets: Mapping[TopicPartition, int]) -> None:
         """An attempt has published a checkpoint: Violation unless it has written all of it."""
         attempt = self._attempts[number]
         for (sink, _, key), places in self._lanes.items():

@@ -18,13 +18,13 @@ from tidegate.checkpoint.retention import RETAINED_MIN
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import CheckpointSettings
 from tidegate.testing.sim import mishaps, swaps
-from tidegate.testing.sim.faults import Weights
+from tidegate.testing.sim.faults import FaultRates
 from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.mishaps import Mishap
 from tidegate.testing.sim.pipelines import BRANCHED, KEYS, SHAPES, Event, Shape, Sided, TwoSinks
 from tidegate.testing.sim.swaps import Swap
 from tidegate.testing.sim.wave_faults import WaveFaults
-from tidegate.testing.sim.weather import Weather
+from tidegate.testing.sim.weather import NetworkConditions
 
 TOLERATED_OUTAGE_MS: Final = 400_000
 """Faults of a run last less than this in all, so none of them is a loss by right."""
@@ -51,7 +51,7 @@ IMPATIENT_OUTAGE_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class JobRun:
     """One `tidegate run`."""
 
     parallelism: int
@@ -59,9 +59,9 @@ class Life:
     slots: int
     ends: str
     """`finished`, `stop`, `cancel`, `crash`, or `bounded`."""
-    after: float
+    ends_at_share: float
     """Of all results, the share that is visible when it is ended; or of the time, for a crash."""
-    back: int | None = None
+    restore_back: int | None = None
     """Begun by hand from the checkpoint so many before the last; None: it goes on."""
     wave_offsets: int | None = None
     """Of a backfill: how many offsets a wave reads. None: a live job."""
@@ -83,9 +83,9 @@ class Plan:
     """A run, but for what chance does to it."""
 
     shape: Shape
-    weights: Weights
-    weather: Weather
-    lives: tuple[Life, ...]
+    weights: FaultRates
+    weather: NetworkConditions
+    job_runs: tuple[JobRun, ...]
     inputs: tuple[Input, ...]
     partitions: dict[str, int]
     settings: dict[str, Any]
@@ -116,11 +116,11 @@ class Plan:
     def drawn(cls, chance: random.Random) -> Plan:
         """The plan of a seed."""
         shape = chance.choice(SHAPES)
-        weights = Weights.drawn(chance)
+        weights = FaultRates.drawn(chance)
         bounded = chance.random() < 0.2
         until_s = 0.0 if bounded else weights.wild_s
         partitions = {topic: chance.randint(1, 3) for topic in (*shape.sources, *shape.sinks)}
-        weather = Weather.drawn(chance) if weights.any() else Weather()
+        weather = NetworkConditions.drawn(chance) if weights.any() else NetworkConditions()
         lives = _lives(chance, bounded=bounded)
         events = _Events(chance, shape, partitions)
         trickle = events.trickle(until_s)
@@ -133,7 +133,7 @@ class Plan:
         lives, retained = _by_hand(chance, lives, losing=bool(weights.blackout))
         settings["checkpoint"]["num_retained"] = retained
         shape = _promising_less(chance, shape)
-        goes_back = bool(weights.blackout) or any(life.back is not None for life in lives)
+        goes_back = bool(weights.blackout) or any(life.restore_back is not None for life in lives)
         inputs = _numbered(trickle + events.bursts(load, until_s))
         retention = chance.random() < RETENTION and not goes_back
         standing = chance.random() < STANDING
@@ -142,7 +142,7 @@ class Plan:
             shape=shape,
             weights=weights,
             weather=weather,
-            lives=lives,
+            job_runs=lives,
             inputs=inputs,
             partitions=partitions,
             settings=_impatient(load.settled(settings))
@@ -166,7 +166,7 @@ def _impatient(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "checkpoint": checkpoint}
 
 
-def _lives(chance: random.Random, *, bounded: bool) -> tuple[Life, ...]:
+def _lives(chance: random.Random, *, bounded: bool) -> tuple[JobRun, ...]:
     count = chance.choice((1, 1, 1, 2, 2, 3))
     ends = [chance.choice(("stop", "cancel", "crash")) for _ in range(count - 1)]
     ends.append("bounded" if bounded else "finished")
@@ -175,7 +175,7 @@ def _lives(chance: random.Random, *, bounded: bool) -> tuple[Life, ...]:
         parallelism = chance.choice((1, 2, 2, 3))
         managers = chance.randint(1, parallelism)
         slots = -(-parallelism // managers) + chance.choice((0, 0, 1))
-        lives.append(Life(parallelism, managers, slots, end, chance.random()))
+        lives.append(JobRun(parallelism, managers, slots, end, chance.random()))
     return tuple(lives)
 
 
@@ -194,7 +194,7 @@ def _branching(chance: random.Random, shape: Shape) -> Shape:
     return replace(BRANCHED, plain=shape.plain) if branches else shape
 
 
-def _failing_open(chance: random.Random, weights: Weights) -> tuple[float, float] | None:
+def _failing_open(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
     """A time within that of faults, in some runs."""
     if chance.random() >= FAILING_OPENS:
         return None
@@ -202,7 +202,7 @@ def _failing_open(chance: random.Random, weights: Weights) -> tuple[float, float
     return begin_s, min(begin_s + chance.uniform(*FAILING_OPEN_S), weights.wild_s)
 
 
-def _crashing(chance: random.Random, weights: Weights) -> tuple[float, float] | None:
+def _crashing(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
     """A time within that of faults, in some runs."""
     if chance.random() >= CRASHING:
         return None
@@ -211,8 +211,8 @@ def _crashing(chance: random.Random, weights: Weights) -> tuple[float, float] | 
 
 
 def _by_hand(
-    chance: random.Random, lives: tuple[Life, ...], *, losing: bool
-) -> tuple[tuple[Life, ...], int]:
+    chance: random.Random, lives: tuple[JobRun, ...], *, losing: bool
+) -> tuple[tuple[JobRun, ...], int]:
     """Some lives begin from an older checkpoint. How many are retained for that, too.
 
     Not where a checkpoint may be taken back: what is left to go on from is another story.
@@ -222,7 +222,7 @@ def _by_hand(
     if losing or not some or len(lives) == 1:
         return lives, RETAINED_MIN
     later = zip(lives[1:], backs, strict=False)
-    return (lives[0], *(replace(life, back=back) for life, back in later)), retained
+    return (lives[0], *(replace(life, restore_back=back) for life, back in later)), retained
 
 
 class _Draft(NamedTuple):

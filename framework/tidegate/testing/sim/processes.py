@@ -39,7 +39,7 @@ NEWS_S: Final = 0.0005
 """From an event in a child to its parent's thread, of all kinds: so their order holds."""
 
 
-class Birth(enum.Enum):
+class StartOutcome(enum.Enum):
     """What becomes of a process that is started."""
 
     LIVES = "lives"
@@ -49,7 +49,7 @@ class Birth(enum.Enum):
     """It ends before it does anything."""
 
 
-Births = Callable[[str], Birth]
+Births = Callable[[str], StartOutcome]
 """Of a process by its role; of forks `slot`."""
 
 Announce = Callable[[Mapping[str, Any]], None]
@@ -88,7 +88,7 @@ class SimProcesses:
         owner: SimProcess,
         programs: Programs,
         paces: Paces | None = None,
-        births: Births = lambda _: Birth.LIVES,
+        births: Births = lambda _: StartOutcome.LIVES,
     ) -> None:
         self._owner, self._programs, self._births = owner, programs, births
         self._paces = paces or Paces()
@@ -105,7 +105,7 @@ class SimProcesses:
     ) -> SimChild:
         birth = self._birth(role)
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
-        news = _News(self._owner, process, f"wait-{process.pid}")
+        news = _ExitNotices(self._owner, process, f"wait-{process.pid}")
 
         def hear(item: dict[str, Any] | ExitStatus) -> bool:
             if isinstance(item, dict):
@@ -117,31 +117,31 @@ class SimProcesses:
 
         news.tell_to(hear)
         main: Callable[[], ExitStatus] = _stillborn
-        if birth is not Birth.DIES:
+        if birth is not StartOutcome.DIES:
             main = partial(self._programs.roles[role], process, dict(arguments), news.later)
         _start_later(process, _drawn(self._scheduler, self._paces.start_s), main, FAILED)
         return SimChild(process)
 
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
-    ) -> SimZygote:
+    ) -> SimForkServer:
         birth = self._birth("zygote")
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
         slot = partial(_slot, self._programs.slot, dict(arguments))
-        return SimZygote(
+        return SimForkServer(
             self._owner,
             process,
             slot,
             self._paces,
             listener,
             self._births,
-            stillborn=birth is Birth.DIES,
+            stillborn=birth is StartOutcome.DIES,
         )
 
-    def _birth(self, role: str) -> Birth:
+    def _birth(self, role: str) -> StartOutcome:
         self._scheduler.point()
         birth = self._births(role)
-        if birth is Birth.REFUSED:
+        if birth is StartOutcome.REFUSED:
             self._scheduler.tell("may not start a %s", role)
             raise ResourceExhaustedError(f"Cannot start the {role} process: there is no room.")
         return birth
@@ -163,8 +163,8 @@ class SimChild:
         self._process.kill()
 
 
-class SimZygote:
-    """`ports.processes.Zygote`: a process with one thread that forks, kills and reaps."""
+class SimForkServer:
+    """`ports.processes.ForkServer`: a process with one thread that forks, kills and reaps."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class SimZygote:
         self._commands = SimQueue(self._scheduler)
         self._children: dict[int, tuple[int, SimProcess]] = {}
         """Slot index and process by pid, of slots that are not reaped."""
-        self._news = _News(owner, process, "zygote")
+        self._news = _ExitNotices(owner, process, "zygote")
 
         def hear(item: ZygoteEvent | ExitStatus) -> bool:
             if isinstance(item, int):
@@ -229,7 +229,7 @@ class SimZygote:
 
     def _fork(self, start: StartSlot) -> None:
         birth = self._births("slot")
-        if birth is Birth.REFUSED:
+        if birth is StartOutcome.REFUSED:
             self._scheduler.tell("may not fork")
             self._news.now(SlotNotForked(index=start.index, reason="there is no room"))
             return
@@ -239,7 +239,7 @@ class SimZygote:
         )
         self._children[slot.pid] = start.index, slot
         slot.on_exit.append(partial(self._ended, slot.pid))
-        main = _stillborn if birth is Birth.DIES else partial(self._slot, slot, start)
+        main = _stillborn if birth is StartOutcome.DIES else partial(self._slot, slot, start)
         slot.run_main(guarded(slot, main, CRASHED))
         self._news.now(SlotForked(index=start.index, pid=slot.pid))
 
@@ -259,7 +259,7 @@ class _Reap:
     status: ExitStatus
 
 
-class _News:
+class _ExitNotices:
     """What a parent is told of one process, in order, in a thread of its own; last its status."""
 
     def __init__(self, parent: SimProcess, process: SimProcess, name: str) -> None:

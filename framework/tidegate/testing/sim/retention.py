@@ -15,7 +15,7 @@ import random
 from collections import deque
 from typing import Final, NamedTuple
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.cluster import SimCluster
 
 LOOK_S: Final = 0.1
@@ -27,7 +27,7 @@ class _Look(NamedTuple):
     attempt: int
     published: int
     """So many checkpoints of the job."""
-    passed: dict[Origin, int]
+    passed: dict[TopicPartition, int]
 
 
 class Retention:
@@ -57,7 +57,7 @@ class Retention:
             if self._chance.random() < 0.5:
                 self._take(passed)
 
-    def _take(self, passed: dict[Origin, int]) -> None:
+    def _take(self, passed: dict[TopicPartition, int]) -> None:
         for origin, position in passed.items():
             log = self._world.kafka.log(origin)
             if position > log.start:

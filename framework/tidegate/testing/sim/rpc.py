@@ -130,7 +130,7 @@ class SimServer:
         self._network.inform(self.process, call.process, partial(call.finish, None, calls.NOBODY))
 
     def _handle(self, call: _Call, data: bytes) -> None:
-        reply = calls.answer(self._handler, data)
+        reply = calls.handle_call(self._handler, data)
         self._network.carry(self.process, call.process, "reply", partial(call.finish, reply, None))
 
 
@@ -166,9 +166,9 @@ class SimClient:
         if server is not None:
             del server.under_way[call]
         if call.reply is not None:
-            return calls.result(call.reply)
+            return calls.decode_reply(call.reply)
         self._server = None
-        raise calls.failed(message, self._address, call.why or calls.in_time(timeout_s))
+        raise calls.failed(message, self._address, call.why or calls.timeout_reason(timeout_s))
 
     def close(self) -> None:
         """Calls under way end with RpcError."""

@@ -22,11 +22,11 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.api.pipeline import build
-from tidegate.checkpoint.journal import Claim, Lost, Publication, Retracted
+from tidegate.checkpoint.journal import Claim, Lost, Publication, RolledBack
 from tidegate.config import Config
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import kind_of
@@ -35,19 +35,19 @@ from tidegate.protocol.messages import JobReport, Submission
 from tidegate.protocol.versions import TIDEGATE
 from tidegate.testing.sim.backfill_plan import with_backfills
 from tidegate.testing.sim.backfill_user import BackfillUser
-from tidegate.testing.sim.blows import Striker
+from tidegate.testing.sim.blows import FaultInjector
 from tidegate.testing.sim.cluster import STORAGE, SimCluster
 from tidegate.testing.sim.counting import Violation
-from tidegate.testing.sim.faults import Trouble
+from tidegate.testing.sim.faults import RequestFaults
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
 from tidegate.testing.sim.mishaps import Mishaps
 from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.pipelines import Event
-from tidegate.testing.sim.plan import Input, Life, Plan
+from tidegate.testing.sim.plan import Input, JobRun, Plan
 from tidegate.testing.sim.retention import Retention
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.standing import StandingCluster
-from tidegate.testing.sim.story import Story, Told
+from tidegate.testing.sim.standing import SessionCluster
+from tidegate.testing.sim.story import Trace, TraceEvent
 from tidegate.testing.sim.surroundings import (
     CODE_DIGEST,
     declared,
@@ -57,7 +57,7 @@ from tidegate.testing.sim.surroundings import (
     surroundings,
 )
 from tidegate.testing.sim.swaps import Swaps
-from tidegate.testing.sim.weather import Fates
+from tidegate.testing.sim.weather import MessageFaults
 
 QUIET_S: Final = 400.0
 """So long after the last fault a job must have come to its end. The longest wait in it is for
@@ -77,7 +77,7 @@ class Outcome:
     seed: int
     violation: str | None
     """None where the run was exact."""
-    story: Story
+    story: Trace
     plan: Plan
     virtual_s: float
     turns: int
@@ -99,14 +99,14 @@ class Outcome:
 def run_seed(
     seed: int,
     *,
-    listen: Callable[[Told], None] | None = None,
+    listen: Callable[[TraceEvent], None] | None = None,
     digest: bool = False,
     backfills: bool = False,
 ) -> Outcome:
     """Simulate one seed to its end; raises nothing of what is simulated. With `backfills`, some
     lives of its job are backfills.
     """
-    story = Story(listen=listen)
+    story = Trace(listen=listen)
     if digest:
         story.with_digest()
     scheduler = Scheduler(seed, story=story)
@@ -141,10 +141,10 @@ class Run:
         self._seed, self._scheduler, self._folder = seed, scheduler, folder
         self.plan = plan
         self._oracle = Oracle(plan.shape)
-        self._trouble = Trouble(scheduler, plan.weights)
+        self._trouble = RequestFaults(scheduler, plan.weights)
         self.world = SimCluster(scheduler, self._trouble, self._oracle)
-        self.world.network.fate = Fates(plan.weather, scheduler.random_for("weather"))
-        self._striker = Striker(self.world, plan.weights)
+        self.world.network.fate = MessageFaults(plan.weather, scheduler.random_for("weather"))
+        self._striker = FaultInjector(self.world, plan.weights)
         self._watch = self.world.watch
         self._watch.may_lose = bool(plan.weights.blackout)
         self._mishaps = Mishaps(self.world, plan.mishaps, self._has_begun)
@@ -153,7 +153,7 @@ class Run:
         self._present = ""
         """The id of the submission that was made last."""
         self._retention = Retention(self.world, scheduler.random_for("retention"))
-        self._lives = list(plan.lives)
+        self._lives = list(plan.job_runs)
         self._tries = self._life_tries = 0
         self._by_hand: str | None = None
         """The submission that begins from an older checkpoint."""
@@ -172,7 +172,7 @@ class Run:
     def to_the_end(self) -> None:
         """Until the verdict is there."""
         scheduler, weights = self._scheduler, self.plan.weights
-        scheduler.story.tell(0.0, "plan", "%s", self._described())
+        scheduler.story.record(0.0, "plan", "%s", self._described())
         for each in self.plan.inputs:
             if each.at_s:
                 scheduler.call_later(each.at_s, partial(self._write, each))
@@ -216,7 +216,7 @@ class Run:
             attempts=kinds[Claim],
             publications=kinds[Publication],
             waves=self._watch.waves,
-            retractions=kinds[Retracted],
+            retractions=kinds[RolledBack],
             losses=kinds[Lost],
             visible=self._oracle.visible,
             expired=self._retention.expired,
@@ -248,7 +248,7 @@ class Run:
         if left_s > 0:
             self._scheduler.call_later(left_s, self._calm_down)
             return
-        self._scheduler.story.tell(self._scheduler.now, "world", "all faults are over")
+        self._scheduler.story.record(self._scheduler.now, "world", "all faults are over")
         self._striker.stop()
         self._mishaps.stop()
         self._quiet_since_s = self._scheduler.now
@@ -263,8 +263,8 @@ class Run:
         lives = ", ".join(
             f"{each.ends} at p={each.parallelism}"
             + f" in waves of {each.wave_offsets}" * (each.wave_offsets is not None)
-            + f" from {each.back} back" * (each.back is not None)
-            for each in plan.lives
+            + f" from {each.restore_back} back" * (each.restore_back is not None)
+            for each in plan.job_runs
         )
         return (
             f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; {lives}; "
@@ -283,7 +283,7 @@ class Run:
 
     def _write(self, each: Input) -> None:
         """Append a record, or one of a transaction that is ended at once."""
-        origin = Origin(each.topic, each.partition)
+        origin = TopicPartition(each.topic, each.partition)
         if each.committed and not self.plan.retention:
             self._append(origin, each.event)
         else:
@@ -295,7 +295,7 @@ class Run:
                 self._oracle.expect(origin, each.event, at)
         self._written += 1
 
-    def _append(self, origin: Origin, event: Event) -> None:
+    def _append(self, origin: TopicPartition, event: Event) -> None:
         """A record without a transaction."""
         log = self.world.kafka.log(origin)
         sequence, at = self._sequences.get(log, 0), log.end
@@ -319,10 +319,10 @@ class Run:
         process.on_exit.append(lambda _status: self._life_ended(life, user))
         process.run_main(user.main)
         if life.ends == "crash":
-            when_s = life.after * max(self.plan.weights.wild_s - self._scheduler.now, 1.0)
+            when_s = life.ends_at_share * max(self.plan.weights.wild_s - self._scheduler.now, 1.0)
             self._scheduler.call_later(when_s, user.crash)
 
-    def _user(self, life: Life, process: SimProcess) -> _User | BackfillUser:
+    def _user(self, life: JobRun, process: SimProcess) -> _User | BackfillUser:
         if life.wave_offsets is None or self.plan.waves is None:
             return _User(self, life, process, f"c{self._tries}")
         config = self.config(life)
@@ -335,9 +335,9 @@ class Run:
             self.plan,
         )
 
-    def _life_ended(self, life: Life, user: _User | BackfillUser) -> None:
+    def _life_ended(self, life: JobRun, user: _User | BackfillUser) -> None:
         report = user.report
-        self._scheduler.story.tell(
+        self._scheduler.story.record(
             self._scheduler.now, "world", "life %s: %s", life.ends, report and report.state
         )
         if report is not None:
@@ -376,7 +376,7 @@ class Run:
         if not lost:
             self._losses_told = 0
 
-    def may_end(self, life: Life) -> bool:
+    def may_end(self, life: JobRun) -> bool:
         """Whether a life's time to stop has come."""
         self._watch.look_at_plain_sinks()
         if self._swaps.in_force:
@@ -391,11 +391,11 @@ class Run:
                     return False  # what is to come once more is not counted before the claim
                 return self._written == len(self.plan.inputs) and not self._oracle.missing
             case "stop" | "cancel":
-                return share >= life.after
+                return share >= life.ends_at_share
             case _:
                 return False
 
-    def submission(self, life: Life, config: Config, number: str) -> Submission:
+    def submission(self, life: JobRun, config: Config, number: str) -> Submission:
         """What the user submits."""
         graph, id_ = build(self.plan.shape.pipeline, {}), f"submission-{number}"
         restore = self._restore(life)
@@ -425,14 +425,14 @@ class Run:
         """Whether the job of the present life has claimed."""
         return bool(self._present) and self._watch.journal.submission == self._present
 
-    def _restore(self, life: Life) -> str:
+    def _restore(self, life: JobRun) -> str:
         """What the user says; whoever has to run it again goes on from the last checkpoint."""
         known = self._watch.journal.known(self.plan.settings["checkpoint"]["num_retained"])
-        if life.back is None or not known or self._life_tries > 1:
+        if life.restore_back is None or not known or self._life_tries > 1:
             return self._swaps.restore
-        return known[min(life.back, len(known) - 1)]
+        return known[min(life.restore_back, len(known) - 1)]
 
-    def config(self, life: Life) -> Config:
+    def config(self, life: JobRun) -> Config:
         """The configuration of a life."""
         settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
         settings["job"]["parallelism"] = life.parallelism
@@ -452,7 +452,7 @@ class _User:
     standing cluster and is its client, too: submits, waits, stops.
     """
 
-    def __init__(self, run: Run, life: Life, process: SimProcess, cluster: str) -> None:
+    def __init__(self, run: Run, life: JobRun, process: SimProcess, cluster: str) -> None:
         self._run, self._life, self._process, self._cluster_name = run, life, process, cluster
         self.report: JobReport | None = None
         self.crashed = False
@@ -501,7 +501,7 @@ class _User:
         )
         if standing:
             parts = drivers.rpc, drivers.clock, drivers.threads
-            return StandingCluster(processes, *parts, config).client()
+            return SessionCluster(processes, *parts, config).client()
         local = LocalCluster(processes, drivers.rpc, drivers.clock, drivers.threads)
         ending.callback(local.close)
         return local.client()

@@ -23,7 +23,7 @@ from typing import Final
 
 import greenlet
 
-from tidegate.testing.sim.story import Story
+from tidegate.testing.sim.story import Trace
 
 TURN_S: Final = 0.00002
 """What a thread's turn costs in virtual time."""
@@ -68,8 +68,8 @@ class Scheduler:
     `between` is called before each turn, in no thread: the place for faults and checks.
     """
 
-    def __init__(self, seed: object, *, story: Story | None = None) -> None:
-        self.story = story or Story()
+    def __init__(self, seed: object, *, story: Trace | None = None) -> None:
+        self.story = story or Trace()
         self.random = random.Random(f"{seed}/schedule")  # noqa: S311 - replays, protects nothing
         self.seed = seed
         self.now = 0.0
@@ -143,7 +143,7 @@ class Scheduler:
     def tell(self, what: str, *details: object) -> None:
         """Note an event of the running process."""
         where = self.current.process.name if self.current else "world"
-        self.story.tell(self.now, where, what, *details)
+        self.story.record(self.now, where, what, *details)
 
     # --- processes ------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class SimProcess:
             return
         self.alive, self.status = False, status
         scheduler = self.scheduler
-        scheduler.story.tell(scheduler.now, self.name, "ends with status %d", status)
+        scheduler.story.record(scheduler.now, self.name, "ends with status %d", status)
         self.parked.clear()
         for child in self.children:
             if child.alive:

@@ -33,7 +33,7 @@ HOST: Final = "host"
 """Is in the names of the processes that have a host of their own."""
 
 
-class StandingCluster:
+class SessionCluster:
     """Ends with the process that `processes` belong to. Its exits are heard in threads that wait
     for nothing else.
     """

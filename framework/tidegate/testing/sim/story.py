@@ -16,7 +16,7 @@ KEPT: Final = 400
 """Events at the end of a story: the life of an attempt or two."""
 
 
-class Told(NamedTuple):
+class TraceEvent(NamedTuple):
     """One event: when (virtual seconds), in which process, and what."""
 
     at: float
@@ -29,23 +29,25 @@ class Told(NamedTuple):
         return f"{self.at:11.5f}  {self.where:<18} {words}"
 
 
-class Story:
+class Trace:
     """The last `kept` events; `listen` hears of each as it is told."""
 
-    def __init__(self, *, kept: int = KEPT, listen: Callable[[Told], None] | None = None) -> None:
-        self._last: deque[Told] = deque(maxlen=kept)
+    def __init__(
+        self, *, kept: int = KEPT, listen: Callable[[TraceEvent], None] | None = None
+    ) -> None:
+        self._last: deque[TraceEvent] = deque(maxlen=kept)
         self._listen = listen
         self.events = 0
         self._digest: hashlib.blake2b | None = None
 
-    def with_digest(self) -> Story:
+    def with_digest(self) -> Trace:
         """Digest every event from now on; costs as much as reading them all."""
         self._digest = hashlib.blake2b(digest_size=16)
         return self
 
-    def tell(self, at: float, where: str, what: str, *details: object) -> None:
+    def record(self, at: float, where: str, what: str, *details: object) -> None:
         """Note an event; `details` must not change any more."""
-        told = Told(at, where, what, details)
+        told = TraceEvent(at, where, what, details)
         self.events += 1
         self._last.append(told)
         if self._digest is not None:
@@ -57,5 +59,5 @@ class Story:
         """Of all events since `with_digest`."""
         return "" if self._digest is None else self._digest.hexdigest()
 
-    def __iter__(self) -> Iterator[Told]:
+    def __iter__(self) -> Iterator[TraceEvent]:
         return iter(self._last)

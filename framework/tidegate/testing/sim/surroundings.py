@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from tidegate.dataplane.state.backend import KeyedState
+from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.logs import extra_of
 from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.pipelines import Shape
@@ -28,7 +28,7 @@ IDLE_WAIT_S: Final = 0.08
 CODE_DIGEST: Final = "simulated"
 CRASHES: Final = 0.5
 """Of the records that come while user code crashes, those at which it does."""
-KEYED_STATE: Final = "tidegate.dataplane.state.step.KeyedState"
+KEYED_STATE: Final = "tidegate.dataplane.state.step.KeyedStateBackend"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 
@@ -130,9 +130,9 @@ def loaded(
         yield
 
 
-def _with_cache(entries: int, *given: Any, **more: Any) -> KeyedState:
+def _with_cache(entries: int, *given: Any, **more: Any) -> KeyedStateBackend:
     """A keyed state with a cache that is smaller than users may set."""
-    return KeyedState(*given, **{**more, "cache_entries": entries})
+    return KeyedStateBackend(*given, **{**more, "cache_entries": entries})
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def surroundings(scheduler: Scheduler) -> Iterator[Path]:
             prefix="tidegate-sim-", dir=_MEMORY if _MEMORY.is_dir() else None
         ) as folder,
         patch("tidegate.api.rebuild.code_digest", lambda _: CODE_DIGEST),
-        patch("tidegate.slot.idling.ALWAYS_S", IDLE_WAIT_S),
+        patch("tidegate.slot.idling.UNNOTICEABLE_S", IDLE_WAIT_S),
     ):
         root.handlers[:] = [_Handler(scheduler)]
         root.setLevel(logging.INFO)

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.messages import JobReport
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.cluster import ELSEWHERE, SimCluster
-from tidegate.testing.sim.journal_view import Standing
+from tidegate.testing.sim.journal_view import JournalPosition
 from tidegate.testing.sim.mounts import ANOTHER, everyone
 from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.pipelines import KEYS, Event, Shape
@@ -69,7 +69,7 @@ class HasBack(Protocol):
     """A life, as far as it matters here."""
 
     @property
-    def back(self) -> int | None: ...
+    def restore_back(self) -> int | None: ...
 
 
 def drawn(
@@ -77,7 +77,7 @@ def drawn(
 ) -> tuple[Swap | None, ...]:
     """For each life: what is swapped before it begins."""
     swaps: list[Swap | None] = [None] * len(lives)
-    by_hand = any(life.back is not None for life in lives)
+    by_hand = any(life.restore_back is not None for life in lives)
     if chance.random() >= RUNS or losing:
         return tuple(swaps)
     kinds = [OTHER_CLUSTER]
@@ -88,7 +88,7 @@ def drawn(
     if not (by_hand or retention or shape.plain):
         kinds += [RECREATED, RECREATED, RECREATED]
     for number, life in enumerate(lives):
-        if number and life.back is None and chance.random() < SWAPS:
+        if number and life.restore_back is None and chance.random() < SWAPS:
             swaps[number] = Swap(chance.choice(kinds), chance.randint(1, TOLD_MAX))
     return tuple(swaps)
 
@@ -101,7 +101,7 @@ class Swaps:
         world: SimCluster,
         oracle: Oracle,
         swaps: Sequence[Swap | None],
-        write: Callable[[Origin, Event], None],
+        write: Callable[[TopicPartition, Event], None],
     ) -> None:
         self._world, self._oracle, self._swaps, self._write = world, oracle, swaps, write
         self._chance = world.scheduler.random_for("swaps")
@@ -223,14 +223,14 @@ class Swaps:
         self._oracle.recreated(topic)
         for _, name, partition in sorted(last.offsets):
             if name == topic:
-                self._fill(Origin(topic, partition), last, longer=longer)
+                self._fill(TopicPartition(topic, partition), last, longer=longer)
         self._tell("topic %s is %s now", topic, "longer" if longer else "shorter")
 
-    def _fill(self, origin: Origin, last: Standing, *, longer: bool) -> None:
+    def _fill(self, origin: TopicPartition, last: JournalPosition, *, longer: bool) -> None:
         position = max(
             offset
             for (_, topic, partition), offset in last.offsets.items()
-            if Origin(topic, partition) == origin
+            if TopicPartition(topic, partition) == origin
         )
         more = self._chance.randint(1, MORE_RECORDS_MAX)
         count = position + more if longer else self._chance.randint(0, max(0, position - 1))
@@ -250,4 +250,4 @@ class Swaps:
 
     def _tell(self, what: str, *details: object) -> None:
         scheduler = self._world.scheduler
-        scheduler.story.tell(scheduler.now, "world", what, *details)
+        scheduler.story.record(scheduler.now, "world", what, *details)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tidegate.ports.clock import Clock
 from tidegate.ports.entropy import Entropy
-from tidegate.ports.processes import ThisProcess
+from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.threads import Condition, Event, Lock, Queue, Threads, WorkerPool
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess, SimThread, Unwound
 
@@ -275,7 +275,7 @@ class SimEntropy:
 
 
 class SimSelf:
-    """`ports.processes.ThisProcess` of one process."""
+    """`ports.processes.CurrentProcess` of one process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
@@ -288,15 +288,15 @@ class SimSelf:
     def host(self) -> str:
         return "simulated-host"
 
-    def leave(self, status: int) -> NoReturn:
+    def exit(self, status: int) -> NoReturn:
         self._process.exit(status)
         raise Unwound
 
-    def settle(self) -> None:
+    def freeze_gc(self) -> None:
         """Nothing: the garbage is that of the test's own process."""
 
 
 if TYPE_CHECKING:
 
-    def _(process: SimProcess) -> tuple[Threads, Clock, Entropy, ThisProcess]:
+    def _(process: SimProcess) -> tuple[Threads, Clock, Entropy, CurrentProcess]:
         return SimThreads(process), SimClock(process), SimEntropy(process), SimSelf(process)

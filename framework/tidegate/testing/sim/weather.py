@@ -23,7 +23,7 @@ PRESENT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
+class NetworkConditions:
     """Shares of messages, from 0 to 1, and seconds."""
 
     latency_s: float = CALM_S
@@ -39,7 +39,7 @@ class Weather:
     """Frames under which their connection breaks."""
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> Weather:
+    def drawn(cls, chance: random.Random) -> NetworkConditions:
         """Each kind of fault is absent in half of all runs, and rare in most others."""
 
         def weight(most: float) -> float:
@@ -55,12 +55,12 @@ class Weather:
         )
 
 
-class Fates:
+class MessageFaults:
     """`network.Fate` by a weather."""
 
     __slots__ = ("_chance", "weather")
 
-    def __init__(self, weather: Weather, chance: random.Random) -> None:
+    def __init__(self, weather: NetworkConditions, chance: random.Random) -> None:
         self.weather, self._chance = weather, chance
 
     def __call__(self, _sender: SimProcess, _receiver: SimProcess, kind: str) -> Copies:

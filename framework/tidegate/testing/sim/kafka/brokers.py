@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import GroupCommit, TransactionFacts, TransactionState
+from tidegate.ports.kafka import GroupCommit, TransactionDescription, TransactionState
 from tidegate.testing.sim.kafka.coordinator import TransactionCoordinator
 from tidegate.testing.sim.kafka.faults import BrokerError, Code
 from tidegate.testing.sim.kafka.log import PartitionLog, Record, StoredRecord
@@ -83,9 +83,9 @@ class Brokers:
         self._topic_ids: dict[str, str] = {}
         self._topics_made = 0
         self.marked: Callable[[PartitionLog], None] | None = None
-        self._offsets: dict[str, dict[Origin, GroupCommit]] = {}
+        self._offsets: dict[str, dict[TopicPartition, GroupCommit]] = {}
 
-    def partition(self, origin: Origin) -> PartitionLog:
+    def partition(self, origin: TopicPartition) -> PartitionLog:
         """The log of a partition that exists."""
         found = self.topics.get(origin.topic, ())
         if not 0 <= origin.partition < len(found):
@@ -105,7 +105,7 @@ class Brokers:
         for name, logs in self.topics.items():
             self.create_topic(name, logs)
 
-    def mark(self, origin: Origin, producer_id: int, epoch: int, commit: bool) -> None:
+    def mark(self, origin: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
         """WriteTxnMarkers of the coordinator. A partition that was deleted meanwhile needs none."""
         found = self.topics.get(origin.topic, ())
         if origin.partition < len(found):
@@ -120,7 +120,7 @@ class Brokers:
     def produce(
         self,
         user: str,
-        origin: Origin,
+        origin: TopicPartition,
         name: TransactionalId | None,
         producer_id: int,
         epoch: int,
@@ -139,7 +139,7 @@ class Brokers:
             else lambda: self.coordinator.includes(name, producer_id, epoch, origin),
         )
 
-    def fetch(self, user: str, origin: Origin, position: int, records_max: int) -> Fetched:
+    def fetch(self, user: str, origin: TopicPartition, position: int, records_max: int) -> Fetched:
         """Fetch from one partition."""
         self.rights.check(user, "READ", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         log = self.partition(origin)
@@ -154,7 +154,9 @@ class Brokers:
             raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
         return len(self.topics[topic])
 
-    def offset(self, user: str, origin: Origin, at: int | None, *, earliest: bool = False) -> int:
+    def offset(
+        self, user: str, origin: TopicPartition, at: int | None, *, earliest: bool = False
+    ) -> int:
         """ListOffsets for `read_committed`: the earliest, at a time (-1: none), or the latest."""
         self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         log = self.partition(origin)
@@ -165,7 +167,7 @@ class Brokers:
         found = log.at_time(at)
         return -1 if found is None else found
 
-    def high_watermark(self, user: str, origin: Origin) -> int:
+    def high_watermark(self, user: str, origin: TopicPartition) -> int:
         """ListOffsets for `read_uncommitted`: the high watermark."""
         self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         return self.partition(origin).end
@@ -177,7 +179,7 @@ class Brokers:
             self.rights.check(user, "DESCRIBE", topic, Code.TOPIC_AUTHORIZATION_FAILED)
         return {topic: self._topic_ids[topic] for topic in found}
 
-    def epoch_end(self, user: str, origin: Origin, epoch: int) -> int | None:
+    def epoch_end(self, user: str, origin: TopicPartition, epoch: int) -> int | None:
         """OffsetForLeaderEpoch; None for a partition that does not exist."""
         self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         if origin.partition >= len(self.topics.get(origin.topic, ())):
@@ -185,13 +187,13 @@ class Brokers:
         return self.partition(origin).epoch_end(epoch)
 
     def commit_offsets(
-        self, user: str, group: str, positions: Mapping[Origin, GroupCommit]
+        self, user: str, group: str, positions: Mapping[TopicPartition, GroupCommit]
     ) -> None:
         """OffsetCommit of a group without members."""
         self.rights.check(user, "READ", group, Code.GROUP_AUTHORIZATION_FAILED)
         self._offsets.setdefault(group, {}).update(positions)
 
-    def committed(self, user: str, group: str) -> dict[Origin, GroupCommit]:
+    def committed(self, user: str, group: str) -> dict[TopicPartition, GroupCommit]:
         """OffsetFetch of all that the group holds."""
         self.rights.check(user, "DESCRIBE", group, Code.GROUP_AUTHORIZATION_FAILED)
         return dict(self._offsets.get(group, {}))
@@ -211,7 +213,7 @@ class Brokers:
         name: TransactionalId,
         producer_id: int,
         epoch: int,
-        origins: Sequence[Origin],
+        origins: Sequence[TopicPartition],
     ) -> None:
         """AddPartitionsToTxn: all of them or none."""
         self._check_id(user, "WRITE", name)
@@ -227,7 +229,7 @@ class Brokers:
         self._check_id(user, "WRITE", name)
         self.coordinator.end(name, producer_id, epoch, commit=commit)
 
-    def describe(self, user: str, name: TransactionalId) -> TransactionFacts:
+    def describe(self, user: str, name: TransactionalId) -> TransactionDescription:
         """DescribeTransactions."""
         self._check_id(user, "DESCRIBE", name)
         return self.coordinator.describe(name)

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.clock import Clock
 from tidegate.testing.sim.kafka.brokers import Brokers, Rights
 from tidegate.testing.sim.kafka.connection import Connection
-from tidegate.testing.sim.kafka.control import FakeAdmin, FakeTransactionLog
+from tidegate.testing.sim.kafka.control import FakeAdmin, FakeTransactionAdmin
 from tidegate.testing.sim.kafka.coordinator import TransactionCoordinator
 from tidegate.testing.sim.kafka.faults import Faults, NoFaults
 from tidegate.testing.sim.kafka.log import PartitionLog
@@ -48,8 +48,8 @@ class FakeProcess:
     def kafka_admin(self, kafka: Mapping[str, str]) -> FakeAdmin:
         return FakeAdmin(self._brokers, self._connection, _user(kafka))
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> FakeTransactionLog:
-        return FakeTransactionLog(self._brokers, self._connection, _user(kafka))
+    def transaction_log(self, kafka: Mapping[str, str]) -> FakeTransactionAdmin:
+        return FakeTransactionAdmin(self._brokers, self._connection, _user(kafka))
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
@@ -140,7 +140,8 @@ class FakeKafka:
     ) -> None:
         """A topic with empty partitions."""
         logs = [
-            PartitionLog(Origin(name, number), message_bytes_max) for number in range(partitions)
+            PartitionLog(TopicPartition(name, number), message_bytes_max)
+            for number in range(partitions)
         ]
         self._brokers.create_topic(name, logs)
 
@@ -160,7 +161,7 @@ class FakeKafka:
         self._brokers.become_mirror(cluster_id)
         self.coordinator.forget()
 
-    def log(self, origin: Origin) -> PartitionLog:
+    def log(self, origin: TopicPartition) -> PartitionLog:
         """A partition, to look into to trim (`start`), or to elect a leader of."""
         return self._brokers.topics[origin.topic][origin.partition]
 

@@ -1,4 +1,4 @@
-"""`TransactionLog` and `KafkaAdmin` on the fake brokers, with the patience of the real drivers.
+"""`TransactionAdmin` and `KafkaAdmin` on the fake brokers, with the patience of the real drivers.
 
 What is retried, for how long and with which pauses is as in `drivers/kafka/`: describe, fence and
 list until a deadline, EndTxn never. Errors are of the same classes and name the same things.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -22,9 +22,9 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import (
     UNFINISHED,
-    EndOutcome,
+    EndTxnResult,
     GroupCommit,
-    TransactionFacts,
+    TransactionDescription,
     TransactionState,
 )
 from tidegate.testing.sim.kafka.brokers import Brokers
@@ -58,7 +58,7 @@ _DENIED: Final = frozenset(
 )
 
 
-class FakeTransactionLog:
+class FakeTransactionAdmin:
     """Transaction control for one process."""
 
     def __init__(self, brokers: Brokers, connection: Connection, user: str) -> None:
@@ -68,11 +68,11 @@ class FakeTransactionLog:
         """The cluster's own id."""
         return self._retried("connect", self._cluster_id)
 
-    def describe(self, transactional_id: TransactionalId) -> TransactionFacts | None:
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
         """The coordinator's facts; None when it does not know the id."""
         call = self._call(Api.DESCRIBE_TRANSACTIONS, transactional_id)
 
-        def once() -> TransactionFacts | None:
+        def once() -> TransactionDescription | None:
             try:
                 return self._connection.ask(
                     call, lambda: self._brokers.describe(self._user, transactional_id)
@@ -86,7 +86,7 @@ class FakeTransactionLog:
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
-    ) -> EndOutcome:
+    ) -> EndTxnResult:
         """One EndTxn v3, sent once. RETRY leaves open whether it took effect."""
         call = self._call(Api.END_TXN, transactional_id)._replace(producer=(producer_id, epoch))
         try:
@@ -98,13 +98,13 @@ class FakeTransactionLog:
             )
         except BrokerError as error:
             if error.code in RETRIABLE:
-                return EndOutcome.RETRY
+                return EndTxnResult.RETRY
             if error.code in _REFUSED:
-                return EndOutcome.REFUSED
+                return EndTxnResult.REFUSED
             if error.code in _DENIED:
-                return EndOutcome.NOT_AUTHORISED
+                return EndTxnResult.NOT_AUTHORISED
             raise _translated(f"end transaction {transactional_id}", error) from None
-        return EndOutcome.ACCEPTED
+        return EndTxnResult.ACCEPTED
 
     def fence(self, transactional_id: TransactionalId) -> None:
         """InitProducerId, again while it aborts what is open."""
@@ -143,9 +143,9 @@ class FakeTransactionLog:
 
         return self._retried("describe the topics of the job", once)
 
-    def epoch_ends(self, epochs: Mapping[Origin, int]) -> dict[Origin, int]:
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Where the records of a leader epoch and of all before it end in each partition."""
-        found: dict[Origin, int] = {}
+        found: dict[TopicPartition, int] = {}
         for origin, epoch in sorted(epochs.items()):
             end = self._retried(
                 "tell where leader epochs end", partial(self._epoch_end, origin, epoch)
@@ -157,7 +157,7 @@ class FakeTransactionLog:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _epoch_end(self, origin: Origin, epoch: int) -> int | None:
+    def _epoch_end(self, origin: TopicPartition, epoch: int) -> int | None:
         call = Call(Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, origin=origin)
         return self._connection.ask(
             call, lambda: self._brokers.epoch_end(self._user, origin, epoch)
@@ -195,33 +195,37 @@ class FakeAdmin:
         self.partitions(topic)
         return self._brokers.rights.of(self._user, topic)
 
-    def earliest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """First offsets that are still in the log."""
         return self._offsets(
             origins, lambda each: self._brokers.offset(self._user, each, None, earliest=True)
         )
 
-    def latest(self, origins: list[Origin]) -> dict[Origin, int]:
+    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Last stable offsets."""
         return self._offsets(origins, lambda each: self._brokers.offset(self._user, each, None))
 
-    def high_watermarks(self, origins: list[Origin]) -> dict[Origin, int]:
+    def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Ends of the logs, with what open transactions hide."""
         return self._offsets(origins, lambda each: self._brokers.high_watermark(self._user, each))
 
-    def at_time(self, origins: list[Origin], timestamp_ms: int) -> dict[Origin, int]:
+    def at_time(
+        self, origins: list[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
         """First offset at or after a time; the end offset where there is none."""
         found = self._offsets(
             origins, lambda each: self._brokers.offset(self._user, each, timestamp_ms)
         )
         return {**found, **self.latest([each for each, at in found.items() if at < 0])}
 
-    def committed(self, group: str, origins: list[Origin]) -> dict[Origin, int | None]:
+    def committed(
+        self, group: str, origins: list[TopicPartition]
+    ) -> dict[TopicPartition, int | None]:
         """A consumer group's offsets; None where it has none."""
         held = self.group_commits(group)
         return {origin: held[origin].offset if origin in held else None for origin in origins}
 
-    def group_commits(self, group: str) -> dict[Origin, GroupCommit]:
+    def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """All that a consumer group holds."""
         call = Call(Api.OFFSET_FETCH, self._connection.name, name=group)
         return self._retried(
@@ -230,7 +234,7 @@ class FakeAdmin:
             lambda: self._brokers.committed(self._user, group),
         )
 
-    def commit_group(self, group: str, commits: Mapping[Origin, GroupCommit]) -> None:
+    def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
         """Commit offsets to a consumer group without members."""
         call = Call(Api.OFFSET_COMMIT, self._connection.name, name=group)
         self._retried(
@@ -259,7 +263,9 @@ class FakeAdmin:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _offsets(self, origins: list[Origin], ask: Callable[[Origin], int]) -> dict[Origin, int]:
+    def _offsets(
+        self, origins: list[TopicPartition], ask: Callable[[TopicPartition], int]
+    ) -> dict[TopicPartition, int]:
         found = {}
         for origin in origins:
             call = Call(Api.LIST_OFFSETS, self._connection.name, origin=origin)

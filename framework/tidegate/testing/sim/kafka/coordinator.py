@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import TransactionFacts, TransactionState
+from tidegate.ports.kafka import TransactionDescription, TransactionState
 from tidegate.testing.sim.kafka.faults import Api, BrokerError, Call, Code, Faults, Lost
 from tidegate.testing.sim.kafka.timeline import MS_PER_S, Timeline
 
@@ -30,7 +30,7 @@ EPOCH_LAST: Final = 32_766
 FIRST_PRODUCER_ID: Final = 1000
 MARKER_RETRY_S: Final = 0.1
 
-MarkPartition = Callable[[Origin, int, int, bool], None]
+MarkPartition = Callable[[TopicPartition, int, int, bool], None]
 """Writes a marker: partition, producer id, epoch, whether to commit."""
 
 _ENDED: Final = {
@@ -76,7 +76,7 @@ class _Transaction:
         self.start_ms = -1
         self.timeout_s = 0.0
         self.updated_s = 0.0
-        self.partitions: dict[Origin, None] = {}
+        self.partitions: dict[TopicPartition, None] = {}
         """Of the open transaction; while it is being ended, those that lack their marker."""
 
 
@@ -145,7 +145,7 @@ class TransactionCoordinator:
         return found.producer_id, found.epoch
 
     def add_partitions(
-        self, name: TransactionalId, producer_id: int, epoch: int, origins: Iterable[Origin]
+        self, name: TransactionalId, producer_id: int, epoch: int, origins: Iterable[TopicPartition]
     ) -> None:
         """AddPartitionsToTxn: the first one begins the transaction and its timeout."""
         found = self._of_producer(name, producer_id, epoch)
@@ -171,12 +171,12 @@ class TransactionCoordinator:
         if found.state in _ENDED:
             raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
 
-    def describe(self, name: TransactionalId) -> TransactionFacts:
+    def describe(self, name: TransactionalId) -> TransactionDescription:
         """DescribeTransactions of one id."""
         found = self._find(name)
         if found is None:
             raise BrokerError(Code.TRANSACTIONAL_ID_NOT_FOUND)
-        return TransactionFacts(
+        return TransactionDescription(
             state=found.state,
             producer_id=found.producer_id,
             epoch=found.epoch,
@@ -191,7 +191,9 @@ class TransactionCoordinator:
             if (found := self._find(name)) is not None
         }
 
-    def includes(self, name: TransactionalId, producer_id: int, epoch: int, origin: Origin) -> bool:
+    def includes(
+        self, name: TransactionalId, producer_id: int, epoch: int, origin: TopicPartition
+    ) -> bool:
         """Whether a partition is in the producer's open transaction: a leader asks before it takes
         the first batch.
         """
@@ -227,7 +229,7 @@ class TransactionCoordinator:
         self._end(found, name, commit=False)
 
     def _send_marker(
-        self, found: _Transaction, name: TransactionalId, origin: Origin, *, commit: bool
+        self, found: _Transaction, name: TransactionalId, origin: TopicPartition, *, commit: bool
     ) -> None:
         verdict = self._faults.decide(Call(Api.WRITE_MARKERS, "", name, origin))
         due_s = self._timeline.now_s() + self._marker_s + verdict.request_s

@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 
 
@@ -89,7 +89,7 @@ class Call(NamedTuple):
     process: str
     """The process that asks; empty for the coordinator's own requests."""
     transactional_id: TransactionalId | None = None
-    origin: Origin | None = None
+    origin: TopicPartition | None = None
     name: str = ""
     """Consumer group, topic or prefix."""
     producer: tuple[int, int] | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.testing.sim.kafka.faults import BrokerError, Code
 
 CREATE_TIME: Final = 1
@@ -102,7 +102,7 @@ class _Writer:
 class PartitionLog:
     """The log of one partition; `message_bytes_max` is the topic's max.message.bytes."""
 
-    def __init__(self, origin: Origin, message_bytes_max: int) -> None:
+    def __init__(self, origin: TopicPartition, message_bytes_max: int) -> None:
         self.origin = origin
         self.start = 0
         """First offset that retention has left."""

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import repeat
 from typing import Final, NoReturn
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -61,7 +61,7 @@ _FENCING: Final = frozenset(
 class _Batch:
     """Records on their way to one partition."""
 
-    origin: Origin
+    origin: TopicPartition
     sequence: int
     records: list[Record]
     expires_s: float
@@ -98,12 +98,12 @@ class FakeProducer:
         self._timeout_s = timeout_ms / MS_PER_S
         self._failure: TidegateError | None = None
         self._begun = False
-        self._queues: dict[Origin, deque[tuple[Record, float]]] = {}
+        self._queues: dict[TopicPartition, deque[tuple[Record, float]]] = {}
         self._homeless: deque[tuple[str, Record, float]] = deque()
         self._left = 0
-        self._sequences: dict[Origin, int] = {}
-        self._sending: set[Origin] = set()
-        self._added: set[Origin] = set()
+        self._sequences: dict[TopicPartition, int] = {}
+        self._sending: set[TopicPartition] = set()
+        self._added: set[TopicPartition] = set()
         self._adding = self._lingers = False
         self._keyless = 0
         self._wakes: list[float] = []
@@ -196,7 +196,7 @@ class FakeProducer:
             # librdkafka draws one by chance; in turn is a chance as good as any.
             self._keyless += 1
             number = self._keyless % partitions
-        self._queues.setdefault(Origin(topic, number), deque()).append((record, taken_s))
+        self._queues.setdefault(TopicPartition(topic, number), deque()).append((record, taken_s))
 
     # --- sending them ---------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class FakeProducer:
             partial(self._partitions_added, new),
         )
 
-    def _partitions_added(self, new: list[Origin], exchange: Exchange[None]) -> None:
+    def _partitions_added(self, new: list[TopicPartition], exchange: Exchange[None]) -> None:
         self._adding = False
         try:
             exchange.result()
@@ -261,7 +261,7 @@ class FakeProducer:
         self._added.update(new)
         self._pump()
 
-    def _retry_adding(self, new: list[Origin]) -> None:
+    def _retry_adding(self, new: list[TopicPartition]) -> None:
         """Until the oldest record has waited for too long."""
         now_s = self._connection.timeline.now_s()
         taken_s = min(self._queues[origin][0][1] for origin in new)
@@ -270,7 +270,7 @@ class FakeProducer:
         else:
             self._later(RETRY_PAUSE_S[0], self._pump)
 
-    def _next_batch(self, origin: Origin) -> _Batch:
+    def _next_batch(self, origin: TopicPartition) -> _Batch:
         """Records for one request, out of the partition's queue."""
         queue = self._queues[origin]
         expires_s = queue[0][1] + self._timeout_s
@@ -370,7 +370,7 @@ class FakeProducer:
             "transactional ids with the prefix tidegate, or look at the timeout or the brokers."
         )
 
-    def _refused(self, origin: Origin, code: Code) -> None:
+    def _refused(self, origin: TopicPartition, code: Code) -> None:
         """A request was refused for good."""
         what = f"deliver a record to topic {origin.topic}: {code.value}"
         if code in _FENCING:
@@ -378,7 +378,7 @@ class FakeProducer:
         kind = RecordTooLargeError if code is Code.MESSAGE_TOO_LARGE else TransactionError
         self._failed(what, kind)
 
-    def _timed_out(self, origin: Origin) -> None:
+    def _timed_out(self, origin: TopicPartition) -> None:
         self._failed(f"deliver a record to topic {origin.topic}: _MSG_TIMED_OUT")
 
     def _failed(self, what: str, kind: type[TidegateError] = TransactionError) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tidegate.elements import Origin
+from tidegate.elements import TopicPartition
 from tidegate.errors import InternalError, KafkaError, KafkaNotAuthorisedError, TidegateError
-from tidegate.ports.kafka import GroupCommit, Position, Run
+from tidegate.ports.kafka import GroupCommit, PartitionBatch, Position
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.faults import PROCEED, Api, BrokerError, Call, Code
@@ -59,17 +59,17 @@ class FakeReader:
     ) -> None:
         self._brokers, self._connection, self._user = brokers, connection, user
         self._group, self._tells_ends = group, with_end_of_partition
-        self._assigned: dict[Origin, _Assigned] = {}
+        self._assigned: dict[TopicPartition, _Assigned] = {}
         self._heard_s = connection.timeline.now_s()
         self._turn = 0
         self._waits = False
         self.commit_failures = 0
 
-    def assign(self, positions: Mapping[Origin, int]) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
         self._assigned = {origin: _Assigned(at) for origin, at in positions.items()}
 
-    def poll(self, max_records: int, timeout_s: float) -> list[Run]:
+    def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         """What has arrived, waiting up to `timeout_s` for the first of it; KafkaError."""
         timeline = self._connection.timeline
         timeline.run_due()
@@ -87,7 +87,7 @@ class FakeReader:
             self._connection.sleep_until(min(end_s, now_s + POLL_SLICE_S))
             self._waits = False
 
-    def positions(self) -> dict[Origin, Position]:
+    def positions(self) -> dict[TopicPartition, Position]:
         """The positions, behind what was passed over; without partitions that nothing was read
         of.
         """
@@ -99,24 +99,24 @@ class FakeReader:
         }
 
     @property
-    def passed(self) -> dict[Origin, int]:
+    def passed(self) -> dict[TopicPartition, int]:
         """The same of all partitions. For checkers: while it is waited for, too."""
         return {origin: each.position for origin, each in self._assigned.items()}
 
-    def pause(self, origins: Sequence[Origin]) -> None:
+    def pause(self, origins: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions."""
         self._check_alone()
         for origin in origins:
             self._assigned[origin].paused = True
 
-    def high_watermarks(self) -> dict[Origin, int]:
+    def high_watermarks(self) -> dict[TopicPartition, int]:
         """The newest known end offsets; without partitions that nothing was fetched from yet."""
         self._check_alone()
         return {
             origin: each.high for origin, each in self._assigned.items() if each.high is not None
         }
 
-    def commit(self, positions: Mapping[Origin, int], metadata: str = "") -> None:
+    def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
         """Commit offsets to the consumer group, without waiting; failures are counted."""
         self._check_alone()
         if not positions:
@@ -149,11 +149,11 @@ class FakeReader:
         except BrokerError:
             self.commit_failures += 1
 
-    def _arrived(self, records_max: int) -> list[Run]:
+    def _arrived(self, records_max: int) -> list[PartitionBatch]:
         """Runs of the partitions in turn, so that none starves."""
         order = list(self._assigned)
         self._turn = (self._turn + 1) % max(1, len(order))
-        runs: list[Run] = []
+        runs: list[PartitionBatch] = []
         left = records_max
         for origin in order[self._turn :] + order[: self._turn]:
             each = self._assigned[origin]
@@ -166,7 +166,9 @@ class FakeReader:
                 left -= max(1, len(run.messages))
         return runs
 
-    def _fetched(self, origin: Origin, each: _Assigned, records_max: int) -> list[Run]:
+    def _fetched(
+        self, origin: TopicPartition, each: _Assigned, records_max: int
+    ) -> list[PartitionBatch]:
         try:
             if not self._may_fetch(origin, each):
                 return []
@@ -179,14 +181,14 @@ class FakeReader:
         each.position, each.epoch = fetched.position, fetched.leader_epoch
         runs = []
         if fetched.records:
-            runs.append(Run(origin, fetched.records, fetched.records[-1].offset() + 1))
+            runs.append(PartitionBatch(origin, fetched.records, fetched.records[-1].offset() + 1))
         at_end = each.position == fetched.last_stable and len(fetched.records) < records_max
         if self._tells_ends and at_end and each.end_told != each.position:
             each.end_told = each.position
-            runs.append(Run(origin, (), each.position))
+            runs.append(PartitionBatch(origin, (), each.position))
         return runs
 
-    def _may_fetch(self, origin: Origin, each: _Assigned) -> bool:
+    def _may_fetch(self, origin: TopicPartition, each: _Assigned) -> bool:
         """Whether an answer is there. Only a fetch that brings something is shown to the hook:
         brokers keep others waiting until it does.
         """
@@ -209,7 +211,7 @@ class FakeReader:
         each.fetch_s += REFETCH_S
         return False
 
-    def _nothing_new(self, origin: Origin, each: _Assigned) -> bool:
+    def _nothing_new(self, origin: TopicPartition, each: _Assigned) -> bool:
         log = self._brokers.partition(origin)
         each.high = log.end
         at_end = each.position == log.last_stable
@@ -228,7 +230,7 @@ class FakeReader:
                     "partition. It was deleted, or made anew with fewer partitions."
                 ) from None
 
-    def _error(self, origin: Origin, each: _Assigned, code: Code) -> TidegateError:
+    def _error(self, origin: TopicPartition, each: _Assigned, code: Code) -> TidegateError:
         where = f"{origin.topic}-{origin.partition}"
         if code is Code.OFFSET_OUT_OF_RANGE:
             return KafkaError(
