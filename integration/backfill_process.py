@@ -16,7 +16,7 @@ from integration.killing.traps import Plan, Traps
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.system import SystemDrivers
 
 
 def main() -> int:

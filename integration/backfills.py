@@ -19,7 +19,7 @@ from tidegate.controlplane.client.preflight import (
 )
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.system import SystemDrivers
 from tidegate.protocol.messages import Submission
 
 

@@ -26,14 +26,14 @@ from confluent_kafka import Message
 
 from integration.brokers import create_topic, produce, read_all, unique
 from integration.running import ROOT, alive, await_gone, journal
-from tidegate.drivers.kafka import with_owner
+from tidegate.drivers.kafka import die_with_parent
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITE_GOLDEN = "TIDEGATE_TEST_GOLDEN"
 RUN_S_MAX = 60.0
 POLL_S = 0.02
 
-_OWNED = [sys.executable, "-I", "-S", with_owner.__file__]
+_OWNED = [sys.executable, "-I", "-S", die_with_parent.__file__]
 """Runs what follows so that it dies with the process of that id."""
 
 TOTALS = """

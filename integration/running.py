@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tidegate.drivers.kafka import with_owner
+from tidegate.drivers.kafka import die_with_parent
 
 ROOT = Path(__file__).parent.parent
 ENDED_TIMEOUT_S = 30.0
@@ -50,7 +50,7 @@ def owned(
 
     To be called from the main thread: the kernel's promise is to the thread that starts it.
     """
-    prefix = [sys.executable, "-I", "-S", with_owner.__file__, str(os.getpid())]
+    prefix = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     with log.open("ab") as output:
         return subprocess.Popen(
             [*(prefix if sys.platform == "linux" else []), *command],

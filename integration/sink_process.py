@@ -20,13 +20,13 @@ from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink
 from tidegate.config import Config, KafkaSettings
+from tidegate.dataplane.sinks.delivery import TransactionalDelivery
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.dataplane.sinks.lanes import TransactionalDelivery
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-from tidegate.elements import RecordBatch, TopicPartition
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import Attempt, CheckpointId, Uid
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 
 def numbered(first: int, count: int) -> RecordBatch:

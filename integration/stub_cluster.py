@@ -14,7 +14,7 @@ from tidegate.bootstrap import ClusterSpec, processes
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName
 from tidegate.protocol.messages import JobReport, Submission
 

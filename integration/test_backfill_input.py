@@ -26,9 +26,9 @@ from integration.test_bad_records import header
 from integration.test_recreated_topics import create_again
 from tidegate.backfill.executor import Executor, InProcessExecutor, WaveTasks
 from tidegate.config import Config
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import BadRecordError, RefusedError, SourceChangedError, UserCodeError
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.waves import TaskReport

@@ -16,13 +16,13 @@ from integration.test_backfill_input import Input
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.elements import TopicPartition
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import KafkaError, StorageError, StorageMismatchError
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kafka import PartitionReader
+from tidegate.stream_elements import TopicPartition
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

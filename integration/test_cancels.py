@@ -16,8 +16,8 @@ import pytest
 
 from integration.killing.runs import Job, Run
 from integration.killing.traps import Trap
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName
 from tidegate.protocol.messages import StopJob
 

@@ -22,8 +22,8 @@ from confluent_kafka.cimpl import NewTopic
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError
+from tidegate.stream_elements import TopicPartition
 
 T = TypeVar("T")
 

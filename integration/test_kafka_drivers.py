@@ -26,7 +26,6 @@ from tests.contracts.kafka_rights import RightsContract
 from tests.contracts.kafka_topics import TopicContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka import reader as reader_module
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.broker_config import choose_ports
@@ -34,7 +33,7 @@ from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.drivers.kafka.reader import KafkaPartitionReader
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-from tidegate.elements import TopicPartition
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import (
     KafkaError,
     KafkaUnavailableError,
@@ -42,6 +41,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult
+from tidegate.stream_elements import TopicPartition
 
 pytestmark = [
     pytest.mark.kafka,

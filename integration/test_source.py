@@ -15,10 +15,10 @@ from tidegate.api.kafka import ConsumerRecord, KafkaSource
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.elements import TopicPartition
 from tidegate.errors import BadRecordError, KafkaError
 from tidegate.ids import CheckpointId, Uid
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
 
 pytestmark = pytest.mark.kafka
 

@@ -31,7 +31,7 @@ TRACKER = re.compile(r"\bissue #?\d", re.IGNORECASE)
 SKIPPED = {"LICENSE"}
 GENERATES_CODE = {  # from templates of our own, never from text of a user or of the network
     "framework/tidegate/api/field_check.py",
-    "framework/tidegate/api/shapes.py",
+    "framework/tidegate/api/converters.py",
     "framework/tidegate/dataplane/operators/stateless.py",
 }
 

@@ -79,7 +79,7 @@ if not TYPE_CHECKING:
                 globals()[name] = value
                 return value
         if name in UNSUPPORTED:
-            from tidegate.api.place import refuse_unsupported
+            from tidegate.api.location import refuse_unsupported
 
             refuse_unsupported(name, UNSUPPORTED[name])
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,12 +31,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
 from tidegate.drivers.network import LOOPBACK, Network, is_loopback, own_address_towards
-from tidegate.drivers.process.lifeline import (
+from tidegate.drivers.process.parent_watch import (
     exit_with_parent,
     is_prestarted,
     leave_if_orphaned,
@@ -45,6 +44,7 @@ from tidegate.drivers.process.lifeline import (
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.drivers.process.spawn import OsProcesses
 from tidegate.drivers.storage.remembered import RememberedStorage
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import (
     ConfigError,
     Domain,
@@ -445,7 +445,7 @@ def _zygote(
         importlib.import_module(name)
     drivers = SystemDrivers(common.network)
     run = _named(common.role_mains.get("slot", SLOT_MAIN))
-    from tidegate.drivers.process.zygote import run_fork_server
+    from tidegate.drivers.process.fork_server import run_fork_server
     from tidegate.protocol.messages import StartSlot
 
     task_manager = TaskManagerId(arguments["task_manager"])

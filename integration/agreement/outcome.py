@@ -25,8 +25,8 @@ from tidegate.api.kafka import STEP, KafkaSink
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import restore
-from tidegate.drivers.bundle import SystemDrivers
-from tidegate.graph.logical import StreamGraph
+from tidegate.drivers.system import SystemDrivers
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import Uid
 
 BACKEND: Final = "memory"

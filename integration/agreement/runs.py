@@ -30,7 +30,7 @@ from integration.running import ROOT
 from tidegate import build
 from tidegate.backfill.driver import WaveDone
 from tidegate.backfill.executor import Executor
-from tidegate.graph.logical import StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 
 KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
 """A slot while it writes, a JobMaster behind the commit point, a slot at a barrier."""

@@ -156,9 +156,9 @@ def clock_parts(clocks: Clocks) -> None:
     """Put clocks around what a slot calls per batch and per checkpoint."""
     from tidegate.dataplane.operators.keyed import KeyedOperator
     from tidegate.dataplane.operators.stateless import FusedSteps
+    from tidegate.dataplane.sinks.delivery import TransactionalDelivery
     from tidegate.dataplane.sinks.encoding import BatchEncoder
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-    from tidegate.dataplane.sinks.lanes import TransactionalDelivery
     from tidegate.dataplane.sources.decoding import BatchDecoder
     from tidegate.dataplane.state.backend import KeyedStateBackend
     from tidegate.dataplane.state.snapshots import SnapshotUploader
@@ -207,7 +207,7 @@ def run_slot(
     workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
 ) -> None:
     """The slot's parts in this process; prints their figures."""
-    from tidegate.drivers.process.garbage import settle_gc
+    from tidegate.drivers.process.gc_tuning import settle_gc
 
     clocks = Clocks()
     clock_parts(clocks)
@@ -267,14 +267,14 @@ class BareSlot:
         from tests.kafka.surroundings import Surroundings
         from tidegate.api.pipeline import build
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
-        from tidegate.dataplane.assembly import source_keys_wanted
         from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
         from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
         from tidegate.dataplane.sources.kafka import KafkaSourceReader
         from tidegate.dataplane.state.step import open_step_state
         from tidegate.dataplane.task import SourceTask
-        from tidegate.drivers.bundle import SystemDrivers
+        from tidegate.dataplane.task_builder import source_keys_wanted
         from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
+        from tidegate.drivers.system import SystemDrivers
         from tidegate.graph.plan import plan
         from tidegate.ids import Uid
         from tidegate.protocol.snapshots import SourceSplit
@@ -332,8 +332,8 @@ class BareSlot:
 
     def run(self, records: int, every: int) -> None:
         """Read and write all records, with a barrier after each `every` and at the end."""
-        from tidegate.elements import Barrier
         from tidegate.ids import Attempt, CheckpointId
+        from tidegate.stream_elements import Barrier
 
         counters, mailbox = self._around.counters, self._around.mailbox
         self._task.start()

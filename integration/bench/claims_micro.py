@@ -32,9 +32,9 @@ from tidegate.backfill.executor import InProcessExecutor
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import Attempt, JobName, SubtaskIndex, Uid
 
 STATE_TOPIC: Final = "__transaction_state"

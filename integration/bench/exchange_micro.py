@@ -36,14 +36,14 @@ from tidegate.dataplane.channels.frames import (
     frame_kind,
     read_credit,
 )
-from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import KeyGroupWriter, RemoteOutputChannel
+from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
+from tidegate.dataplane.channels.record_writer import KeyGroupWriter, RemoteOutputChannel
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.drivers.exchange import SocketExchange
-from tidegate.drivers.process.garbage import settle_gc
-from tidegate.elements import EndOfInput, RecordBatch, TopicPartition
+from tidegate.drivers.process.gc_tuning import settle_gc
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex, VertexId
+from tidegate.stream_elements import EndOfInput, RecordBatch, TopicPartition
 
 ROOT: Final = Path(__file__).parents[2]
 GOALS: Final = {("Struct", "unix"): "0.6"}

@@ -17,7 +17,7 @@ from typing import Final
 from integration.bench.page import Table
 from integration.bench.spark_cost import judged
 from tidegate.dataplane.state.local_files import LocalStateFiles
-from tidegate.dataplane.state.local_folder import LocalStateDir
+from tidegate.dataplane.state.local_state_dir import LocalStateDir
 from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.drivers.storage import open_store

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.kafka.surroundings import Surroundings
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
-    from tidegate.elements import RecordBatch
+    from tidegate.stream_elements import RecordBatch
 
 PARTITIONS = 4
 COMMIT_S = 1.0
@@ -134,9 +134,9 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.config import Config, KafkaSettings
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
-    from tidegate.drivers.bundle import SystemDrivers
     from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-    from tidegate.drivers.process.garbage import settle_gc
+    from tidegate.drivers.process.gc_tuning import settle_gc
+    from tidegate.drivers.system import SystemDrivers
     from tidegate.ids import Attempt, CheckpointId, Uid
     from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 

@@ -25,7 +25,7 @@ from tidegate.api.state import ValueState
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory_kv import MemoryStore
-from tidegate.drivers.process.garbage import settle_gc
+from tidegate.drivers.process.gc_tuning import settle_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.ids import Uid
 

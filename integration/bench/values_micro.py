@@ -25,8 +25,8 @@ from tidegate.api.values import ClassCheck, fault
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.sampling import FIRST, sampled
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
-from tidegate.elements import RecordBatch, TopicPartition
-from tidegate.graph.logical import MAIN, Node
+from tidegate.graph.stream_graph import MAIN, Node
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 BATCHES: Final = 40
 TURNS: Final = 25

@@ -13,7 +13,7 @@ from typing import Any
 from integration.chaos.switchboard import ADDRESS, LaidRpc
 from integration.killing.command import MAINS
 from tidegate.bootstrap import local_cluster
-from tidegate.cli import running
+from tidegate.cli import local_run
 from tidegate.cli.main import main
 from tidegate.controlplane.client.local import LocalCluster
 
@@ -27,5 +27,5 @@ def laid_cluster(*arguments: Any, **keywords: Any) -> LocalCluster:
 
 
 if __name__ == "__main__":
-    running.local_cluster = laid_cluster  # type: ignore[attr-defined]
+    local_run.local_cluster = laid_cluster  # type: ignore[attr-defined]
     main()

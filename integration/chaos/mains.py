@@ -21,8 +21,8 @@ from tidegate.config import Config
 from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.exchange.sockets import SocketExchange
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers, KafkaAdmin

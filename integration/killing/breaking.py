@@ -25,8 +25,8 @@ from integration.killing.mains import (
 from integration.killing.traps import Plan, Traps
 from tidegate.checkpoint.journal import Publication
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.producer import KafkaProducer
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.drivers import Drivers

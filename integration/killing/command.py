@@ -11,12 +11,12 @@ import os
 from functools import partial
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli import running
+from tidegate.cli import local_run
 from tidegate.cli.main import main
 
 MAINS = "TIDEGATE_TEST_MAINS"
 
 if __name__ == "__main__":
     mains = json.loads(os.environ[MAINS])
-    running.local_cluster = partial(local_cluster, mains=mains)  # type: ignore[attr-defined]
+    local_run.local_cluster = partial(local_cluster, mains=mains)  # type: ignore[attr-defined]
     main()

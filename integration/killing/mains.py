@@ -32,8 +32,8 @@ from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_
 from tidegate.controlplane.jobmaster import job_journal, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.network import Network
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.drivers import Drivers, KafkaAdmin

@@ -22,7 +22,7 @@ from tidegate.backfill.spark.levels import TaskAttempt
 from tidegate.backfill.spark.rows import MARKER_ORD, FrameRow, Report
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.system import SystemDrivers
 
 FRAMES_PER_CHANNEL = 40
 LARGE_FRAME_BYTES = 3 << 20  # more than a batch holds

@@ -32,7 +32,7 @@ from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.backfill.spark.stream import streamed
 from tidegate.config import Config
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import TidegateError
 from tidegate.protocol.waves import TaskReport
 

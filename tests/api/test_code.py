@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tidegate import PipelineError, build
-from tidegate.api import place
+from tidegate.api import location
 from tidegate.api.code import code_digest, load_pipeline
-from tidegate.api.place import shown_below
+from tidegate.api.location import shown_below
 from tidegate.api.rebuild import rebuild
 from tidegate.errors import CodeMismatchError, TidegateError, UserCodeError
 
@@ -165,7 +165,7 @@ def test_places_are_shown_below_the_folder_of_the_code(
 ) -> None:
     """Users know `shown/good.py`, and not where a host has unpacked it."""
     package(tmp_path, "shown")
-    monkeypatch.setattr("tidegate.api.place._code_folders", [])
+    monkeypatch.setattr("tidegate.api.location._code_folders", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     pipeline = load_pipeline("shown.good:Copies", tmp_path)
     (node,) = [node for node in build(pipeline) if node.kind == "filter"]
@@ -186,17 +186,17 @@ def test_a_folder_of_code_is_kept_once_however_many_attempts_a_process_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of Spark runs thousands of tasks, and each place looks through all folders."""
-    monkeypatch.setattr("tidegate.api.place._code_folders", [])
+    monkeypatch.setattr("tidegate.api.location._code_folders", [])
     for _ in range(3):
         shown_below(Path(str(tmp_path)))
-    assert place._code_folders == [tmp_path]
+    assert location._code_folders == [tmp_path]
 
 
 def test_a_place_beside_a_folder_of_code_is_not_shown_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, "beside")
-    monkeypatch.setattr("tidegate.api.place._code_folders", [tmp_path / "bes"])
+    monkeypatch.setattr("tidegate.api.location._code_folders", [tmp_path / "bes"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     (node,) = [
         node

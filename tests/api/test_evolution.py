@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from pydantic import ConfigDict, create_model
 
 from tidegate import PipelineError
+from tidegate.api.converters import branch_of, generic
 from tidegate.api.evolution import mismatch, state_conflict
-from tidegate.api.fields import RecordField, fields_of, record_class
-from tidegate.api.shapes import branch_of, generic
+from tidegate.api.record_fields import RecordField, fields_of, record_class
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.api.stored import schema_text, state_text, stored_schema, without_marks
 from tidegate.api.types import is_union, type_info

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tidegate import ConsumerRecord, PipelineError
-from tidegate.api.results import item_type, result_type
-from tidegate.graph.logical import UNKNOWN
+from tidegate.api.type_inference import item_type, result_type
+from tidegate.graph.stream_graph import UNKNOWN
 
 T = TypeVar("T")
 

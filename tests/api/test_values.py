@@ -29,7 +29,7 @@ from tidegate import Json, ProducerRecord
 from tidegate.api.keys import key_encoder
 from tidegate.api.values import ClassCheck, KeyCheck, class_check, counts_as, fault
 from tidegate.api.wire import column_codec
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
 
 
 class Click(msgspec.Struct):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tidegate.backfill.ends import choose_ends, parse_to
-from tidegate.checkpoint.partition_facts import PartitionOffsets
-from tidegate.elements import TopicPartition
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.errors import ConfigError, RefusedError
 from tidegate.ids import Uid
+from tidegate.stream_elements import TopicPartition
 
 HALF_PAST_MS = 1_769_862_600_000
 """2026-01-31 12:30 UTC."""

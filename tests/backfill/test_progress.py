@@ -9,12 +9,12 @@ import pytest
 
 from tidegate.backfill.progress import commit_to_groups
 from tidegate.checkpoint.lost_tail import parse_commit_metadata
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.stream_elements import TopicPartition
 
 CHECKPOINT = CheckpointId(Attempt(7), 1)
 

@@ -16,7 +16,7 @@ from tidegate.backfill.refusals import (
     refuse_unread_sources,
 )
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import Edge, Exchange, Kind, StreamGraph
+from tidegate.graph.stream_graph import Edge, Exchange, Kind, StreamGraph
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from tidegate.dataplane.channels.frames import FrameCodec
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import ExchangeError
 from tidegate.graph.plan import PlanEdge, PlanExchange
 from tidegate.ids import VertexId
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 ORIGIN = TopicPartition("orders", 3)
 

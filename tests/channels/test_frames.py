@@ -20,10 +20,10 @@ from tidegate.dataplane.channels.frames import (
     read_credit,
     slice_batch,
 )
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import ExchangeError, RecordTooLargeError, UserCodeError
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.exchange import MAX_FRAME_BYTES
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 
 BARRIER = Barrier(CheckpointId(Attempt(7), 12), final=True)
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.channels.parts import batch, codec, edge
 from tidegate.dataplane.channels.frames import data_frame
-from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.elements import Barrier, EndOfInput, StreamElement
+from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
+from tidegate.stream_elements import Barrier, EndOfInput, StreamElement
 
 BARRIER = Barrier(CheckpointId(Attempt(1), 1))
 

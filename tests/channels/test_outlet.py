@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tidegate.dataplane.channels.outlet as outlet_module
+import tidegate.dataplane.channels.record_writer as outlet_module
 from tests.channels.parts import ORIGIN, batch, codec, edge
 from tidegate.dataplane.channels.frames import FrameKind, frame_kind
-from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import (
+from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
+from tidegate.dataplane.channels.record_writer import (
     Control,
     ForwardWriter,
     KeyGroupWriter,
@@ -18,11 +18,11 @@ from tidegate.dataplane.channels.outlet import (
     RemoteOutputChannel,
 )
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
 from tidegate.ports.exchange import MAX_FRAME_BYTES
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 BARRIER = Barrier(CheckpointId(Attempt(1), 1))
 

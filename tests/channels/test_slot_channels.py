@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.channels.parts import Network, PlainColumn, no_loss
 from tidegate.dataplane.channels.frames import control_frame, credit_frame
-from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.graph.key_groups import key_group, subtask_of
-from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import plan
+from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import Attempt, CheckpointId, VertexId
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 
 MAX_PARALLELISM = 128
 TOTALS = VertexId("totals")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_events import (
     Acknowledged,
     AttemptStarted,
     PublishCheckpoint,
     WakeAt,
 )
-from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.protocol.snapshots import (

@@ -29,7 +29,6 @@ from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect, Procedure
 from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL, Lost
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata
 from tidegate.checkpoint.procedures import (
     ClaimedJournal,
     claim,
@@ -41,6 +40,7 @@ from tidegate.checkpoint.procedures import (
     settle,
     truncate,
 )
+from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
 from tidegate.checkpoint.transactional_ids import format_transactional_id, parse_transactional_id
 from tidegate.errors import (
     DataLossError,

@@ -11,7 +11,6 @@ from tests.checkpoint.world import JOB, PATIENCE, Faults, Rules, World
 from tidegate.checkpoint.effects import Effect, Gather, Procedure
 from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import StateMetadata
 from tidegate.checkpoint.procedures import (
     ClaimedJournal,
     claim,
@@ -21,6 +20,7 @@ from tidegate.checkpoint.procedures import (
     recover,
     settle,
 )
+from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import (
     TidegateError,
 )

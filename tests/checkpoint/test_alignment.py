@@ -18,9 +18,9 @@ from tidegate.checkpoint.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from tidegate.elements import Barrier, EndOfInput
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, CheckpointId
+from tidegate.stream_elements import Barrier, EndOfInput
 
 RECORD = "record"
 Script = list[str | int | EndOfInput]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from tidegate.checkpoint.procedures import ClaimedJournal, claim
-from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage.local import LocalStore

@@ -23,7 +23,12 @@ from tests.checkpoint.coordinated import (
     started,
 )
 from tests.checkpoint.examples import txn
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator import (
+    MOVES,
+    CheckpointCoordinator,
+    Phase,
+)
+from tidegate.checkpoint.coordinator_events import (
     AbortCheckpoint,
     Acknowledged,
     AttemptStarted,
@@ -41,11 +46,6 @@ from tidegate.checkpoint.coordination import (
     TransactionsEnded,
     TriggerBarriers,
     WakeAt,
-)
-from tidegate.checkpoint.coordinator import (
-    MOVES,
-    CheckpointCoordinator,
-    Phase,
 )
 from tidegate.checkpoint.coordinator_settings import (
     FINAL_RETRY_S,

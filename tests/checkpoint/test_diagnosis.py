@@ -24,11 +24,11 @@ from tidegate.checkpoint.diagnosis import (
 )
 from tidegate.checkpoint.journal import Closed, Publication
 from tidegate.checkpoint.journal_state import JournalState
-from tidegate.elements import TopicPartition
 from tidegate.ids import Attempt, CheckpointId, JournalNumber, TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import TopicPartition
 
 NOW = 10_000_000_000
 LATE = MAX_TIMEOUT_MS + 1

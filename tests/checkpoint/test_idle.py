@@ -8,14 +8,14 @@ import msgspec
 
 from tests.checkpoint.quiet import Quiet
 from tidegate.checkpoint import effects
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_events import (
     Acknowledged,
     AttemptStarted,
     CheckpointTick,
     Published,
     TriggerBarriers,
 )
-from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.journal_state import RECENT_MAX

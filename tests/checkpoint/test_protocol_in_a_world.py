@@ -74,7 +74,7 @@ def _place_without_looking(
 
 
 def test_mutant_a_publication_does_not_look_for_a_newer_claim(patch: Patch) -> None:
-    patch("own_journal.write_entry", _place_without_looking)
+    patch("claimed_journal.write_entry", _place_without_looking)
     caught(simulate)
 
 
@@ -148,7 +148,7 @@ def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
             raise StorageError("not created, it seems")
         return entry
 
-    patch("own_journal.write_entry", place)
+    patch("claimed_journal.write_entry", place)
     found = caught(under(keep_transactions_of_unknown_publications=False))
     assert "false alarm" in str(found)
 

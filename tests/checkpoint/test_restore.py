@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
-from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata, StepMetadata
+from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
 from tidegate.checkpoint.restore import (
     assign_splits,
     restore,
     slot_of_split,
 )
 from tidegate.checkpoint.state_changes import SchemaRules
+from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,

@@ -69,7 +69,7 @@ def test_mutant_a_publication_is_taken_back_after_a_commit(patch: Patch) -> None
         del own, facts
         return lost and not known["firm"]
 
-    patch("retract.may_roll_back", whatever)
+    patch("rollback.may_roll_back", whatever)
     assert "twice in the output" in str(caught(aborting))
 
 
@@ -79,20 +79,20 @@ def test_mutant_what_is_taken_back_is_fenced_instead_of_ended(patch: Patch) -> N
         for transaction in open_:
             yield from fence(transaction.transactional_id)
 
-    patch("retract.send_end_txn", fenced)
+    patch("rollback.send_end_txn", fenced)
     assert "nothing of the publication is visible" in str(caught(aborting))
     # A fence also hides a commit. Where less is aborted, more is committed before the fence.
-    patch("retract.may_roll_back", without_proof)
+    patch("rollback.may_roll_back", without_proof)
     assert "twice in the output" in str(caught(partial(simulate, timeouts=2)))
 
 
 def test_mutant_what_an_intruder_has_fenced_is_taken_for_aborted(patch: Patch) -> None:
-    patch("retract.may_roll_back", without_proof)
+    patch("rollback.may_roll_back", without_proof)
     assert "twice in the output" in str(caught(intruded))
 
 
 def test_mutant_what_is_open_is_not_aborted_before_it_is_taken_back(patch: Patch) -> None:
-    patch("retract.is_as_prepared", lambda txn, said: False)
+    patch("rollback.is_as_prepared", lambda txn, said: False)
     caught(aborting, saying="committed before its publication")
 
 
@@ -114,5 +114,5 @@ def test_mutant_a_running_attempt_states_the_loss_at_once(patch: Patch) -> None:
 
 
 def test_mutant_nothing_is_ever_taken_back(patch: Patch) -> None:
-    patch("retract.may_roll_back", lambda *args, **kwargs: False)
+    patch("rollback.may_roll_back", lambda *args, **kwargs: False)
     assert "nothing of the publication is visible" in str(caught(aborting))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoint.test_restore import TOTAL, checkpoint, now, plan
-from tidegate.checkpoint.plan_facts import StepMetadata
 from tidegate.checkpoint.restore import restore
 from tidegate.checkpoint.state_changes import SchemaRules
+from tidegate.checkpoint.state_metadata import StepMetadata
 from tidegate.checkpoint.state_names import assign_stored_names, match_states
 from tidegate.errors import RefusedError
 

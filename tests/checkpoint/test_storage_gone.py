@@ -8,7 +8,8 @@ import pytest
 from tests.checkpoint.coordinated import SETTINGS, A, ack, cid, complete, started
 from tests.checkpoint.quiet import Quiet
 from tests.checkpoint.world import JOB
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator import Phase
+from tidegate.checkpoint.coordinator_events import (
     AbortCheckpoint,
     CheckpointTick,
     FailAttempt,
@@ -19,7 +20,6 @@ from tidegate.checkpoint.coordination import (
     TriggerBarriers,
     WakeAt,
 )
-from tidegate.checkpoint.coordinator import Phase
 from tidegate.checkpoint.journal import entry_path
 from tidegate.errors import FencedError, StorageGoneError
 

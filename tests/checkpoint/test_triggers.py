@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.checkpoint.coordinated import ATTEMPT, A, B, cid, complete, started
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_events import (
     AttemptStarted,
     BacklogChanged,
     CheckpointTick,
@@ -14,7 +15,6 @@ from tidegate.checkpoint.coordination import (
     TriggerBarriers,
     WakeAt,
 )
-from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_settings import FIRST_S, CoordinatorSettings
 from tidegate.config import CheckpointSettings
 

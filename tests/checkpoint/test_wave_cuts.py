@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
-from tidegate.elements import TopicPartition
 from tidegate.ids import Uid
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
 
 
 def split(partition: int, offset: int, end: int) -> SourceSplit:

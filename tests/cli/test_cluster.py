@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tidegate.cli.main import app
-from tidegate.cli.remote import with_jobmanager
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.cli.session import with_jobmanager
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport

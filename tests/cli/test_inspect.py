@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tidegate.checkpoint.journal import Claim, Closed, encode_entry, entry_path
 from tidegate.checkpoint.manifest import manifest_path
 from tidegate.cli.main import app
-from tidegate.controlplane.jobmaster import effects
+from tidegate.controlplane.jobmaster import effect_runner
 from tidegate.drivers.storage import open_store
 from tidegate.errors import RefusedError
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
@@ -76,7 +76,7 @@ def test_checkpoints_names_those_that_are_still_there(
     state = SimpleNamespace(
         number=3, recent=[named(1), named(2)], closed=None, publication=None, lost=None
     )
-    monkeypatch.setattr(effects, "run_read_only", lambda *_: state)
+    monkeypatch.setattr(effect_runner, "run_read_only", lambda *_: state)
     store = open_store(str(folder / ".tidegate/checkpoints"))
     store.put(manifest_path(JOB, CheckpointId(Attempt(1), 2)), b"{}")
     result = CliRunner().invoke(app, ["checkpoints", "orders", "--json"])

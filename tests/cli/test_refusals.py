@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.cli import remote, running, sim
+from tidegate.cli import local_run, session, sim
+from tidegate.cli.local_run import with_enough_slots
 from tidegate.cli.main import app
 from tidegate.cli.options import parse_pairs
-from tidegate.cli.running import with_enough_slots
 from tidegate.config_load import load
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError, RpcError, UserError
@@ -61,7 +61,7 @@ def test_an_option_that_is_no_pair_is_refused_with_an_example(text: str) -> None
 
 @pytest.mark.parametrize("code", [0, 1, 2])
 def test_how_a_run_ended_is_its_exit_code(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(running, "execute", lambda *_, **__: code)
+    monkeypatch.setattr(local_run, "execute", lambda *_, **__: code)
     assert run("run", REFERENCE) == code
 
 
@@ -72,7 +72,7 @@ def test_a_submit_is_refused_where_the_brokers_do_not_answer(
         message = "No Kafka broker answered."
         raise KafkaUnavailableError(message)
 
-    monkeypatch.setattr(remote, "check_kafka", silent)
+    monkeypatch.setattr(session, "check_kafka", silent)
     with pytest.raises(RefusedError, match="No Kafka broker answered"):
         run("submit", REFERENCE)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.cli.running import _SecondInterruptError, _Stop
+from tidegate.cli.local_run import _SecondInterruptError, _Stop
 from tidegate.errors import RefusedError, RpcError, TidegateError
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState

@@ -24,7 +24,6 @@ from tests.controlplane.test_client_transactions import (
 )
 from tidegate.cli import txn_session
 from tidegate.cli.txn import app
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     ConfigError,
     KafkaError,
@@ -35,6 +34,7 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import ClusterTransactions, PartitionEndOffsets, ProducerState
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 DONE = TransactionState.COMPLETE_ABORT
 OURS = TransactionalId("tidegate.order-totals.j1.totals.3.0.1")

@@ -20,13 +20,13 @@ from tidegate.checkpoint.diagnosis import (
     PartitionStatus,
 )
 from tidegate.cli import txn_output as output
-from tidegate.cli import txn_words as words
+from tidegate.cli import txn_text as words
 from tidegate.cli.txn_session import Place, Session, duration_ms, place
-from tidegate.elements import TopicPartition
 from tidegate.errors import ConfigError
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 NOW = 1_795_288_000_000
 HERE = TopicPartition("orders", 0)

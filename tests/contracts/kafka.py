@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from tidegate.drivers.clock import SystemClock
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, RecordTooLargeError, RefusedError, TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.clock import Clock
@@ -28,6 +27,7 @@ from tidegate.ports.kafka import (
     TransactionDescription,
     TransactionState,
 )
+from tidegate.stream_elements import TopicPartition
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, write
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, KafkaNotAuthorisedError, RefusedError, TransactionError
 from tidegate.ports.kafka import EndTxnResult, TransactionState
+from tidegate.stream_elements import TopicPartition
 
 
 class RightsContract:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.kafka import KafkaUnderTest, write
-from tidegate.elements import TopicPartition
+from tidegate.stream_elements import TopicPartition
 
 
 class TopicContract:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.contracts.kafka import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, KafkaUnderTest, write
-from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError, TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
+from tidegate.stream_elements import TopicPartition
 
 EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
 COMMITTED, ABORTED = TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT

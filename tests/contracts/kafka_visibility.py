@@ -11,7 +11,7 @@ import pytest
 
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, write
 from tests.contracts.kafka_transactions import end, opened
-from tidegate.elements import TopicPartition
+from tidegate.stream_elements import TopicPartition
 
 
 def keyed(partition: int) -> bytes:

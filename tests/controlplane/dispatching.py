@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.controlplane.parts import registration
-from tidegate.controlplane.dispatcher import job_events as j
+from tidegate.controlplane.dispatcher import dispatcher_events as j
 from tidegate.controlplane.dispatcher.machine import Dispatcher
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.protocol.job_state import JobState

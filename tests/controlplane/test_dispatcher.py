@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controlplane.dispatching import EPOCH, SILENCE_MS, A, Shell, submission
-from tidegate.controlplane.dispatcher import job_events as j
+from tidegate.controlplane.dispatcher import dispatcher_events as j
 from tidegate.controlplane.dispatcher.job_record import Phase
 from tidegate.controlplane.dispatcher.machine import (
     ENDED_MAX,

@@ -20,10 +20,10 @@ from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
-from tidegate.elements import RecordBatch, TopicPartition
-from tidegate.graph.logical import Node
 from tidegate.graph.plan import plan
+from tidegate.graph.stream_graph import Node
 from tidegate.ids import Uid, VertexId
+from tidegate.stream_elements import RecordBatch, TopicPartition
 from tidegate.testing.cells import CellsByKey
 
 CREDITS = 8

@@ -15,10 +15,10 @@ from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.state import ValueState
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain, Sink
 from tidegate.dataplane.operators.process import ProcessOperator
-from tidegate.elements import RecordBatch
 from tidegate.errors import UserCodeError
-from tidegate.graph.logical import MAIN
 from tidegate.graph.plan import plan
+from tidegate.graph.stream_graph import MAIN
+from tidegate.stream_elements import RecordBatch
 
 
 class Unreachable(KeyedProcess[str, tuple[str, int], int]):

@@ -38,9 +38,9 @@ from tidegate import (
 )
 from tidegate.dataplane.channels.frames import FrameCodec
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import StorageError, UserCodeError
-from tidegate.graph.logical import DEAD_LETTERS
+from tidegate.graph.stream_graph import DEAD_LETTERS
+from tidegate.stream_elements import RecordBatch, TopicPartition
 from tidegate.testing import FunctionHarness, PipelineTest
 
 

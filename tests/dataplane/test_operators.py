@@ -13,10 +13,10 @@ from tidegate.api.state import Cell, MapState, ValueState
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import BadRecordError, UserCodeError
-from tidegate.graph.logical import MAIN, Edge, Kind, Node
+from tidegate.graph.stream_graph import MAIN, Edge, Kind, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 ORIGIN = TopicPartition("orders", 3)
 

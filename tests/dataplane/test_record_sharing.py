@@ -34,9 +34,9 @@ from tidegate import (
 )
 from tidegate.api.copying import copy_value, copy_values, immutable
 from tidegate.dataplane.operators.fan_out import Target, fan_out
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import UserCodeError
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
+from tidegate.stream_elements import RecordBatch, TopicPartition
 from tidegate.testing import PipelineTest
 
 

@@ -38,7 +38,7 @@ from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import Retry, UserCodeError
-from tidegate.graph.logical import MAIN
+from tidegate.graph.stream_graph import MAIN
 from tidegate.testing import FunctionHarness, PipelineTest
 
 

@@ -25,8 +25,8 @@ from tidegate.dataplane.operators.sampling import (
     SampledFields,
     sampled,
 )
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import UserCodeError
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 BATCH = 250
 FIELDS = 4

@@ -11,9 +11,9 @@ import pytest
 
 from tidegate.checkpoint.journal import Claim, encode_entry, entry_path
 from tidegate.config import Config
-from tidegate.dataplane.assembly import TaskBuilder
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.shared_view import SlotView, check_view
+from tidegate.dataplane.task_builder import TaskBuilder
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import (
     ClusterMismatchError,

@@ -31,9 +31,9 @@ from tidegate.api.copying import copy_value, copy_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sources.decoding import BatchDecoder
-from tidegate.elements import TopicPartition
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.ids import Uid
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing import PipelineTest
 from tidegate.testing.pipeline_test import _Message
 

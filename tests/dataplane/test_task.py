@@ -15,12 +15,11 @@ from typing import Any, cast
 import pytest
 
 from tidegate.checkpoint.alignment import Alignment
-from tidegate.dataplane.channels.inbox import InputChannel, InputGate
+from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import OperatorChain
-from tidegate.dataplane.runtime import SubtaskContext
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task import InputTask, SourceTask
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import (
     Attempt,
@@ -32,6 +31,7 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 
 ORIGIN = TopicPartition("orders", 0)
 SUBTASK = SubtaskId(VertexId("v"), SubtaskIndex(0))

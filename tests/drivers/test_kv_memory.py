@@ -9,8 +9,8 @@ import pytest
 
 from tests.contracts.kv import KeyValueStoreContract, Open
 from tidegate.drivers import memory_kv
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, CorruptCheckpointError, StorageError
 
 

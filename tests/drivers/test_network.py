@@ -9,9 +9,9 @@ import stat
 import pytest
 
 from tidegate.bootstrap import require_insecure
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.network import LOOPBACK, Network, own_address_towards
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, RpcError
 from tidegate.protocol.messages import Acknowledge
 

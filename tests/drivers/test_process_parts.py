@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.drivers import logs
-from tidegate.drivers.process import frames, lifeline
+from tidegate.drivers.process import frames, parent_watch
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.protocol.messages import StartSlot
@@ -60,10 +60,10 @@ class TestFrames:
 
 def test_arguments_are_the_first_line_of_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    monkeypatch.setattr(lifeline, "LIFELINE_FD", read)
+    monkeypatch.setattr(parent_watch, "LIFELINE_FD", read)
     given = {"text": "two\nlines, ä", "number": 1}
-    os.write(write, lifeline.encode_arguments(given))
-    assert lifeline.read_arguments() == given
+    os.write(write, parent_watch.encode_arguments(given))
+    assert parent_watch.read_arguments() == given
     os.close(write)
     os.close(read)
 

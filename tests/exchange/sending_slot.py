@@ -9,11 +9,11 @@ from tests.channels.parts import PlainColumn
 from tests.contracts.exchange import Slot
 from tests.exchange.mailbox import socket_slot
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.graph.key_groups import key_group, subtask_of
-from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import plan
+from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import Attempt, CheckpointId, VertexId
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 
 SOURCES = tuple(VertexId(f"source-{n}") for n in range(4))
 TOTALS = VertexId("totals")

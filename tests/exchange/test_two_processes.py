@@ -29,9 +29,9 @@ from tests.exchange.sending_slot import (
     channels,
     send,
 )
-from tidegate.dataplane.channels.inbox import InputGate
-from tidegate.elements import EndOfInput, RecordBatch
+from tidegate.dataplane.channels.input_gate import InputGate
 from tidegate.errors import ExchangeError
+from tidegate.stream_elements import EndOfInput, RecordBatch
 
 RECORDS = 50_000
 """Of each of four sources: 200,000 in all."""

@@ -16,8 +16,8 @@ from tidegate.checkpoint import envelope
 from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures.beginnings import InitialOffsets
-from tidegate.controlplane.dispatcher.store import VERSION, _Decision
+from tidegate.checkpoint.procedures.initial_offsets import InitialOffsets
+from tidegate.controlplane.dispatcher.job_store import VERSION, _Decision
 from tidegate.protocol.messages import JobReport, Submission
 
 FORMATS: Final = "formats.txt"

@@ -44,11 +44,11 @@ from tests.golden.world import (
 )
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
-from tidegate.elements import TopicPartition
-from tidegate.graph.logical import StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import Uid
 from tidegate.ports.inspection import no_progress
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 RECORDS: Final = 300
 PACE: Final = 50

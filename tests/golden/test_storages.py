@@ -24,9 +24,9 @@ from tests.golden.world import STORAGE, STORAGES, WORLD, GoldenDrivers, World, c
 from tidegate import build
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.config import Config
-from tidegate.controlplane.dispatcher.store import JobStore
-from tidegate.drivers.bundle import SystemDrivers
-from tidegate.graph.logical import StreamGraph
+from tidegate.controlplane.dispatcher.job_store import JobStore
+from tidegate.drivers.system import SystemDrivers
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.kafka import TransactionState
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.drivers.bundle import SystemDrivers
-from tidegate.elements import TopicPartition
+from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.testing.sim.kafka.coordinator import _Transaction
 from tidegate.testing.sim.kafka.log import Record

@@ -15,8 +15,8 @@ from pipelines.order_totals import OrderTotals
 from pipelines.payments_enriched import PaymentsEnriched
 from tidegate import build
 from tidegate.errors import InternalError, PipelineError
-from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import PhysicalPlan, plan
+from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import ChannelId, SubtaskIndex, VertexId
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.backlog import Backlog
-from tidegate.checkpoint.coordination import CheckpointTick, Declined
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_events import CheckpointTick, Declined
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.ids import (

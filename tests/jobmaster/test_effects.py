@@ -15,15 +15,15 @@ import pytest
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect, Procedure
 from tidegate.checkpoint.procedures import claim
-from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import EndTxnResult, TransactionAdmin
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import TopicPartition
 
 TID = TransactionalId("tidegate.job.j.sink.1.0.0")
 

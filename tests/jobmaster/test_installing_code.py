@@ -15,9 +15,9 @@ from tests.controlplane.dispatching import submission
 from tests.controlplane.test_store import Blobs
 from tidegate.api.archive import digest_of
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import run_to_end
+from tidegate.controlplane.jobmaster.effect_runner import run_to_end
+from tidegate.controlplane.jobmaster.job_plan import installed_code
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
-from tidegate.controlplane.jobmaster.plan_of_job import installed_code
 from tidegate.drivers.clock import SystemClock
 from tidegate.errors import (
     CorruptCheckpointError,

@@ -24,7 +24,7 @@ from tidegate.checkpoint.effects import (
     TopicIds,
     WriteObject,
 )
-from tidegate.controlplane.jobmaster.journal_work import JournalWorker
+from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
 from tidegate.errors import (
     InternalError,
     ResourceExhaustedError,

@@ -22,17 +22,16 @@ from tidegate.checkpoint.effects import (
 )
 from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import own_journal, publish, read_journal
+from tidegate.checkpoint.procedures import claimed_journal, publish, read_journal
 from tidegate.checkpoint.procedures.reading import read_entry
 from tidegate.checkpoint.restore import RestorePlan
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import restoring as restoring_module
-from tidegate.controlplane.jobmaster.effects import EffectRunner, ProcedureStopped
-from tidegate.controlplane.jobmaster.journal_work import JournalWorker
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
+from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     FencedError,
     JournalLostError,
@@ -46,6 +45,7 @@ from tidegate.errors import (
 from tidegate.ids import CheckpointId, JobName, JournalNumber, Uid
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
 
 
 def work(
@@ -133,7 +133,7 @@ def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.Mon
         yield from ()
         return True
 
-    monkeypatch.setattr(own_journal, "_is_superseded", overtaken)
+    monkeypatch.setattr(claimed_journal, "_is_superseded", overtaken)
     outcomes: list[object] = []
     made.check_ownership(outcomes.append)
     posted.get(timeout=10)()

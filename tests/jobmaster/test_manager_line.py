@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.controlplane.jobmaster.manager_line import ANSWER_TIMEOUT_S, JobManagerGateway
+from tidegate.controlplane.jobmaster.jobmanager_gateway import ANSWER_TIMEOUT_S, JobManagerGateway
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ResourceExhaustedError, RpcError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.config import CheckpointSettings
-from tidegate.controlplane.jobmaster.plan_of_job import transaction_slots
+from tidegate.controlplane.jobmaster.job_plan import transaction_slots
 
 
 @pytest.mark.parametrize("failures", [0, 2, 14, 100])

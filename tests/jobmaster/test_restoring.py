@@ -14,13 +14,12 @@ from tests.kafka.clocks import SleepingClock
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.checkpoint.confirmation import REPEATED_S
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata
+from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.restoring import Restoring
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaNotAuthorisedError,
     NotAllowedError,
@@ -31,6 +30,7 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.protocol.messages import PartitionEnd
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.log import Record
 

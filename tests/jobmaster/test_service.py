@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from tests.jobmaster.shell import JOB, SUBTASKS, Shell
-from tidegate.checkpoint.coordination import Published
+from tidegate.checkpoint.coordinator_events import Published
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.departure import CLOSE_TIMEOUT_S, RELEASE_S
-from tidegate.controlplane.jobmaster.effects import ProcedureStopped
+from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import Close
 from tidegate.errors import (
     DataLossError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
-from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
 from tidegate.errors import RefusedError

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tests.jobmaster.shell import JOB, Shell
 from tidegate.checkpoint.effects import ReadObject
-from tidegate.controlplane.jobmaster.effects import EffectRunner
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch

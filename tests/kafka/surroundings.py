@@ -16,7 +16,7 @@ from typing import Any, cast
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.mailbox import Mailbox
-from tidegate.dataplane.runtime import Action, SubtaskContext
+from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.blobs import BlobStore

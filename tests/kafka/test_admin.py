@@ -27,8 +27,8 @@ from confluent_kafka import (
 from tidegate.drivers.kafka import admin as admin_module
 from tidegate.drivers.kafka import asking
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
+from tidegate.stream_elements import TopicPartition
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

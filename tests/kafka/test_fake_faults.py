@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.kafka.clocks import SleepingClock
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -21,6 +20,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.testing.sim.kafka.coordinator import EPOCH_LAST
 from tidegate.testing.sim.kafka.faults import (

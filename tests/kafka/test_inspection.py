@@ -23,9 +23,8 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, WriteTxnMarkersRequest
 
-from tidegate.drivers.kafka import control, inspection, inspection_wire
+from tidegate.drivers.kafka import coordinator_connection, inspection, inspection_wire
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -41,6 +40,7 @@ from tidegate.ports.inspection import (
     no_progress,
 )
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 Answers = dict[type, Callable[[Any, int | None], Any]]
 OK = 0
@@ -152,7 +152,7 @@ def partition_answer(error: int = OK) -> Callable[[Any, int | None], Any]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "RETRY_PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr(coordinator_connection, "RETRY_PAUSE_S", (0.0, 0.0))
     monkeypatch.setattr(inspection, "TRY_PAUSE_S", 0.0)
 
 

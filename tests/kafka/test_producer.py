@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka import KafkaError as Code
 
 from tests.kafka.given import BROKERS, Client, settings_given
-from tidegate.api.declared import RESERVED_PROPERTIES
-from tidegate.drivers.kafka.failures import ProducerErrors
+from tidegate.api.declaration_checks import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
+from tidegate.drivers.kafka.producer_errors import ProducerErrors
 from tidegate.errors import RecordTooLargeError, TransactionError
 from tidegate.ids import TransactionalId
 

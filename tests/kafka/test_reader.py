@@ -13,14 +13,13 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import Message
 
 from tests.kafka.given import BROKERS, settings_given
-from tidegate.api.declared import RESERVED_PROPERTIES
+from tidegate.api.declaration_checks import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.reader import (
     CONNECTION_CHECK_S,
     DEFAULTS,
     IDLE_CHECK_S,
     KafkaPartitionReader,
 )
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -28,6 +27,7 @@ from tidegate.errors import (
     KafkaUnavailableError,
     TopicAbsentError,
 )
+from tidegate.stream_elements import TopicPartition
 
 ORIGIN = TopicPartition("in", 0)
 DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")

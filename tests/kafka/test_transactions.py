@@ -16,7 +16,7 @@ import kafka.errors as theirs
 import pytest
 from kafka.protocol.metadata import CoordinatorType
 
-from tidegate.drivers.kafka import control
+from tidegate.drivers.kafka import coordinator_connection
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.errors import KafkaError, KafkaNotAuthorisedError, KafkaUnavailableError
 from tidegate.ids import TransactionalId
@@ -83,7 +83,7 @@ def described(error: Any = None, state: str = "Ongoing") -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "RETRY_PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr(coordinator_connection, "RETRY_PAUSE_S", (0.0, 0.0))
 
 
 def log_of(script: Script, deadline_s: float = 5.0) -> KafkaTransactionAdmin:
@@ -220,8 +220,10 @@ def test_an_answer_that_nobody_expects_is_an_error_with_its_text() -> None:
 def test_a_closed_connection_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of a task that has ended may ask late, and nobody would close what it connects."""
     made: list[object] = []
-    monkeypatch.setattr(control, "KafkaAdminClient", lambda **settings: made.append(settings))
-    connection = control.CoordinatorConnection(
+    monkeypatch.setattr(
+        coordinator_connection, "KafkaAdminClient", lambda **settings: made.append(settings)
+    )
+    connection = coordinator_connection.CoordinatorConnection(
         {"bootstrap.servers": "localhost:1"}, deadline_s=1.0, rights=""
     )
     connection.close()
@@ -231,7 +233,7 @@ def test_a_closed_connection_is_not_made_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_cache_of_coordinators_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "COORDINATORS_MAX", 2)
+    monkeypatch.setattr(coordinator_connection, "COORDINATORS_MAX", 2)
     script = Script(theirs.KafkaConnectionError(), described())
     script.cluster._coordinators.update({number: number for number in range(5)})
     log_of(script).describe(NAME)

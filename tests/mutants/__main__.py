@@ -42,7 +42,7 @@ IN_A_WORLD = {
     "test_retraction_in_a_world": {
         "a_publication_is_taken_back_after_a_commit": "retract after a commit",
     },
-    "test_trimming_in_a_world": {
+    "test_truncation_in_a_world": {
         "a_create_counts_wherever_it_lands": "journal trimmed",
     },
 }
@@ -52,7 +52,7 @@ IN_A_WORLD = {
 WORLDS = {
     "test_protocol_in_a_world": "",
     "test_retraction_in_a_world": ", with timeouts",
-    "test_trimming_in_a_world": ", trimming",
+    "test_truncation_in_a_world": ", trimming",
 }
 
 

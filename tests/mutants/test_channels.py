@@ -18,10 +18,10 @@ from tests.slot import test_stale as slot_tests
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.dataplane.channels.frames import data_frame
-from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import RemoteOutputChannel, _KeyRoutes
+from tidegate.dataplane.channels.input_gate import InputChannel
+from tidegate.dataplane.channels.record_writer import RemoteOutputChannel, _KeyRoutes
 from tidegate.dataplane.task import InputTask, _Subtask
-from tidegate.drivers.exchange import greeting
+from tidegate.drivers.exchange import handshake
 from tidegate.drivers.exchange.wire import FrameReader
 from tidegate.slot.main import Slot
 
@@ -116,7 +116,7 @@ OLDER_PARALLELISM = (
         "subtask_of(group, max(1, self._parallelism - 1), self._max_parallelism)",
     ),
 )
-STALE_AT_EXCHANGE = (Edit(greeting.rejection_reason, "attempt=attempt", "attempt=hello.attempt"),)
+STALE_AT_EXCHANGE = (Edit(handshake.rejection_reason, "attempt=attempt", "attempt=hello.attempt"),)
 STALE_AT_SLOT = (
     Edit(
         Slot._handle,

@@ -18,8 +18,8 @@ from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.checkpoint.confirmation import Confirmation
 from tidegate.checkpoint.journal_state import _published
 from tidegate.checkpoint.procedures.claim import claim
+from tidegate.checkpoint.procedures.claimed_journal import write_entry
 from tidegate.checkpoint.procedures.fencing import fence_zombies
-from tidegate.checkpoint.procedures.own_journal import write_entry
 from tidegate.checkpoint.procedures.publish import _check_prepared, publish
 from tidegate.checkpoint.procedures.recover import recover
 from tidegate.checkpoint.recovery import may_fence

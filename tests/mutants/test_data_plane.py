@@ -23,10 +23,10 @@ from tests.state import test_snapshots as state_tests
 from tests.state.job import Step
 from tidegate.checkpoint.restore import assign_splits
 from tidegate.checkpoint.state_changes import _refuse_unknown_states
+from tidegate.dataplane.sinks.delivery import TransactionalDelivery
+from tidegate.dataplane.sinks.id_pool import TransactionalIdPool
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.dataplane.sinks.lanes import TransactionalDelivery
 from tidegate.dataplane.sinks.pool import ProducerPool
-from tidegate.dataplane.sinks.slots import TransactionalIdPool
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.restored_names import delete_rows
 from tidegate.dataplane.state.snapshots import _copy

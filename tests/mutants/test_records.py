@@ -14,7 +14,7 @@ from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
-from tidegate.dataplane.channels.outlet import KeyGroupWriter
+from tidegate.dataplane.channels.record_writer import KeyGroupWriter
 from tidegate.dataplane.keying import Keying
 from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.fan_out import fan_out

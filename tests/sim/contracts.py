@@ -14,9 +14,9 @@ import pytest
 
 from tests.contracts.surroundings import Surroundings
 from tidegate.testing.sim.network import Network
+from tidegate.testing.sim.network_conditions import MessageFaults, NetworkConditions
 from tidegate.testing.sim.scheduler import Scheduler
 from tidegate.testing.sim.threads import SimClock, SimThreads
-from tidegate.testing.sim.weather import MessageFaults, NetworkConditions
 
 SEEDS = range(5)
 VIRTUAL_S_MAX = 3_600.0

@@ -23,9 +23,8 @@ from tidegate.checkpoint.journal import (
     entry_path,
 )
 from tidegate.checkpoint.manifest import Manifest, encode_manifest, file_digest
-from tidegate.checkpoint.plan_facts import StateMetadata
+from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.checkpoint.transactional_ids import format_transactional_id
-from tidegate.elements import TopicPartition
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -43,6 +42,7 @@ from tidegate.protocol.snapshots import (
     StateFile,
     SubtaskSnapshot,
 )
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.invariants import ProtocolChecker
 from tidegate.testing.sim.kafka.cluster import FakeKafka

@@ -13,11 +13,11 @@ import pytest
 
 from tidegate.errors import FencedError
 from tidegate.testing.sim.backfill_plan import with_backfills
-from tidegate.testing.sim.many import Summary, Verdict, simulate
 from tidegate.testing.sim.pipelines import SCATTERED
 from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Plan
 from tidegate.testing.sim.run import plan_of, run_seed
-from tidegate.testing.sim.story import TraceEvent
+from tidegate.testing.sim.seed_runner import Summary, Verdict, simulate
+from tidegate.testing.sim.trace import TraceEvent
 
 SAMPLE = range(12)
 SEEDS = range(1_000)

@@ -13,7 +13,7 @@ from tests.mutants.planting import Edit, Mutant, planted
 from tidegate.checkpoint.procedures.settle import state_loss
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import Outcome, run_seed
-from tidegate.testing.sim.story import TraceEvent
+from tidegate.testing.sim.trace import TraceEvent
 
 pytestmark = pytest.mark.seeds
 

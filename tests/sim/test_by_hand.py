@@ -10,7 +10,7 @@ import pytest
 
 from tests.mutants.planting import Edit, Mutant, planted
 from tests.sim.history import History
-from tidegate.checkpoint.procedures.own_journal import restore_point
+from tidegate.checkpoint.procedures.claimed_journal import restore_point
 from tidegate.testing.sim.plan import RETAINED_MAX, Plan
 from tidegate.testing.sim.run import run_seed
 

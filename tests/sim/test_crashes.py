@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.story import TraceEvent
+from tidegate.testing.sim.trace import TraceEvent
 
 SEEDS = range(400)
 

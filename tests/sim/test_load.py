@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tidegate.checkpoint.backlog import Backlog
-from tidegate.dataplane.channels.inbox import InputGate
-from tidegate.dataplane.channels.outlet import RemoteOutputChannel
+from tidegate.dataplane.channels.input_gate import InputGate
+from tidegate.dataplane.channels.record_writer import RemoteOutputChannel
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.task import SourceTask

@@ -19,10 +19,10 @@ from tidegate.ports.exchange import Frame
 from tidegate.protocol.messages import Acknowledge, ListJobs, Message, Refused
 from tidegate.testing.sim.exchange import SimExchange
 from tidegate.testing.sim.network import CALM_S, Copies, Network
+from tidegate.testing.sim.network_conditions import MessageFaults, NetworkConditions
 from tidegate.testing.sim.rpc import Calling
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.story import Trace
-from tidegate.testing.sim.weather import MessageFaults, NetworkConditions
+from tidegate.testing.sim.trace import Trace
 
 
 class Calls:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from tidegate.elements import TopicPartition
-from tidegate.testing.sim.counting import Violation
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
 from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.pipelines import (
@@ -25,6 +24,7 @@ from tidegate.testing.sim.pipelines import (
     Totals,
     TwoSinks,
 )
+from tidegate.testing.sim.result_groups import Violation
 
 BY_PIPELINE = {shape.pipeline: shape for shape in SHAPES}
 

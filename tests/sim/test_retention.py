@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.elements import TopicPartition
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.log import PartitionLog
 from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.retention import Retention

@@ -14,8 +14,8 @@ import sys
 
 import pytest
 
-from tidegate.testing.sim.many import Summary, Verdict, simulate
 from tidegate.testing.sim.run import run_seed
+from tidegate.testing.sim.seed_runner import Summary, Verdict, simulate
 
 SAMPLE = range(16)
 ONCE_VIOLATED = (579, 883, 1470, 1621)

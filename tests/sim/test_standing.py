@@ -13,7 +13,7 @@ from tidegate.testing.sim.plan import Plan
 from tidegate.testing.sim.rpc import Calling, service_address
 from tidegate.testing.sim.run import run_seed
 from tidegate.testing.sim.scheduler import Scheduler
-from tidegate.testing.sim.story import TraceEvent
+from tidegate.testing.sim.trace import TraceEvent
 
 RUNS = 24
 

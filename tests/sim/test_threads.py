@@ -10,8 +10,8 @@ from tests.contracts.threads import RULES
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ports.threads import Threads
 from tidegate.testing.sim.scheduler import KILLED, Scheduler
-from tidegate.testing.sim.story import Trace
 from tidegate.testing.sim.threads import SimClock, SimSelf, SimThreads
+from tidegate.testing.sim.trace import Trace
 
 Rule = Callable[[Threads], None]
 

@@ -19,24 +19,24 @@ from typing import Any, Final, cast
 
 from tests.channels.parts import PlainColumn
 from tidegate.checkpoint.alignment import Alignment
-from tidegate.dataplane.channels.outlet import RecordWriter
+from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import OperatorChain
-from tidegate.dataplane.runtime import SubtaskContext
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task import InputTask
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import ExchangeError
 from tidegate.graph.key_groups import key_group, subtask_of
-from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import plan
+from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.testing.sim.exchange import SimExchange
 from tidegate.testing.sim.network import Network
+from tidegate.testing.sim.network_conditions import MessageFaults, NetworkConditions
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.threads import SimClock, SimQueue
-from tidegate.testing.sim.weather import MessageFaults, NetworkConditions
 
 MAX_PARALLELISM: Final = 128
 KEYS: Final = 40

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.elements import TopicPartition
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription, TransactionState
+from tidegate.stream_elements import TopicPartition
 
 
 @dataclass

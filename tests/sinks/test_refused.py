@@ -15,9 +15,9 @@ from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sizes import record_bytes
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import PipelineError, UserCodeError
 from tidegate.ids import Uid
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 LARGEST = 1_000
 FITS = LARGEST - record_bytes(None, b"") - 1

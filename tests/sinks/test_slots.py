@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.dataplane.sinks.slots import IdState, TransactionalIdPool
+from tidegate.dataplane.sinks.id_pool import IdState, TransactionalIdPool
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction

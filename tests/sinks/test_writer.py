@@ -12,11 +12,11 @@ from tidegate.api.formats import Json, Raw, Utf8
 from tidegate.api.kafka import KafkaSink, ProducerRecord
 from tidegate.dataplane.sinks import kafka as writer_module
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import TransactionError, UserCodeError
 from tidegate.ids import Attempt, CheckpointId, TransactionalId, Uid
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 
 def batch(*values: Any, first: int = 0) -> RecordBatch:

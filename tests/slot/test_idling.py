@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.slot.idling import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S, IdleWait
+from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S, IdleWait
 
 
 @pytest.mark.parametrize(

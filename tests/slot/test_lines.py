@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.slot_line import SlotGateway
+from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import InternalError, Retry, RpcError, UserCodeError
@@ -37,7 +37,7 @@ from tidegate.protocol.messages import (
     TriggerCheckpoint,
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
-from tidegate.slot.control import JobMasterGateway
+from tidegate.slot.jobmaster_gateway import JobMasterGateway
 from tidegate.slot.main import Slot
 
 MESSAGE = CloseTasks(job=JobName("job"), attempt=Attempt(1))

@@ -18,22 +18,26 @@ from tidegate.api.formats import Raw
 from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.config import Config
-from tidegate.dataplane.assembly import most_receivers, source_keys_wanted
-from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import ForwardWriter, KeyGroupWriter, LocalOutputChannel
+from tidegate.dataplane.channels.input_gate import InputChannel
+from tidegate.dataplane.channels.record_writer import (
+    ForwardWriter,
+    KeyGroupWriter,
+    LocalOutputChannel,
+)
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.mailbox import Mailbox
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
-from tidegate.dataplane.state.local_folder import LocalStateDir
+from tidegate.dataplane.state.local_state_dir import LocalStateDir
+from tidegate.dataplane.task_builder import most_receivers, source_keys_wanted
 from tidegate.drivers.clock import SystemClock
-from tidegate.drivers.process.this import OsProcess
+from tidegate.drivers.process.current import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.graph.plan import plan
 from tidegate.ids import SubtaskIndex
 from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
-from tidegate.slot.idling import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
+from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
 from tidegate.slot.main import Slot, log_generated_code
 
 

@@ -15,11 +15,11 @@ from tidegate.api.kafka import ConsumerRecord, KafkaSource, ProducerRecord
 from tidegate.checkpoint.lost_tail import parse_commit_metadata
 from tidegate.config import Config
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, KafkaSourceReader
-from tidegate.elements import TopicPartition
 from tidegate.errors import BadRecordError, InternalError
 from tidegate.ids import CheckpointId, Uid
 from tidegate.ports.kafka import PartitionBatch, Position, TransactionAdmin
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
 
 
 @dataclass

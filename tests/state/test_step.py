@@ -15,9 +15,9 @@ from tests.state.blobs import MemoryBlobs
 from tests.state.job import JOB, UID, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.config import Config
-from tidegate.dataplane.runtime import SubtaskContext
-from tidegate.dataplane.state import unsaved
+from tidegate.dataplane.state import pending_rows
 from tidegate.dataplane.state.step import SubtaskKeyedState, open_step_state
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
@@ -121,7 +121,7 @@ def test_slow_turns_save_more_at_once(
     around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that takes seconds must not make a snapshot take minutes."""
-    monkeypatch.setattr(unsaved, "ROWS", 1)
+    monkeypatch.setattr(pending_rows, "ROWS", 1)
     state = around.open()
     state.rows([str(number) for number in range(200)])
     state.snapshot(around.done.append, around.failed.append)
@@ -138,7 +138,7 @@ def test_a_snapshot_is_saved_between_batches(
     around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One piece a turn, and never two barriers at once; one that a close overtakes is dropped."""
-    monkeypatch.setattr(unsaved, "ROWS", 1)
+    monkeypatch.setattr(pending_rows, "ROWS", 1)
     state = around.open()
     for key in ("ann", "bob", "cid"):
         state.rows([key])[0].value += 1

@@ -25,7 +25,7 @@ from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory_kv import MemoryStore
 from tidegate.errors import PipelineError, StateValueError, is_recoverable
-from tidegate.graph.logical import MAIN, Edge
+from tidegate.graph.stream_graph import MAIN, Edge
 
 BIG = 2**70
 

@@ -14,16 +14,16 @@ from typing import cast
 from tests.graph.test_plan import graph
 from tidegate.checkpoint.run_check import task_inputs
 from tidegate.dataplane.channels.frames import VERSION, FrameKind, control_frame
-from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.elements import Barrier, StreamElement
 from tidegate.errors import IncompleteWaveError
 from tidegate.graph.levels import level_of
 from tidegate.graph.plan import PlanEdge, plan
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.waves import Row, TaskId, TaskReport
+from tidegate.stream_elements import Barrier, StreamElement
 
 CHECKPOINT = CheckpointId(Attempt(3), 1)
 PLAN = plan(graph(a="", b="a*", c="b*+a*"), 2, 128)

@@ -21,9 +21,9 @@ from tidegate.dataplane.waves.order import (
     poll_shares,
 )
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.elements import Barrier
 from tidegate.ids import Attempt, CheckpointId, VertexId
 from tidegate.protocol.waves import LAST, Row
+from tidegate.stream_elements import Barrier
 
 NOW_MS = 1_800_000_000_000
 RUN = bytes(8)

@@ -9,10 +9,10 @@ from tests.waves.executions import CHECKPOINT, Recorder
 from tidegate.dataplane.channels.frames import VERSION, FrameKind, control_frame
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.elements import Barrier, EndOfInput
 from tidegate.errors import IncompleteWaveError, InternalError
 from tidegate.ids import Attempt, CheckpointId, VertexId
 from tidegate.protocol.waves import FIRST, LAST, Row
+from tidegate.stream_elements import Barrier, EndOfInput
 
 RUN, OTHER = bytes(8), bytes([1]) * 8
 FRAME = bytes((VERSION, FrameKind.DATA)) + b"some records"

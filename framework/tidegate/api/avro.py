@@ -22,8 +22,8 @@ import fastavro
 import msgspec
 
 from tidegate.api.avro_file import fit_file
-from tidegate.api.fields import RecordField, fields_of, type_name
-from tidegate.api.shapes import Converter, ConverterGenerator, branch_of, read
+from tidegate.api.converters import Converter, ConverterGenerator, branch_of, read
+from tidegate.api.record_fields import RecordField, fields_of, type_name
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.api.values import article, counts_as
 from tidegate.errors import PipelineError

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import fastavro
 
-from tidegate.api.fields import fields_of, type_name
+from tidegate.api.record_fields import fields_of, type_name
 from tidegate.api.types import AvroSchema, is_union, literal_type
 from tidegate.errors import PipelineError
 

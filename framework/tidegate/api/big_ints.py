@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.shapes import Converter, generic
+from tidegate.api.converters import Converter, generic
 
 BIG_INT: Final = 1
 """The type of the msgpack extension."""

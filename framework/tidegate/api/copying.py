@@ -19,10 +19,10 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import force_setattr
 
-from tidegate.api.fields import fields_of, is_frozen, is_model
+from tidegate.api.record_fields import fields_of, is_frozen, is_model
 from tidegate.api.types import type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
 
 Clone = Callable[[Any], Any]
 

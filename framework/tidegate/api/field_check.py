@@ -22,10 +22,10 @@ from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
 
 import msgspec
 
-from tidegate.api.fields import fields_of, record_class
+from tidegate.api.record_fields import fields_of, record_class
 from tidegate.api.types import is_union
 from tidegate.api.values import ClassCheck, fault, has_schema
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
 
 CALL_COST: Final = 40
 """What a call costs beside its values, in values of 8 ns: a third of a microsecond."""

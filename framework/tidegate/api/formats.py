@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 import msgspec
 from typing_extensions import TypeForm
 
-from tidegate.api.fields import fields_of, is_model, type_name
-from tidegate.api.place import refuse_unsupported
+from tidegate.api.location import refuse_unsupported
+from tidegate.api.record_fields import fields_of, is_model, type_name
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import PipelineError
 

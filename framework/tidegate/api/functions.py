@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeForm, get_original_bases
 
-from tidegate.api.place import refuse_unsupported
+from tidegate.api.location import refuse_unsupported
 from tidegate.api.state import State
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import MAIN, UNKNOWN
+from tidegate.graph.stream_graph import MAIN, UNKNOWN
 
 K = TypeVar("K", bound=KeyLike)
 In = TypeVar("In")

@@ -25,7 +25,7 @@ from typing import (
 
 import msgspec
 
-from tidegate.api.declared import (
+from tidegate.api.declaration_checks import (
     RESERVED_PROPERTIES,
     ErrorOptions,
     OnError,
@@ -37,12 +37,12 @@ from tidegate.api.declared import (
     refuse_unknown,
 )
 from tidegate.api.formats import Format, Raw
-from tidegate.api.place import refuse_unsupported, user_location
+from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.streams import Stream
 from tidegate.api.times import Duration, to_ms
 from tidegate.config import foreign_code
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import DEAD_LETTERS, Edge, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, Edge, StreamGraph
 
 if TYPE_CHECKING:
     from tidegate.api.pipeline import Pipeline

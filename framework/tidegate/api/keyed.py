@@ -12,12 +12,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Generic, Never, TypeVar, Unpack
 
-from tidegate.api.declared import ErrorOptions, error_policy, policy_options
-from tidegate.api.fields import type_name
+from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka import connect_dead_letters
 from tidegate.api.keys import normalised_key
-from tidegate.api.place import refuse_unsupported, user_location
+from tidegate.api.location import refuse_unsupported, user_location
+from tidegate.api.record_fields import type_name
 from tidegate.api.streams import (
     ProcessedStream,
     check_function,
@@ -27,7 +27,7 @@ from tidegate.api.streams import (
 )
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, StreamGraph
 
 K = TypeVar("K", bound=KeyLike)
 T = TypeVar("T")

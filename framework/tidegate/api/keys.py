@@ -29,8 +29,8 @@ from decimal import Decimal
 from typing import Any, Literal, NoReturn, get_args, get_origin
 from uuid import UUID
 
-from tidegate.api.fields import RecordField, changer_of, fields_of, record_class, type_name
-from tidegate.api.shapes import Converter, ConverterGenerator, read
+from tidegate.api.converters import Converter, ConverterGenerator, read
+from tidegate.api.record_fields import RecordField, changer_of, fields_of, record_class, type_name
 from tidegate.api.types import literal_type, type_info
 from tidegate.api.values import KeyCheck
 from tidegate.errors import PipelineError

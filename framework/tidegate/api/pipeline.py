@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from tidegate.api.fields import MISSING, type_name
 from tidegate.api.kafka import Connector
-from tidegate.api.place import NOT_THE_USERS, user_location
+from tidegate.api.location import NOT_THE_USERS, user_location
+from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
-from tidegate.graph.logical import StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JOB_NAME
 from tidegate.masking import MASK, remember_value
 

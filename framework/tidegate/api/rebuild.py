@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.location import shown_below
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.place import shown_below
 from tidegate.errors import CodeMismatchError, PipelineError, UserCodeError
-from tidegate.graph.logical import StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 
 
 def rebuild(

@@ -18,7 +18,7 @@ import msgspec
 
 from tidegate.api.big_ints import entries_of, unpack_int
 from tidegate.api.evolution import check_evolution, pair_branches
-from tidegate.api.fields import fields_of, is_model, record_class, type_name
+from tidegate.api.record_fields import fields_of, is_model, record_class, type_name
 from tidegate.api.stored import same_for_earlier_version, stored_schema
 from tidegate.api.types import MAP, AvroSchema, is_union, literal_type
 from tidegate.errors import PipelineError, check

@@ -31,9 +31,9 @@ from typing import (
 
 from typing_extensions import TypeForm
 
-from tidegate.api.fields import MISSING, type_name
 from tidegate.api.keys import key_encoder, key_normaliser
-from tidegate.api.place import refuse_unsupported
+from tidegate.api.location import refuse_unsupported
+from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.types import TypeInfo, type_info
 from tidegate.errors import PipelineError
 

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_origin
 
-from tidegate.api.fields import fields_of
+from tidegate.api.record_fields import fields_of
 from tidegate.api.state import State
 from tidegate.api.types import AvroSchema, is_union, type_info
 

@@ -21,15 +21,15 @@ from typing import (
     is_typeddict,
 )
 
-from tidegate.api.declared import ErrorOptions, error_policy, policy_options
-from tidegate.api.fields import type_name
+from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
 from tidegate.api.functions import Function, Process, SideOutput
-from tidegate.api.place import refuse_unsupported, user_location
-from tidegate.api.results import item_type, result_type
+from tidegate.api.location import refuse_unsupported, user_location
+from tidegate.api.record_fields import type_name
+from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike
 from tidegate.api.values import counts_as
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import DEAD_LETTERS, UNKNOWN, Edge, Kind, Node, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, Edge, Kind, Node, StreamGraph
 
 if TYPE_CHECKING:
     from tidegate.api.kafka import KafkaSink

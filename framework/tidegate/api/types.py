@@ -2,8 +2,8 @@
 whether a value of it can change in place.
 
 One function, `type_info`, answers for every kind of type: state, wire, formats and the schema check
-at submit all ask it. What a user's function returns is the other question; `api/results.py` answers
-it.
+at submit all ask it. What a user's function returns is the other question; `api/type_inference.py`
+answers it.
 
 Schemas are written out in full at each place (a record used twice is there twice): they are
 compared and fingerprinted; `api/avro.py` names the repetitions where Avro's own rules want it.
@@ -23,7 +23,7 @@ from uuid import UUID
 
 import msgspec
 
-from tidegate.api.fields import (
+from tidegate.api.record_fields import (
     MISSING,
     RecordField,
     compares_fields,

@@ -26,10 +26,10 @@ from typing import Any, Final, Literal, cast, get_args, get_origin, is_typeddict
 
 import msgspec
 
-from tidegate.api.fields import MISSING, RecordField, fields_of, record_class, type_name
+from tidegate.api.record_fields import MISSING, RecordField, fields_of, record_class, type_name
 from tidegate.api.types import is_union, literal_type, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
 
 _CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
     list: (list,),

@@ -29,9 +29,7 @@ from tidegate.api.big_ints import (
     pairs_shape,
     unpack_int,
 )
-from tidegate.api.fields import RecordField, fields_of
-from tidegate.api.resolving import resolver
-from tidegate.api.shapes import (
+from tidegate.api.converters import (
     Converter,
     ConverterGenerator,
     branch_of,
@@ -40,6 +38,8 @@ from tidegate.api.shapes import (
     read,
     takes_positions,
 )
+from tidegate.api.record_fields import RecordField, fields_of
+from tidegate.api.resolving import resolver
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import CorruptCheckpointError
 

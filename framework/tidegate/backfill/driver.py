@@ -24,14 +24,14 @@ import msgspec
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.progress import commit_to_groups
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
-from tidegate.checkpoint.coordination import PublishCheckpoint
+from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import ProcedureStopped
+from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of, plan_job
+from tidegate.controlplane.jobmaster.job_plan import JobPlan, kafka_of, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import restart_strategy
 from tidegate.errors import (

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from tidegate.checkpoint.partition_facts import PartitionOffsets
-from tidegate.elements import TopicPartition
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.errors import ConfigError, RefusedError, check
 from tidegate.protocol.messages import PartitionEnd
+from tidegate.stream_elements import TopicPartition
 
 NOW: Final = "now"
 

@@ -16,20 +16,19 @@ from tidegate.api.kafka import KafkaSink
 from tidegate.backfill.ends import To, choose_ends
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.journal_state import JournalState
-from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.procedures import load_manifest, read_beginnings, read_journal
-from tidegate.checkpoint.procedures.own_journal import restore_point
+from tidegate.checkpoint.procedures.claimed_journal import restore_point
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import run_read_only
-from tidegate.controlplane.jobmaster.plan_of_job import kafka_of
+from tidegate.controlplane.jobmaster.effect_runner import run_read_only
+from tidegate.controlplane.jobmaster.job_plan import kafka_of
 from tidegate.controlplane.jobmaster.split_enumeration import (
     enumerate_partitions,
     with_chosen_ends,
 )
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, RefusedError
-from tidegate.graph.logical import StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -37,6 +36,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import PartitionReader
 from tidegate.protocol.messages import PartitionEnd, Submission
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
 
 SAMPLE_RECORDS: Final = 2_000
 """Records that are read to estimate bytes."""

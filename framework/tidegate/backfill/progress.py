@@ -14,14 +14,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from tidegate.api.topics import consumer_group
+from tidegate.api.kafka_names import consumer_group
 from tidegate.checkpoint.lost_tail import commit_metadata
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaError, RefusedError
 from tidegate.ids import CheckpointId, JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.stream_elements import TopicPartition
 
 _log: Final = logging.getLogger(__name__)
 

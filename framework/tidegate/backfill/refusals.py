@@ -23,7 +23,7 @@ from typing import Final, cast
 
 from tidegate.api.kafka import KafkaSource
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import Exchange, Kind, StreamGraph
+from tidegate.graph.stream_graph import Exchange, Kind, StreamGraph
 
 KINDS: Final[frozenset[Kind]] = frozenset(
     {"source", "map", "flat_map", "filter", "process", "keyed_process", "sink"}

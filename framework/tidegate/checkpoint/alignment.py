@@ -24,9 +24,9 @@ import enum
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tidegate.elements import Barrier
 from tidegate.errors import check
 from tidegate.ids import CheckpointId
+from tidegate.stream_elements import Barrier
 
 Mode = Literal["exactly_once", "at_least_once"]
 

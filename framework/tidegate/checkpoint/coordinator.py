@@ -42,7 +42,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator_events import (
     AbortCheckpoint,
     Acknowledged,
     AttemptStarted,
@@ -120,7 +120,7 @@ class CheckpointCounts:
 
 
 class CheckpointCoordinator:
-    """The machine; `subtasks` are all that must acknowledge. Events are in `coordination.py`."""
+    """The machine. All `subtasks` must acknowledge. Events are in `coordinator_events.py`."""
 
     TRANSITIONS: ClassVar[dict[tuple[Phase, type], str]] = {
         (Phase.CREATED, AttemptStarted): "_start",

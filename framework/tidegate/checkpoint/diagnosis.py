@@ -25,10 +25,10 @@ import msgspec
 
 from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 ENDING: Final = frozenset(
     {

@@ -1,9 +1,9 @@
 """What the procedures of this room ask of the world: effect requests, and how they are awaited.
 
 A procedure is a generator that yields effects and is sent their results; it does nothing itself, so
-the same code runs against real drivers (`controlplane/jobmaster/effects.py`) and under a scheduler
-that interleaves two JobMasters step by step (the tests). An effect that fails is thrown into the
-generator as an error of the one tree: KafkaError, KafkaUnavailableError, StorageError.
+the same code runs against real drivers (`controlplane/jobmaster/effect_runner.py`) and under a
+scheduler that interleaves two JobMasters step by step (the tests). An effect that fails is thrown
+into the generator as an error of the one tree: KafkaError, KafkaUnavailableError, StorageError.
 
 The small functions below (`create_entry`, `describe`, ...) give each effect its result's type, so
 that procedures are checked; they are the only code that yields.
@@ -15,12 +15,12 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tidegate.elements import TopicPartition
 from tidegate.errors import InternalError
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import TopicPartition
 
 T = TypeVar("T")
 

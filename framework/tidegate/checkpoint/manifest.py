@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tidegate.checkpoint.envelope import decode_file, encode_file
-from tidegate.checkpoint.plan_facts import StateMetadata
+from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import CheckpointId, JobName
 from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot

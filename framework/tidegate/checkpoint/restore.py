@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.partition_facts import PartitionOffsets
-from tidegate.checkpoint.plan_facts import StateMetadata
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.source_changes import changed_log, gone_partition
 from tidegate.checkpoint.state_changes import ANY_SCHEMA, SchemaRules, refuse_changed_steps
+from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import SubtaskIndex, Uid

@@ -1,6 +1,6 @@
 """Which files of the checkpoint storage nobody needs any more.
 
-Pure decisions over paths; `procedures/cleaning.py` lists and deletes. Files are deleted only after
+Pure decisions over paths; `procedures/cleanup.py` lists and deletes. Files are deleted only after
 a publication of one's own that no longer needs them (so a deposed attempt deletes nothing that its
 successor stands on), and only files that this can be said of for certain:
 
@@ -14,7 +14,7 @@ successor stands on), and only files that this can be said of for certain:
   but zombies, whose files nobody reads.
 
 Files of newer attempts are never touched, nor anything whose path this version does not understand.
-How far the journal itself is trimmed is decided here too (`procedures/trimming.py`).
+How far the journal itself is trimmed is decided here too (`procedures/truncation.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.errors import SourceChangedError
 from tidegate.protocol.snapshots import SourceSplit
 

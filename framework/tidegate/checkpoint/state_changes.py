@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.plan_facts import StateMetadata, StepMetadata
+from tidegate.checkpoint.state_metadata import StateMetadata, StepMetadata
 from tidegate.checkpoint.state_names import StateMatch, match_states
 from tidegate.errors import RefusedError
 from tidegate.ids import Uid

@@ -13,9 +13,9 @@ from fractions import Fraction
 
 import msgspec
 
-from tidegate.elements import TopicPartition
 from tidegate.errors import check
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
 
 
 def offsets_left(split: SourceSplit) -> int:

@@ -26,7 +26,7 @@ from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.bootstrap import WAVE_TASK, task_host
 from tidegate.cli.backfill_output import BackfillJson, BackfillText
 from tidegate.cli.display import print_status, say_left_out
-from tidegate.cli.running import DONE, FAILED, INTERRUPTED, STOPPED
+from tidegate.cli.local_run import DONE, FAILED, INTERRUPTED, STOPPED
 from tidegate.config import BackfillSettings, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import RunLock
@@ -37,8 +37,8 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.kafka.jars import cache_folder
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateError
 from tidegate.masking import masked_text
 

@@ -30,7 +30,7 @@ def jobmanager(config: o.Settings = None, *, insecure: o.Insecure = False) -> No
     Example: tidegate jobmanager --insecure -c jobmanager.host=jm -c checkpoint.storage=s3://b/dir
     """
     from tidegate.bootstrap import standing_jobmanager
-    from tidegate.cli.remote import configuration
+    from tidegate.cli.session import configuration
 
     command_line = o.parse_pairs(
         config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6123"
@@ -54,7 +54,7 @@ def taskmanager(
     Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4 --insecure
     """
     from tidegate.bootstrap import standing_taskmanager
-    from tidegate.cli.remote import configuration, with_jobmanager
+    from tidegate.cli.session import configuration, with_jobmanager
 
     command_line = {
         **o.parse_pairs(config, "--config", "Example: tidegate taskmanager -c taskmanager.slots=4"),
@@ -95,7 +95,7 @@ def submit(
 
     Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """
-    from tidegate.cli.remote import submit_job, with_jobmanager
+    from tidegate.cli.session import submit_job, with_jobmanager
     from tidegate.controlplane.client.preflight import RunOptions
 
     command_line = {
@@ -130,7 +130,7 @@ def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
 
     Example: tidegate list --jobmanager jobmanager:6123
     """
-    from tidegate.cli.remote import list_jobs
+    from tidegate.cli.session import list_jobs
 
     list_jobs(jobmanager, as_json=as_json)
 
@@ -144,7 +144,7 @@ def status(
 
     Example: tidegate status order-totals
     """
-    from tidegate.cli.remote import show_job
+    from tidegate.cli.session import show_job
 
     show_job(job, jobmanager, as_json=as_json)
 
@@ -157,7 +157,7 @@ def stop(job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJso
 
     Example: tidegate stop order-totals
     """
-    from tidegate.cli.remote import end_job
+    from tidegate.cli.session import end_job
 
     raise typer.Exit(end_job(job, jobmanager, final_checkpoint=True, as_json=as_json))
 
@@ -172,6 +172,6 @@ def cancel(
 
     Example: tidegate cancel order-totals
     """
-    from tidegate.cli.remote import end_job
+    from tidegate.cli.session import end_job
 
     raise typer.Exit(end_job(job, jobmanager, final_checkpoint=False, as_json=as_json))

@@ -15,8 +15,8 @@ import typer
 
 from tidegate.cli import cluster, kafka, txn
 from tidegate.cli.backfill import backfill
-from tidegate.cli.inspect import checkpoints, config
 from tidegate.cli.run import run
+from tidegate.cli.show import checkpoints, config
 from tidegate.cli.sim import sim
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text

@@ -61,7 +61,7 @@ def run(
     params = o.parameters(settings, EXAMPLE)
     # It imports beside this process, and gets nothing to do before everything is checked.
     with prestarted("jobmanager", announces=True) or contextlib.nullcontext() as jobmanager:
-        from tidegate.cli.running import execute
+        from tidegate.cli.local_run import execute
         from tidegate.controlplane.client.preflight import RunOptions
 
         options = RunOptions(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tidegate.testing.sim.many import Summary, Verdict
-    from tidegate.testing.sim.story import TraceEvent
+    from tidegate.testing.sim.seed_runner import Summary, Verdict
+    from tidegate.testing.sim.trace import TraceEvent
 
 VIOLATED = 1
 
@@ -104,7 +104,7 @@ def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
 
 
 def _many(seeds: Iterable[int], workers: int, *, backfills: bool, as_json: bool) -> bool:
-    from tidegate.testing.sim.many import simulate
+    from tidegate.testing.sim.seed_runner import simulate
 
     last: list[Summary] = []
 

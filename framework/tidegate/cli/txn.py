@@ -159,8 +159,8 @@ def abort(
     Example: tidegate txn abort --topic orders --partition 0 --start-offset 1234
     """
     from tidegate.cli.txn_session import Session, duration_ms
-    from tidegate.elements import TopicPartition
     from tidegate.errors import ConfigError
+    from tidegate.stream_elements import TopicPartition
 
     with Session(kafka, config, storage) as session:
         if transactional_id is not None and topic is None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from tidegate.checkpoint.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.cli import txn_words as words
-from tidegate.elements import TopicPartition
+from tidegate.cli import txn_text as words
 from tidegate.ports.inspection import PartitionEndOffsets, Transaction
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 COLUMNS: Final = (
     "TRANSACTIONAL ID",

@@ -20,16 +20,15 @@ from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.procedures import read_journal
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.cli import txn_output as output
-from tidegate.cli import txn_words as words
+from tidegate.cli import txn_text as words
 from tidegate.cli.options import parse_pairs
 from tidegate.config import DurationMs
 from tidegate.config_load import load
 from tidegate.controlplane.client import transactions as ask
-from tidegate.controlplane.jobmaster.effects import run_read_only
+from tidegate.controlplane.jobmaster.effect_runner import run_read_only
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
 from tidegate.drivers.storage import open_store
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -42,6 +41,7 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import Transaction, TransactionInspector
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
 

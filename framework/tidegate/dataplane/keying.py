@@ -21,9 +21,9 @@ from tidegate.api.values import KeyCheck, article, declared_name
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of, without
-from tidegate.elements import RecordBatch
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import Edge, Node
+from tidegate.graph.stream_graph import Edge, Node
+from tidegate.stream_elements import RecordBatch
 
 KNOWN_KEYS: Final = 1 << 17
 """Keys that are known to have an encoding; one more, and all are forgotten."""

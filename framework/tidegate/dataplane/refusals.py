@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.declared import OnError
+from tidegate.api.declaration_checks import OnError
 from tidegate.api.kafka import (
     ERROR,
     ORIGIN_OFFSET,
@@ -28,7 +28,6 @@ from tidegate.api.kafka import (
 )
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
-from tidegate.elements import RecordBatch
 from tidegate.errors import (
     ResourceExhaustedError,
     StateValueError,
@@ -36,6 +35,7 @@ from tidegate.errors import (
     encodable,
     from_foreign,
 )
+from tidegate.stream_elements import RecordBatch
 
 REASON_LENGTH_MAX: Final = 1000
 """Characters of an exception's text that go into a header; some quote the whole record."""

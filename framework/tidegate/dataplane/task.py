@@ -25,10 +25,9 @@ from tidegate.checkpoint.alignment import (
     Unblock,
 )
 from tidegate.dataplane.operators.chain import OperatorChain
-from tidegate.dataplane.runtime import SubtaskContext
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.errors import check
-from tidegate.graph.logical import DEAD_LETTERS
+from tidegate.graph.stream_graph import DEAD_LETTERS
 from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
 from tidegate.protocol.snapshots import (
     KeyedSnapshot,
@@ -36,6 +35,7 @@ from tidegate.protocol.snapshots import (
     SourceSplit,
     SubtaskSnapshot,
 )
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement
 
 
 class Reader(Protocol):

@@ -19,7 +19,7 @@ from typing import Literal
 
 from tidegate.errors import InternalError, PipelineError
 from tidegate.graph.key_groups import MAX_PARALLELISM_LIMIT
-from tidegate.graph.logical import Edge, Node, StreamGraph
+from tidegate.graph.stream_graph import Edge, Node, StreamGraph
 from tidegate.ids import ChannelId, SubtaskIndex, VertexId
 
 PlanExchange = Literal["forward", "key"]

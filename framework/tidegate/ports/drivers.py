@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -21,6 +20,7 @@ from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
+from tidegate.stream_elements import TopicPartition
 
 
 class KafkaAdmin(Protocol):

@@ -19,9 +19,9 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 Progress = Callable[[str, int, int], None]
 """Told before each request of many: what is asked, how many are answered, of how many."""

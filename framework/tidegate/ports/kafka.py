@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
+from tidegate.stream_elements import TopicPartition
 
 
 class RawRecord(Protocol):

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import SubtaskIndex, TransactionalId, Uid, VertexId
+from tidegate.stream_elements import TopicPartition
 
 KEY_TYPE: Final = ""
 """The name in `KeyedSnapshot.schemas` that holds the schema of the keys. No state has this name."""

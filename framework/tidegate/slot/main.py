@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.config import Config
-from tidegate.dataplane.assembly import SlotContext, TaskBuilder
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.state.local_folder import ATTEMPTS_RETAINED, LocalStateDir
+from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import SourceTask, Task
-from tidegate.elements import Barrier
+from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
 from tidegate.errors import ExchangeError, StorageError, TidegateError
 from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId
 from tidegate.ports.drivers import Drivers
@@ -51,8 +50,9 @@ from tidegate.protocol.messages import (
 )
 from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
-from tidegate.slot.control import JobMasterGateway
-from tidegate.slot.idling import IdleWait
+from tidegate.slot.idle_wait import IdleWait
+from tidegate.slot.jobmaster_gateway import JobMasterGateway
+from tidegate.stream_elements import Barrier
 
 FLUSH_INTERVAL_S: Final = 0.01
 """A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""

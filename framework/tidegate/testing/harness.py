@@ -10,20 +10,20 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from tidegate.api.declared import OnError
+from tidegate.api.declaration_checks import OnError
 from tidegate.api.functions import KeyedProcess, SideOutput
 from tidegate.api.kafka import ProducerRecord
 from tidegate.api.keys import key_normaliser
-from tidegate.api.place import user_location
+from tidegate.api.location import user_location
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.api.types import KeyLike
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import MAIN, UNKNOWN, Edge, Node
+from tidegate.graph.stream_graph import MAIN, UNKNOWN, Edge, Node
+from tidegate.stream_elements import RecordBatch, TopicPartition
 from tidegate.testing.cells import CellsByKey
 
 K = TypeVar("K", bound=KeyLike)

@@ -33,14 +33,14 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sources.decoding import BatchDecoder
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import InternalError, PipelineError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM
-from tidegate.graph.logical import DEAD_LETTERS, Node
 from tidegate.graph.plan import PlanEdge, plan
+from tidegate.graph.stream_graph import DEAD_LETTERS, Node
 from tidegate.ids import CheckpointId, TransactionalId, Uid, VertexId
 from tidegate.ports.kafka import RawRecord
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.testing.cells import CellsByKey
 
 T = TypeVar("T")

@@ -28,21 +28,21 @@ from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL, Claim, LossAccepted, 
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef
 from tidegate.checkpoint.lost_tail import GroupCommits, LostTail, find_lost_tail, read_again
 from tidegate.checkpoint.manifest import manifest_folder
-from tidegate.checkpoint.procedures.cluster_check import manifest_if_whole, refuse_other_cluster
-from tidegate.checkpoint.procedures.own_journal import (
+from tidegate.checkpoint.procedures.claimed_journal import (
     ClaimedJournal,
     header_after,
     restore_point,
     write_entry,
     write_missing_snapshot,
 )
-from tidegate.checkpoint.procedures.patience import (
+from tidegate.checkpoint.procedures.cluster_check import manifest_if_whole, refuse_other_cluster
+from tidegate.checkpoint.procedures.reading import read_entry, read_journal
+from tidegate.checkpoint.procedures.retry import (
     FENCE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,
     retry_kafka,
 )
-from tidegate.checkpoint.procedures.reading import read_entry, read_journal
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.errors import (
     CorruptCheckpointError,

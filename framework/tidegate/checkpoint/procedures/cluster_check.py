@@ -24,9 +24,13 @@ from tidegate.checkpoint.effects import Procedure, wall_clock
 from tidegate.checkpoint.journal import LossAccepted, Lost
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal, append_entry, header_after
-from tidegate.checkpoint.procedures.patience import STORAGE_RETRY, RetryPolicy
+from tidegate.checkpoint.procedures.claimed_journal import (
+    ClaimedJournal,
+    append_entry,
+    header_after,
+)
 from tidegate.checkpoint.procedures.publish import load_manifest
+from tidegate.checkpoint.procedures.retry import STORAGE_RETRY, RetryPolicy
 from tidegate.errors import ClusterMismatchError, CorruptCheckpointError, RefusedError
 from tidegate.ids import JobName
 from tidegate.protocol.snapshots import PreparedTransaction

@@ -3,7 +3,7 @@
 One code path for the normal case and for recovery. An EndTxn(commit) of a *named* transaction is
 always right, may be repeated, and its answer proves nothing: a transaction counts as ended only
 when it was seen CompleteCommit. It is never sent for anything that no publication names (invariant
-2). EndTxn(abort) is sent by `retract.py` alone. Those of one round go side by side: the model
+2). EndTxn(abort) is sent by `rollback.py` alone. Those of one round go side by side: the model
 lets them arrive in any order, and each is decided by itself.
 
 `commit` writes nothing into the journal, so it may run beside the next checkpoint; `settle` takes
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from tidegate.checkpoint.effects import Procedure, describe, end_transaction, gather, pause
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
-from tidegate.checkpoint.procedures.patience import (
+from tidegate.checkpoint.procedures.claimed_journal import ClaimedJournal
+from tidegate.checkpoint.procedures.retry import (
     COMMIT_RETRY,
     RetryLoop,
     RetryPolicy,

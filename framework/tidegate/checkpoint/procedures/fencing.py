@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from tidegate.checkpoint.effects import Procedure, fence, gather, list_transactions
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
-from tidegate.checkpoint.procedures.patience import FENCE_RETRY, RetryPolicy, retry_kafka
+from tidegate.checkpoint.procedures.claimed_journal import ClaimedJournal
+from tidegate.checkpoint.procedures.retry import FENCE_RETRY, RetryPolicy, retry_kafka
 from tidegate.checkpoint.recovery import may_fence
 from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.ids import Attempt, TransactionalId

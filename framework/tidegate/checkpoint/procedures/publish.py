@@ -34,8 +34,12 @@ from tidegate.checkpoint.manifest import (
     file_digest,
     manifest_path,
 )
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal, append_entry, header_after
-from tidegate.checkpoint.procedures.patience import (
+from tidegate.checkpoint.procedures.claimed_journal import (
+    ClaimedJournal,
+    append_entry,
+    header_after,
+)
+from tidegate.checkpoint.procedures.retry import (
     DESCRIBE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,

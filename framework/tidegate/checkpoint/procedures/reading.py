@@ -5,7 +5,7 @@ an error, never skipped, unless a newer hint shows that the journal was trimmed 
 walk begins again at that hint. Entries below the newest hint count for nothing: among them may be
 one that a zombie created late, at a number that was taken once and has been trimmed since.
 
-Changes nothing. For one's own entries see `own_journal.py`, for the trimming `trimming.py`.
+Changes nothing. For one's own entries see `claimed_journal.py`, for the trimming `truncation.py`.
 """
 
 from __future__ import annotations

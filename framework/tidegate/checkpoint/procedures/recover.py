@@ -3,7 +3,7 @@
 Recovery, in this order: read everything that the broker says of the named transactions, decide for
 all of them together, end them, write it down, and only then fence what is not named. The order is
 the protocol's: fencing first would abort what is published. Where something is lost, the
-publication is taken back if it can be (`retract.py`), and the question is put again for the one
+publication is taken back if it can be (`rollback.py`), and the question is put again for the one
 before it.
 """
 
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 from tidegate.checkpoint.effects import Procedure
 from tidegate.checkpoint.journal import Closed
-from tidegate.checkpoint.procedures.cluster_check import give_up_foreign
-from tidegate.checkpoint.procedures.ending import CommitResult, describe_all, end_transactions
-from tidegate.checkpoint.procedures.fencing import fence_older_attempts
-from tidegate.checkpoint.procedures.own_journal import (
+from tidegate.checkpoint.procedures.claimed_journal import (
     ClaimedJournal,
     append_entry,
     header_after,
     mark_committed,
 )
-from tidegate.checkpoint.procedures.patience import (
+from tidegate.checkpoint.procedures.cluster_check import give_up_foreign
+from tidegate.checkpoint.procedures.ending import CommitResult, describe_all, end_transactions
+from tidegate.checkpoint.procedures.fencing import fence_older_attempts
+from tidegate.checkpoint.procedures.retry import (
     COMMIT_RETRY,
     FENCE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,
 )
-from tidegate.checkpoint.procedures.retract import roll_back
+from tidegate.checkpoint.procedures.rollback import roll_back
 from tidegate.checkpoint.procedures.settle import settle, state_loss
 from tidegate.checkpoint.recovery import decide, is_complete
 from tidegate.errors import DataLossError, OutcomeUnknownError

@@ -14,15 +14,15 @@ from typing import NoReturn
 
 from tidegate.checkpoint.effects import Procedure, wall_clock
 from tidegate.checkpoint.journal import Lost, Publication, Settled
-from tidegate.checkpoint.procedures.ending import CommitResult, end_transactions
-from tidegate.checkpoint.procedures.own_journal import (
+from tidegate.checkpoint.procedures.claimed_journal import (
     ClaimedJournal,
     append_entry,
     header_after,
     mark_committed,
 )
-from tidegate.checkpoint.procedures.patience import COMMIT_RETRY, STORAGE_RETRY, RetryPolicy
-from tidegate.checkpoint.procedures.retract import can_still_roll_back
+from tidegate.checkpoint.procedures.ending import CommitResult, end_transactions
+from tidegate.checkpoint.procedures.retry import COMMIT_RETRY, STORAGE_RETRY, RetryPolicy
+from tidegate.checkpoint.procedures.rollback import can_still_roll_back
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.errors import DataLossError, InternalError, TransactionError, check
 from tidegate.protocol.snapshots import PreparedTransaction

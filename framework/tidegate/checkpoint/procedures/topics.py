@@ -13,7 +13,7 @@ from functools import partial
 
 from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.checkpoint.effects import Procedure, now, pause, topic_ids
-from tidegate.checkpoint.procedures.patience import RetryPolicy, never, retry_kafka
+from tidegate.checkpoint.procedures.retry import RetryPolicy, never, retry_kafka
 from tidegate.checkpoint.source_changes import changed_topic
 from tidegate.protocol.snapshots import SourceSplit
 

@@ -19,17 +19,17 @@ from typing import Any
 
 from tidegate.api.archive import CodeArchive, pack
 from tidegate.api.code import load_pipeline
-from tidegate.api.declared import RESERVED_PROPERTIES, check_topic
+from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
 from tidegate.api.formats import Avro
 from tidegate.api.kafka import KafkaSink
+from tidegate.api.kafka_names import topic_of
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.topics import topic_of
 from tidegate.checkpoint.timeouts import check_against_broker
 from tidegate.checkpoint.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
-from tidegate.graph.logical import DEAD_LETTERS, KEY_LETTERS, Node, StreamGraph
 from tidegate.graph.plan import plan
+from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_LETTERS, Node, StreamGraph
 from tidegate.ids import CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndTxnResult

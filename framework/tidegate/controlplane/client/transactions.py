@@ -24,7 +24,6 @@ from tidegate.checkpoint.diagnosis import (
     aborted,
     classify,
 )
-from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
 from tidegate.ports.clock import Clock
 from tidegate.ports.inspection import (
@@ -34,6 +33,7 @@ from tidegate.ports.inspection import (
     TransactionInspector,
     no_progress,
 )
+from tidegate.stream_elements import TopicPartition
 
 ABORT_S_MAX: Final = 30.0
 """To wait for markers: they take milliseconds, or as long as a partition has no leader."""

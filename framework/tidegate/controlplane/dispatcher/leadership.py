@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.controlplane.dispatcher.job_store import JobStore
 from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import TidegateError
 from tidegate.ids import LeaderEpoch

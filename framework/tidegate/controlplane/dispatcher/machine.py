@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.controlplane.dispatcher.job_events import (
+from tidegate.controlplane.dispatcher.dispatcher_events import (
     ClaimNotStored,
     DispatcherTick,
     Event,

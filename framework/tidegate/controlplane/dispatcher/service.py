@@ -22,14 +22,14 @@ from typing import Final
 import msgspec
 
 from tidegate.config import Config
-from tidegate.controlplane.dispatcher import job_events as jobs
-from tidegate.controlplane.dispatcher import resource_events as slots
+from tidegate.controlplane.dispatcher import dispatcher_events as jobs
+from tidegate.controlplane.dispatcher import resource_manager_events as slots
+from tidegate.controlplane.dispatcher.cluster_settings import apply_cluster_settings, missing_secret
 from tidegate.controlplane.dispatcher.connections import Connections
-from tidegate.controlplane.dispatcher.imposing import apply_cluster_settings, missing_secret
+from tidegate.controlplane.dispatcher.job_store import JobStore
 from tidegate.controlplane.dispatcher.leadership import Action, Leadership
 from tidegate.controlplane.dispatcher.machine import Dispatcher
-from tidegate.controlplane.dispatcher.resources import ResourceManager
-from tidegate.controlplane.dispatcher.store import JobStore
+from tidegate.controlplane.dispatcher.resource_manager import ResourceManager
 from tidegate.controlplane.loop import EventLoop, PendingRequest
 from tidegate.errors import (
     ExternalError,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
-from tidegate.checkpoint.coordination import (
+from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_events import (
     AbortCheckpoint,
     Acknowledged,
     AttemptStarted,
@@ -33,8 +34,7 @@ from tidegate.checkpoint.coordination import (
     TriggerBarriers,
     WakeAt,
 )
-from tidegate.checkpoint.coordinator import CheckpointCoordinator
-from tidegate.controlplane.jobmaster.slot_line import SlotGateway
+from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.errors import ExternalError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SlotId
 from tidegate.ports.clock import Clock

@@ -4,7 +4,7 @@ The close fences the job's transactional ids. A slot that is still alive could o
 after the fencing, and no process would end it. So slots first close the functions of the user, then
 their processes end, and only then the journal is closed. Both waits have a limit, because a host
 may be gone for good. This module does not decide when a job ends (`machine.py`) and does not close
-anything (`journal_work.py`). All methods run in the JobMaster's loop.
+anything (`journal_worker.py`). All methods run in the JobMaster's loop.
 """
 
 from __future__ import annotations

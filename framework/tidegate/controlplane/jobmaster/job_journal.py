@@ -3,8 +3,8 @@
 The procedures (`checkpoint/procedures`) decide; this gives them drivers, and reads what a restore
 needs. Every method blocks until it is done. They compete for the journal's next number, so one
 thread calls all of them but `fence_zombies`, which writes nothing: in a JobMaster the journal
-thread (`journal_work.py`), in a backfill the driver's. A failure of the operating system is raised
-as an error of tidegate, so that a restart of the job follows and not the end of the process.
+thread (`journal_worker.py`), in a backfill the driver's. A failure of the operating system is
+raised as an error of tidegate, so that a restart of the job follows and not the end of the process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tidegate.api.topics import topic_of
-from tidegate.checkpoint.coordination import PublishCheckpoint
+from tidegate.api.kafka_names import topic_of
+from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.lost_tail import Place, read_again
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.procedures import (
@@ -32,7 +32,7 @@ from tidegate.checkpoint.procedures import (
     settle,
     truncate,
 )
-from tidegate.checkpoint.procedures.cleaning import CheckpointCleanup, clean_up
+from tidegate.checkpoint.procedures.cleanup import CheckpointCleanup, clean_up
 from tidegate.checkpoint.procedures.cluster_check import (
     is_other_cluster,
     manifest_if_whole,
@@ -41,14 +41,14 @@ from tidegate.checkpoint.procedures.cluster_check import (
 from tidegate.checkpoint.restore import RestorePlan
 from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner, ignore_retry, run_to_end
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
-from tidegate.controlplane.jobmaster.plan_of_job import (
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ignore_retry, run_to_end
+from tidegate.controlplane.jobmaster.job_plan import (
     JobPlan,
     kafka_of,
     transaction_slots,
     warm_producers,
 )
+from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restoring import Restoring
 from tidegate.controlplane.jobmaster.split_enumeration import group_commits

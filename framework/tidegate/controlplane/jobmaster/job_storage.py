@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.config import CheckpointSettings, Config
-from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.plan_of_job import installed_code
+from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
+from tidegate.controlplane.jobmaster.job_plan import installed_code
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.errors import StorageGoneError, TidegateError, from_foreign
 from tidegate.ports.blobs import BlobStore

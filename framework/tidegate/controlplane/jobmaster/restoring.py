@@ -22,14 +22,14 @@ from tidegate.api.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.checkpoint.effects import epoch_ends, topic_ids
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.partition_facts import PartitionOffsets
+from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.procedures import read_beginnings, record_initial_offsets
 from tidegate.checkpoint.restore import RestorePlan, restore
 from tidegate.checkpoint.source_changes import gone_topic
 from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import EffectRunner
-from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, kafka_of
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
+from tidegate.controlplane.jobmaster.job_plan import JobPlan, kafka_of
 from tidegate.controlplane.jobmaster.split_enumeration import (
     enumerate_partitions,
     source_topics,

@@ -2,8 +2,8 @@
 
 Its loop is one thread that runs small actions in turn; each gives an event to a pure machine
 (`machine.py` for the job, the checkpoint coordinator inside `attempt.py`) and carries out what
-comes back. Whatever touches the journal runs in one more thread, in order (`journal_work.py`). RPC
-threads check the attempt and post.
+comes back. Whatever touches the journal runs in one more thread, in order (`journal_worker.py`).
+RPC threads check the attempt and post.
 
 The process restarts attempts by itself; it leaves when the job has ended, when it was deposed, or
 when its JobManager is gone (its lifeline). Another JobMaster then claims the journal and goes on.
@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
-from tidegate.checkpoint.coordination import PublishCheckpoint
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
+from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.departure import SlotDeparture
-from tidegate.controlplane.jobmaster.effects import ProcedureStopped
-from tidegate.controlplane.jobmaster.journal_work import JournalWorker, PublicationOutcome
+from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
+from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
+from tidegate.controlplane.jobmaster.job_reporter import JobReporter
+from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
+from tidegate.controlplane.jobmaster.journal_worker import JournalWorker, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
-from tidegate.controlplane.jobmaster.manager_line import JobManagerGateway
-from tidegate.controlplane.jobmaster.plan_of_job import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.reporting import JobReporter
 from tidegate.controlplane.jobmaster.restarts import restart_strategy
-from tidegate.controlplane.jobmaster.slot_line import SlotGateway
+from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for

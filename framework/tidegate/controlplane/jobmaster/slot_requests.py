@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.controlplane.jobmaster.manager_line import JobManagerGateway
+from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
 from tidegate.ids import Attempt
 from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import RequestSlots, Submission

@@ -15,18 +15,18 @@ from dataclasses import replace
 from typing import cast
 
 from tidegate.api.kafka import KafkaSource
-from tidegate.api.topics import consumer_group, topic_of
+from tidegate.api.kafka_names import consumer_group, topic_of
 from tidegate.checkpoint.lost_tail import Place
-from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
+from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
 from tidegate.checkpoint.source_changes import beyond_log
 from tidegate.config import Config
-from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
-from tidegate.graph.logical import StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.messages import PartitionEnd
+from tidegate.stream_elements import TopicPartition
 
 
 def source_topics(graph: StreamGraph, config: Config) -> frozenset[str]:

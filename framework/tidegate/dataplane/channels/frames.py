@@ -28,7 +28,6 @@ import msgspec
 
 from tidegate.api.wire import WrongColumnError
 from tidegate.dataplane.refusals import Refusals, reason_of, without
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.errors import (
     ExchangeError,
     RecordTooLargeError,
@@ -38,6 +37,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.exchange import MAX_FRAME_BYTES
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 
 VERSION: Final = 1
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from tidegate.api import keys, wire
 from tidegate.api.keys import KeyEncoder
 from tidegate.dataplane.channels.frames import ColumnCodec, FrameCodec
-from tidegate.dataplane.channels.inbox import InputChannel, InputGate
-from tidegate.dataplane.channels.outlet import (
+from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
+from tidegate.dataplane.channels.record_writer import (
     ForwardWriter,
     KeyGroupWriter,
     OutputChannel,
     RecordWriter,
 )
 from tidegate.errors import InternalError, check
-from tidegate.graph.logical import Edge, StreamGraph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
+from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import SubtaskIndex, VertexId
 
 

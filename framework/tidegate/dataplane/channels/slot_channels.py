@@ -25,16 +25,16 @@ from tidegate.dataplane.channels.frames import (
     read_control,
     read_credit,
 )
-from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import (
+from tidegate.dataplane.channels.input_gate import InputChannel
+from tidegate.dataplane.channels.plan_channels import PlanChannels
+from tidegate.dataplane.channels.record_writer import (
     LocalOutputChannel,
     OutputChannel,
     RemoteOutputChannel,
 )
-from tidegate.dataplane.channels.plan_channels import PlanChannels
 from tidegate.errors import ExchangeError
-from tidegate.graph.logical import StreamGraph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import Exchange, Frame
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from tidegate.api.copying import copy_value, copy_values
-from tidegate.api.declared import OnError
+from tidegate.api.declaration_checks import OnError
 from tidegate.api.kafka import KafkaSink
-from tidegate.api.results import only_reads
+from tidegate.api.type_inference import only_reads
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import Keying
 from tidegate.dataplane.operators.checking import Checks
@@ -33,12 +33,20 @@ from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import STATELESS, Emit, FusedSteps
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
-from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import InternalError, UserCodeError
-from tidegate.graph.logical import DEAD_LETTERS, MAIN, UNKNOWN, Edge, Node, StreamGraph, policy_of
 from tidegate.graph.plan import PlanEdge, Vertex
+from tidegate.graph.stream_graph import (
+    DEAD_LETTERS,
+    MAIN,
+    UNKNOWN,
+    Edge,
+    Node,
+    StreamGraph,
+    policy_of,
+)
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 
 class Outlet(Protocol):

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.api.field_check import FieldCheck
-from tidegate.api.fields import fields_of, record_class
+from tidegate.api.record_fields import fields_of, record_class
 from tidegate.api.values import article, class_check, declared_name, fault
 from tidegate.dataplane.operators.failures import result_error
 from tidegate.dataplane.operators.fan_out import Emit
 from tidegate.dataplane.operators.sampling import sampled
 from tidegate.dataplane.refusals import Refusals, without
-from tidegate.elements import RecordBatch
 from tidegate.errors import UserCodeError
-from tidegate.graph.logical import Node
+from tidegate.graph.stream_graph import Node
+from tidegate.stream_elements import RecordBatch
 
 _CORRECT = "Correct the step, or declare the type that it gives."
 _SUBCLASS = (

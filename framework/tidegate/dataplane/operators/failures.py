@@ -11,9 +11,9 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from tidegate.elements import RecordBatch
 from tidegate.errors import StateValueError, TidegateError, UserCodeError
-from tidegate.graph.logical import Node
+from tidegate.graph.stream_graph import Node
+from tidegate.stream_elements import RecordBatch
 
 
 class NotResultsError(Exception):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidegate.api.copying import immutable
-from tidegate.elements import RecordBatch
+from tidegate.stream_elements import RecordBatch
 
 Emit = Callable[[RecordBatch], None]
 CopyBatch = Callable[[RecordBatch], RecordBatch]

@@ -32,10 +32,10 @@ from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import RecordBatch
 from tidegate.errors import StateValueError, UserCodeError, check, check_complete
-from tidegate.graph.logical import MAIN, Node
+from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.stream_elements import RecordBatch
 
 Rows = Iterator[tuple[Any, Any, int, Any]]
 """Value, key, the offset and the key's row of cells, record by record."""

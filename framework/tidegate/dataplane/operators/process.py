@@ -15,9 +15,9 @@ from tidegate.dataplane.operators.failures import call_lifecycle_method, user_co
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals, reason_of
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import UserCodeError
-from tidegate.graph.logical import MAIN, Node
+from tidegate.graph.stream_graph import MAIN, Node
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 
 class SideOutputs:

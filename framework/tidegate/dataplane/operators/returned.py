@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.api.fields import is_model
+from tidegate.api.record_fields import is_model
 from tidegate.api.values import article, counts_as
 from tidegate.dataplane.operators.failures import NotResultsError
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
 
 _NEVER_RESULTS: Final = (str, bytes, bytearray)
 """Iterables whose items are never meant as results."""

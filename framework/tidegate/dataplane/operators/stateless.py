@@ -22,9 +22,9 @@ from typing import Any, Final
 from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.refusals import Refusals, reason_of
-from tidegate.elements import RecordBatch
 from tidegate.errors import InternalError
-from tidegate.graph.logical import Node, function_name
+from tidegate.graph.stream_graph import Node, function_name
+from tidegate.stream_elements import RecordBatch
 
 Emit = Callable[[RecordBatch], None]
 

@@ -17,9 +17,9 @@ from tidegate.api.values import ClassCheck, article, class_check, declared_name
 from tidegate.dataplane.channels.frames import slice_batch
 from tidegate.dataplane.refusals import Refusals, reason_of, without
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes
-from tidegate.elements import RecordBatch
 from tidegate.errors import PipelineError, TidegateError, UserCodeError, check_complete
 from tidegate.ids import Uid
+from tidegate.stream_elements import RecordBatch
 
 RECORD_OVERHEAD_BYTES: Final = 100
 """What a buffered record costs beside its bytes: two objects and their places in lists."""

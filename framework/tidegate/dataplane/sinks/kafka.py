@@ -30,19 +30,19 @@ from tidegate.api.kafka import KafkaSink
 from tidegate.checkpoint.transactional_ids import format_transactional_id
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.runtime import SubtaskContext
-from tidegate.dataplane.sinks.encoding import BatchEncoder, Encoded
-from tidegate.dataplane.sinks.lanes import (
+from tidegate.dataplane.sinks.delivery import (
     Delivery,
     NonTransactionalDelivery,
     ProducerLease,
     TransactionalDelivery,
 )
-from tidegate.dataplane.sinks.slots import TransactionalIdPool
+from tidegate.dataplane.sinks.encoding import BatchEncoder, Encoded
+from tidegate.dataplane.sinks.id_pool import TransactionalIdPool
 from tidegate.dataplane.sizes import size_settings
-from tidegate.elements import RecordBatch
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.ids import CheckpointId, TransactionalId, Uid
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import RecordBatch
 
 BUFFERED_RECORDS_MAX: Final = 65_536
 BUFFERED_BYTES_MAX: Final = 16 << 20

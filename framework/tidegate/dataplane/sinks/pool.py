@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tidegate.dataplane.runtime import Action, SubtaskContext
-from tidegate.dataplane.sinks.slots import IdState, TransactionalIdPool
+from tidegate.dataplane.sinks.id_pool import IdState, TransactionalIdPool
+from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import Producer, TransactionDescription, TransactionState

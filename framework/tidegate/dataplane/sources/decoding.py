@@ -27,10 +27,10 @@ from tidegate.api.kafka import (
 )
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
-from tidegate.elements import RecordBatch, TopicPartition
 from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
 from tidegate.ids import Uid
 from tidegate.ports.kafka import RawRecord
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 REASON_LENGTH_MAX: Final = 1000
 """Characters of a decoder's text that go into an error or a header; some quote the whole record."""

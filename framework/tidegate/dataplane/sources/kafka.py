@@ -18,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.api.kafka import KafkaSource, letters_name
-from tidegate.api.topics import consumer_group
+from tidegate.api.kafka_names import consumer_group
 from tidegate.checkpoint.lost_tail import commit_metadata
 from tidegate.config import ConnectorSettings
-from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
-from tidegate.elements import RecordBatch, TopicPartition
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.errors import InternalError, check
 from tidegate.ids import CheckpointId, Uid
 from tidegate.ports.kafka import PartitionBatch, PartitionReader, RawRecord
 from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 BATCH_RECORDS: Final = 250
 """Records of one poll, for each subtask that they may go to (a part has fixed costs, too).

@@ -7,9 +7,9 @@ comes with each checkpoint: then the cells that were handed out since the last o
 changed, and all of it goes into the store.
 
 A snapshot does that piece by piece, between batches, so that a barrier holds up the records behind
-it for milliseconds only, however much has changed (`unsaved.py`). Values and lists can wait so. The
-entries of maps are read from the store, where they must then be: a step that declares a map saves
-everything at the barrier.
+it for milliseconds only, however much has changed (`pending_rows.py`). Values and lists can wait
+so. The entries of maps are read from the store, where they must then be: a step that declares a map
+saves everything at the barrier.
 
 No record pays for being marked: the lists that were handed out are kept, and a flush looks through
 them; once they are longer than the cache they are dropped, and the flush looks through the cache.
@@ -37,11 +37,11 @@ from tidegate.api.keys import key_encoder
 from tidegate.api.state import State
 from tidegate.api.stored import key_text
 from tidegate.dataplane.state.cells import Pairs
-from tidegate.dataplane.state.columns import StateAccessor, column_of
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
+from tidegate.dataplane.state.pending_rows import PendingRows, Row
 from tidegate.dataplane.state.restored_names import delete_rows, restored_names
+from tidegate.dataplane.state.state_accessors import StateAccessor, column_of
 from tidegate.dataplane.state.storable import WrongValueError, is_about_value
-from tidegate.dataplane.state.unsaved import PendingRows, Row
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,

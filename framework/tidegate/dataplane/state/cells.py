@@ -1,10 +1,10 @@
 """Cells that know where they are stored: what user code holds in `self.total` while a job runs.
 
 They behave as the cells of `api/state.py`, which they are, and remember in addition what the
-write-back cache (`columns.py`, `backend.py`) must know at a flush: whether the store has a value,
-whether it was changed, whether it was cleared. A value cell is compared by identity; a list says so
-itself; a map reads entries when they are asked for and holds what was read or written until the
-next flush.
+write-back cache (`state_accessors.py`, `backend.py`) must know at a flush: whether the store has a
+value, whether it was changed, whether it was cleared. A value cell is compared by identity; a list
+says so itself; a map reads entries when they are asked for and holds what was read or written until
+the next flush.
 
 Invariant: between two flushes a cell shows what the last write to it said, whatever the store
 holds; a cleared entry does not come back.

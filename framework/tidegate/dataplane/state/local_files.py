@@ -16,7 +16,7 @@ failed none counts either, because a file that cannot be read any more may be wh
 changes silently is left to the checksums that RocksDB has in its tables. Slots of a live job read
 every file.
 
-Not here: when the folders are removed (`local_folder.py`).
+Not here: when the folders are removed (`local_state_dir.py`).
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tidegate.api.state import State
-from tidegate.dataplane.runtime import Action, SubtaskContext
 from tidegate.dataplane.state.backend import KeyedStateBackend
+from tidegate.dataplane.state.pending_rows import Row
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
-from tidegate.dataplane.state.unsaved import Row
+from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import Uid

@@ -5,8 +5,8 @@ be stored and never be read again: each restart would fail on it. So the fields 
 are saved are checked, in columns (`api/field_check.py`), and the few that are not of their type are
 encoded and read back: a tuple in the place of a list is a list then, and harmless.
 
-Called by `columns.py` for what is saved, by `backend.py` for a record under a policy, and by the
-drivers of tests.
+Called by `state_accessors.py` for what is saved, by `backend.py` for a record under a policy, and
+by the drivers of tests.
 """
 
 from __future__ import annotations

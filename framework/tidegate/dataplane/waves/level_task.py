@@ -21,17 +21,16 @@ from typing import Final
 
 from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
-from tidegate.dataplane.assembly import SlotContext, TaskBuilder
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.shared_control import SharedControl
-from tidegate.dataplane.state.local_folder import ATTEMPTS_RETAINED, LocalStateDir
+from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import SourceTask, Task
+from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
 from tidegate.dataplane.waves.order import TimedSource, poll_shares
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.row_channels import RowChannels
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.elements import Barrier
 from tidegate.errors import KafkaError, StorageError, check
 from tidegate.graph.levels import level_of, levels
 from tidegate.ids import CheckpointId, SubtaskId, VertexId
@@ -42,6 +41,7 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import Deploy
 from tidegate.protocol.snapshots import SubtaskSnapshot
 from tidegate.protocol.waves import LAST, Row, TaskId, TaskReport, report_row
+from tidegate.stream_elements import Barrier
 
 RUN_BYTES: Final = 8
 FLUSH_RECORDS: Final = 4096

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.dataplane.channels.frames import FrameKind, frame_kind, read_control
-from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.elements import Barrier
+from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.errors import IncompleteWaveError
 from tidegate.ids import CheckpointId, VertexId
 from tidegate.protocol.waves import Row, TaskId
+from tidegate.stream_elements import Barrier
 
 
 @dataclass(slots=True)

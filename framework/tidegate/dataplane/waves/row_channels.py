@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from tidegate.dataplane.channels.inbox import InputChannel
-from tidegate.dataplane.channels.outlet import OutputChannel, RemoteOutputChannel
+from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.channels.plan_channels import PlanChannels
+from tidegate.dataplane.channels.record_writer import OutputChannel, RemoteOutputChannel
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.graph.logical import StreamGraph
 from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
+from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import SubtaskIndex
 
 

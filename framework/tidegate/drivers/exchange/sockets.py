@@ -31,7 +31,7 @@ from functools import partial
 from typing import Final
 
 from tidegate.drivers.exchange import addresses
-from tidegate.drivers.exchange.greeting import (
+from tidegate.drivers.exchange.handshake import (
     AcceptedConnection,
     Failed,
     PendingConnection,

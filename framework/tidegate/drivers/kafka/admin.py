@@ -33,7 +33,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
 
 from tidegate.drivers.kafka.asking import AdminClients, Question, explained
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaUnavailableError,
@@ -44,6 +43,7 @@ from tidegate.errors import (
     check,
 )
 from tidegate.ports.kafka import GroupCommit
+from tidegate.stream_elements import TopicPartition
 
 K = TypeVar("K")
 

@@ -46,7 +46,7 @@ class BrokerProcess:
         clients. On systems other than Linux `owned` ends with `stop`, not with a killed owner.
         """
         if owned and LINUX:
-            script = str(Path(__file__).with_name("with_owner.py"))
+            script = str(Path(__file__).with_name("die_with_parent.py"))
             command = [sys.executable, "-I", "-S", script, str(os.getpid()), *command]
         main_thread = threading.current_thread() is threading.main_thread()
         if owned and not main_thread:

@@ -20,14 +20,13 @@ import kafka.errors as theirs
 from kafka.protocol.metadata import CoordinatorType
 
 from tidegate.drivers.kafka import inspection_wire as wire
-from tidegate.drivers.kafka.control import (
+from tidegate.drivers.kafka.coordinator_connection import (
     FOREIGN,
     RETRY,
     STATE_TOPIC,
     CoordinatorConnection,
     raise_for,
 )
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaNotAuthorisedError, RefusedError, check
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
@@ -40,6 +39,7 @@ from tidegate.ports.inspection import (
     Transaction,
 )
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, WriteTxnMarkersRequest
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 IDS_AT_ONCE: Final = 500
 PARTITIONS_AT_ONCE: Final = 500

@@ -12,8 +12,8 @@ After a fatal error librdkafka's flush raises once and then reports success for 
 that was refused leaves a transaction that the broker would still commit. So a producer that has
 seen any exception or any failed delivery has failed for good, and every further call says so.
 
-What it says is the cause (`failures.py`), and it waits for that where librdkafka told a consequence
-first: whether trying again is of any use hangs on it.
+What it says is the cause (`producer_errors.py`), and it waits for that where librdkafka told a
+consequence first: whether trying again is of any use hangs on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Client
 
-from tidegate.drivers.kafka.failures import REMEDIES, ProducerErrors
+from tidegate.drivers.kafka.producer_errors import REMEDIES, ProducerErrors
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.errors import (
     KafkaError,

@@ -27,7 +27,6 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -37,6 +36,7 @@ from tidegate.errors import (
 )
 from tidegate.ports.kafka import PartitionBatch, Position
 from tidegate.ports.kafka import RawRecord as PortMessage
+from tidegate.stream_elements import TopicPartition
 
 _LOG: Final = logging.getLogger(__name__)
 

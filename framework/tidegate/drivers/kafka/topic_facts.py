@@ -17,9 +17,9 @@ import kafka.errors as theirs
 from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
 from tidegate.drivers.kafka import inspection_wire as wire
-from tidegate.drivers.kafka.control import CoordinatorConnection, raise_for
-from tidegate.elements import TopicPartition
+from tidegate.drivers.kafka.coordinator_connection import CoordinatorConnection, raise_for
 from tidegate.errors import KafkaNotAuthorisedError
+from tidegate.stream_elements import TopicPartition
 
 ABSENT: Final = theirs.UnknownTopicOrPartitionError.errno
 DENIED: Final = theirs.TopicAuthorizationFailedError.errno

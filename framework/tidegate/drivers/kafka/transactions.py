@@ -20,7 +20,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
-from tidegate.drivers.kafka.control import (
+from tidegate.drivers.kafka.coordinator_connection import (
     FOREIGN,
     RETRY,
     STATE_TOPIC,
@@ -28,10 +28,10 @@ from tidegate.drivers.kafka.control import (
     raise_for,
 )
 from tidegate.drivers.kafka.topic_facts import epoch_ends, topic_ids
-from tidegate.elements import TopicPartition
 from tidegate.errors import KafkaUnavailableError, TidegateError, check
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import UNFINISHED, EndTxnResult, TransactionDescription, TransactionState
+from tidegate.stream_elements import TopicPartition
 
 RIGHTS: Final = "grant the job's principal WRITE on the transactional ids with the prefix tidegate."
 """What a job needs; told where it is missing."""

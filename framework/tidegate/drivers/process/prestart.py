@@ -7,7 +7,7 @@ when they are known. The chain then takes as long as its longest link.
 
 A prestarted process opens nothing, reads no file but code, and starts no thread until it begins.
 Until then its standard input is a socket, of which only its parent has the other end. Through it
-come the pipe that is its standard input and lifeline from then on (`lifeline.py`), and its log
+come the pipe that is its standard input and lifeline from then on (`parent_watch.py`), and its log
 file: it does not differ from any other process any more. Before, what it writes is discarded, and
 it ends without a word when its parent ends.
 """

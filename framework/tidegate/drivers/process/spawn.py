@@ -1,8 +1,8 @@
 """Starting processes by role: `ports.processes.Processes` by subprocess.
 
 A child is `python -m tidegate.role ROLE` with the arguments as the first line of its standard
-input, which is its lifeline from then on (`lifeline.py`). The first child of a role may have been
-started before (`prestart.py`). Its output goes to its log file; the one line that a server
+input, which is its lifeline from then on (`parent_watch.py`). The first child of a role may have
+been started before (`prestart.py`). Its output goes to its log file; the one line that a server
 announces itself with goes to its parent first. One waiting thread per child reports the exit status
 the moment the child is gone.
 """
@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from tidegate.drivers.process import frames
-from tidegate.drivers.process.lifeline import encode_arguments
+from tidegate.drivers.process.parent_watch import encode_arguments
 from tidegate.drivers.process.prestart import CHILD_ENVIRONMENT, Prestarted, command
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (

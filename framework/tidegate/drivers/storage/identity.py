@@ -12,7 +12,7 @@ import re
 import secrets
 from typing import Final
 
-from tidegate.drivers.storage.probing import TRIES
+from tidegate.drivers.storage.probe import TRIES
 from tidegate.errors import CorruptCheckpointError, StorageError, StorageGoneError
 from tidegate.ports.blobs import BlobStore
 

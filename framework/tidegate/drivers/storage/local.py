@@ -26,7 +26,7 @@ from typing import Final
 from tidegate.drivers.storage.file_systems import refuse_unsafe
 from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
 from tidegate.drivers.storage.older_folders import close_older_folders
-from tidegate.drivers.storage.probing import check_create_if_absent
+from tidegate.drivers.storage.probe import check_create_if_absent
 from tidegate.errors import StorageError, check
 from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import FOLDER_MODE, private_opener

@@ -27,7 +27,7 @@ from obstore.store import ObjectStore as Store
 from obstore.store import from_url
 
 from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
-from tidegate.drivers.storage.probing import check_create_if_absent
+from tidegate.drivers.storage.probe import check_create_if_absent
 from tidegate.errors import ConfigError, StorageError
 from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import private_opener

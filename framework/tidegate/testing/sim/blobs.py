@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from tidegate.drivers.storage.probing import check_create_if_absent
+from tidegate.drivers.storage.probe import check_create_if_absent
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.testing.sim.scheduler import SimProcess

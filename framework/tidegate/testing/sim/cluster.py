@@ -17,7 +17,6 @@ from tidegate.controlplane.dispatcher.service import run_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager
 from tidegate.drivers.memory_kv import MemoryStore
-from tidegate.elements import TopicPartition
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -31,6 +30,7 @@ from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 from tidegate.protocol.messages import StartSlot
 from tidegate.slot.main import run_slot
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.blobs import MemoryBlobs, SimBlobStore
 from tidegate.testing.sim.exchange import SimExchange
 from tidegate.testing.sim.faults import RequestFaults
@@ -42,11 +42,11 @@ from tidegate.testing.sim.kafka.reader import FakeReader
 from tidegate.testing.sim.mounts import Elsewhere, Mounts, Who, nobody
 from tidegate.testing.sim.network import Network
 from tidegate.testing.sim.oracle import Oracle
+from tidegate.testing.sim.patches import Salts
 from tidegate.testing.sim.processes import Announce, Paces, Role, SimProcesses, SlotMain
 from tidegate.testing.sim.rpc import Calling
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.standing import HOST, rejoining
-from tidegate.testing.sim.surroundings import Salts
+from tidegate.testing.sim.session_cluster import HOST, rejoining
 from tidegate.testing.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf, SimThreads
 
 STORAGE = "sim://checkpoints"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.drivers.exchange.greeting import lost, rejection_reason
+from tidegate.drivers.exchange.handshake import lost, rejection_reason
 from tidegate.drivers.exchange.sockets import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, NEVER
 from tidegate.drivers.exchange.wire import (
     OWN_CHANNEL,

@@ -28,18 +28,18 @@ from tidegate.checkpoint.journal import (
 )
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.blobs import MemoryBlobs
-from tidegate.testing.sim.counting import Violation
 from tidegate.testing.sim.journal_view import JournalPosition, JournalView, short
 from tidegate.testing.sim.kafka.cluster import FakeKafka
 from tidegate.testing.sim.kafka.coordinator import Decision
 from tidegate.testing.sim.kafka.faults import Api, Call
 from tidegate.testing.sim.kafka.log import PartitionLog
 from tidegate.testing.sim.oracle import Oracle
+from tidegate.testing.sim.result_groups import Violation
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 STALL_S: Final = 45.0

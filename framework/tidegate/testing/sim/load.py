@@ -6,7 +6,7 @@ of credit, no barrier stands behind records, no sink lacks a producer, and a bug
 these is never met. Half of the runs have none of it, since what only shows on an idle job must be
 found too.
 
-The limits are constants of the product's modules, patched while the run lasts (`surroundings.py`).
+The limits are constants of the product's modules, patched while the run lasts (`patches.py`).
 Only their size changes; whatever keeps to them, or does not, is true code.
 """
 
@@ -36,14 +36,14 @@ HASTY_FAILURES: Final = 20
 
 SMALL: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.sources.kafka.BATCH_RECORDS_MAX": (2, 4, 8),
-    "tidegate.dataplane.channels.outlet.FRAME_RECORDS": (1, 2, 4),
+    "tidegate.dataplane.channels.record_writer.FRAME_RECORDS": (1, 2, 4),
 }
 """So small where records take time, as a barrier waits for all that was read and sent before."""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
-    "tidegate.dataplane.channels.outlet.CACHED_KEYS": (1, 3),
+    "tidegate.dataplane.channels.record_writer.CACHED_KEYS": (1, 3),
     "tidegate.dataplane.sinks.kafka.BUFFERED_RECORDS_MAX": (1, 4, 16),
-    "tidegate.controlplane.jobmaster.plan_of_job.SPARE_SLOTS_MAX": (1, 2, 3),
-    "tidegate.dataplane.state.unsaved.ROWS": (1, 3),
+    "tidegate.controlplane.jobmaster.job_plan.SPARE_SLOTS_MAX": (1, 2, 3),
+    "tidegate.dataplane.state.pending_rows.ROWS": (1, 3),
 }
 """Each is one of these in half of the loaded runs, else as the product has it."""
 

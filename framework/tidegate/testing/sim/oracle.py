@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.elements import TopicPartition
-from tidegate.testing.sim.counting import Group, Violation
+from tidegate.stream_elements import TopicPartition
+from tidegate.testing.sim.at_least_once_sinks import PlainSinks
 from tidegate.testing.sim.kafka.log import Marker, PartitionLog, StoredRecord
 from tidegate.testing.sim.pipelines import OUT_A, Event, Result, Shape, Sided
-from tidegate.testing.sim.plain_sinks import PlainSinks
+from tidegate.testing.sim.result_groups import Group, Violation
 
 
 class _Due(NamedTuple):

@@ -21,10 +21,10 @@ from tidegate.testing.sim import mishaps, swaps
 from tidegate.testing.sim.faults import FaultRates
 from tidegate.testing.sim.load import Load
 from tidegate.testing.sim.mishaps import Mishap
+from tidegate.testing.sim.network_conditions import NetworkConditions
 from tidegate.testing.sim.pipelines import BRANCHED, KEYS, SHAPES, Event, Shape, Sided, TwoSinks
 from tidegate.testing.sim.swaps import Swap
 from tidegate.testing.sim.wave_faults import WaveFaults
-from tidegate.testing.sim.weather import NetworkConditions
 
 TOLERATED_OUTAGE_MS: Final = 400_000
 """Faults of a run last less than this in all, so none of them is a loss by right."""

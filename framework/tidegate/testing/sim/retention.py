@@ -15,7 +15,7 @@ import random
 from collections import deque
 from typing import Final, NamedTuple
 
-from tidegate.elements import TopicPartition
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.cluster import SimCluster
 
 LOOK_S: Final = 0.1

@@ -26,29 +26,23 @@ from tidegate.checkpoint.journal import Claim, Lost, Publication, RolledBack
 from tidegate.config import Config
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.elements import TopicPartition
 from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import JobReport, Submission
 from tidegate.protocol.versions import TIDEGATE
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.backfill_plan import with_backfills
 from tidegate.testing.sim.backfill_user import BackfillUser
-from tidegate.testing.sim.blows import FaultInjector
 from tidegate.testing.sim.cluster import STORAGE, SimCluster
-from tidegate.testing.sim.counting import Violation
+from tidegate.testing.sim.fault_injector import FaultInjector
 from tidegate.testing.sim.faults import RequestFaults
 from tidegate.testing.sim.kafka.log import PartitionLog, Record
 from tidegate.testing.sim.mishaps import Mishaps
+from tidegate.testing.sim.network_conditions import MessageFaults
 from tidegate.testing.sim.oracle import Oracle
-from tidegate.testing.sim.pipelines import Event
-from tidegate.testing.sim.plan import Input, JobRun, Plan
-from tidegate.testing.sim.retention import Retention
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.standing import SessionCluster
-from tidegate.testing.sim.story import Trace, TraceEvent
-from tidegate.testing.sim.surroundings import (
+from tidegate.testing.sim.patches import (
     CODE_DIGEST,
     declared,
     loaded,
@@ -56,8 +50,14 @@ from tidegate.testing.sim.surroundings import (
     scattering,
     surroundings,
 )
+from tidegate.testing.sim.pipelines import Event
+from tidegate.testing.sim.plan import Input, JobRun, Plan
+from tidegate.testing.sim.result_groups import Violation
+from tidegate.testing.sim.retention import Retention
+from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.testing.sim.session_cluster import SessionCluster
 from tidegate.testing.sim.swaps import Swaps
-from tidegate.testing.sim.weather import MessageFaults
+from tidegate.testing.sim.trace import Trace, TraceEvent
 
 QUIET_S: Final = 400.0
 """So long after the last fault a job must have come to its end. The longest wait in it is for
@@ -473,7 +473,7 @@ class _User:
             self._process.kill()
 
     def main(self) -> int:
-        """As `cli/running.py` does it."""
+        """As `cli/local_run.py` does it."""
         run, config = self._run, self._run.config(self._life)
         submission = run.submission(self._life, config, self._cluster_name)
         with contextlib.ExitStack() as ending:

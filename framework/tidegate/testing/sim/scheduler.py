@@ -23,7 +23,7 @@ from typing import Final
 
 import greenlet
 
-from tidegate.testing.sim.story import Trace
+from tidegate.testing.sim.trace import Trace
 
 TURN_S: Final = 0.00002
 """What a thread's turn costs in virtual time."""

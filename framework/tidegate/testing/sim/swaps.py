@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import TopicPartition
 from tidegate.errors import RefusedError
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.messages import JobReport
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.blobs import MemoryBlobs
 from tidegate.testing.sim.cluster import ELSEWHERE, SimCluster
 from tidegate.testing.sim.journal_view import JournalPosition

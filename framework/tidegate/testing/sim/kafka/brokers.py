@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import GroupCommit, TransactionDescription, TransactionState
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.coordinator import TransactionCoordinator
 from tidegate.testing.sim.kafka.faults import BrokerError, Code
 from tidegate.testing.sim.kafka.log import PartitionLog, Record, StoredRecord

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.clock import Clock
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.brokers import Brokers, Rights
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.control import FakeAdmin, FakeTransactionAdmin

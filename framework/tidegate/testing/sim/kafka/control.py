@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -27,6 +26,7 @@ from tidegate.ports.kafka import (
     TransactionDescription,
     TransactionState,
 )
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.faults import RETRIABLE, Api, BrokerError, Call, Code

@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionDescription, TransactionState
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.faults import Api, BrokerError, Call, Code, Faults, Lost
 from tidegate.testing.sim.kafka.timeline import MS_PER_S, Timeline
 

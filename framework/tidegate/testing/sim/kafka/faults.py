@@ -14,8 +14,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
+from tidegate.stream_elements import TopicPartition
 
 
 class Api(enum.Enum):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.elements import TopicPartition
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.faults import BrokerError, Code
 
 CREATE_TIME: Final = 1

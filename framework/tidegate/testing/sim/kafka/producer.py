@@ -18,7 +18,6 @@ from functools import partial
 from itertools import repeat
 from typing import Final, NoReturn
 
-from tidegate.elements import TopicPartition
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -29,6 +28,7 @@ from tidegate.errors import (
     TransactionError,
 )
 from tidegate.ids import TransactionalId
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection, Exchange
 from tidegate.testing.sim.kafka.faults import RETRIABLE, Api, BrokerError, Call, Code

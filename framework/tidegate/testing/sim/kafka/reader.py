@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tidegate.elements import TopicPartition
 from tidegate.errors import InternalError, KafkaError, KafkaNotAuthorisedError, TidegateError
 from tidegate.ports.kafka import GroupCommit, PartitionBatch, Position
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.brokers import Brokers
 from tidegate.testing.sim.kafka.connection import Connection
 from tidegate.testing.sim.kafka.faults import PROCEED, Api, BrokerError, Call, Code

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from tidegate.dataplane.channels.frames import FrameCodec
-from tidegate.elements import Barrier, EndOfInput, RecordBatch, StreamElement
 from tidegate.errors import ExchangeError, check
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement
 
 ElementKind = Literal["records", "barrier", "end_of_input"]
 

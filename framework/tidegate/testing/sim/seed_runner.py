@@ -1,8 +1,9 @@
 """Many seeds, spread over worker processes that each run one seed after the other.
 
-A worker is `python -m tidegate.testing.sim.many`: it reads seeds from its standard input, a line
-each, and answers each with a line of JSON. It ends when its input does, so none outlives whoever
-started it. Nothing is shared between runs but the code, so any of them can be replayed alone.
+A worker is `python -m tidegate.testing.sim.seed_runner`: it reads seeds from its standard input, a
+line each, and answers each with a line of JSON. It ends when its input does, so none outlives
+whoever started it. Nothing is shared between runs but the code, so any of them can be replayed
+alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-WORKER: Final = (sys.executable, "-m", "tidegate.testing.sim.many")
+WORKER: Final = (sys.executable, "-m", "tidegate.testing.sim.seed_runner")
 BACKFILLS: Final = "--backfills"
 """The argument of workers whose runs have backfills."""
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from tidegate.dataplane.runtime import Action, SubtaskContext
+from tidegate.dataplane.sinks.id_pool import TransactionalIdPool
 from tidegate.dataplane.sinks.pool import PooledProducer, ProducerPool
-from tidegate.dataplane.sinks.slots import TransactionalIdPool
+from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import Producer, TransactionState

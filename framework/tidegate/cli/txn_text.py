@@ -19,10 +19,10 @@ from tidegate.checkpoint.diagnosis import (
     PartitionStatus,
 )
 from tidegate.checkpoint.transactional_ids import parse_transactional_id
-from tidegate.elements import TopicPartition
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import Transaction
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import TopicPartition
 
 PARTITIONS_SHOWN: Final = 3
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

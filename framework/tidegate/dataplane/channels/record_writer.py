@@ -26,13 +26,13 @@ from tidegate.dataplane.channels.frames import (
     data_frame,
     slice_batch,
 )
-from tidegate.dataplane.channels.inbox import InputChannel
+from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.refusals import Refusals
-from tidegate.elements import Barrier, EndOfInput, RecordBatch
 from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import MAX_FRAME_BYTES
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 FRAME_RECORDS: Final = 512
 """Records after which a frame is sent: the cost of a frame (about 20 us at both ends) is then 0.04

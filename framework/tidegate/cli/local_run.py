@@ -26,7 +26,7 @@ from tidegate.controlplane.client.preflight import (
     make_submission,
 )
 from tidegate.controlplane.jobmaster.events import StopEnd
-from tidegate.drivers.bundle import SystemDrivers
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED
 

@@ -14,14 +14,14 @@ from tests.checkpoint.world import JOB, PATIENCE
 from tidegate.checkpoint import effects
 from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.envelope import decode_file, encode_file
-from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
-from tidegate.checkpoint.plan_facts import StateMetadata
-from tidegate.checkpoint.procedures.beginnings import (
+from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
+from tidegate.checkpoint.procedures.initial_offsets import (
     beginnings_path,
     read_beginnings,
     record_initial_offsets,
 )
 from tidegate.checkpoint.restore import restore
+from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import (
     CorruptCheckpointError,
     RefusedError,

@@ -19,8 +19,8 @@ import msgspec
 
 from tidegate.checkpoint.effects import Procedure, create_entry, read_object
 from tidegate.checkpoint.envelope import decode_file, encode_file
-from tidegate.checkpoint.partition_facts import PartitionOffsets, StartKind
-from tidegate.checkpoint.procedures.patience import STORAGE_RETRY, RetryLoop, RetryPolicy
+from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
+from tidegate.checkpoint.procedures.retry import STORAGE_RETRY, RetryLoop, RetryPolicy
 from tidegate.checkpoint.source_changes import changed_log, gone_partition
 from tidegate.errors import CorruptCheckpointError, SourceChangedError, StorageError
 from tidegate.ids import JobName, Uid

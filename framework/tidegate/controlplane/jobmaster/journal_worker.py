@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tidegate.checkpoint.coordination import PublishCheckpoint
+from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effects import ignore_retry
+from tidegate.controlplane.jobmaster.effect_runner import ignore_retry
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
-from tidegate.controlplane.jobmaster.plan_of_job import (
+from tidegate.controlplane.jobmaster.job_plan import (
     JobPlan,
 )
+from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
     InternalError,

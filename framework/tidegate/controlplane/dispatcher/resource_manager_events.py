@@ -1,7 +1,7 @@
 """What the ResourceManager's machine hears, and what it has done: events in, instructions out.
 
-Of no behaviour; `resources.py` is the machine, `service.py` makes the events and carries out the
-instructions.
+Of no behaviour; `resource_manager.py` is the machine, `service.py` makes the events and carries out
+the instructions.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Final
 from tidegate.checkpoint.effects import Procedure, delete_object, list_objects
 from tidegate.checkpoint.journal_state import PublicationRef
 from tidegate.checkpoint.manifest import Manifest, manifest_folder
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
+from tidegate.checkpoint.procedures.claimed_journal import ClaimedJournal
 from tidegate.checkpoint.procedures.publish import load_manifest
 from tidegate.checkpoint.retention import (
     expired_files,

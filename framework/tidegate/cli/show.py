@@ -24,8 +24,8 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
     from tidegate.checkpoint.manifest import manifest_folder
     from tidegate.checkpoint.procedures import read_journal
     from tidegate.config_load import load
-    from tidegate.controlplane.jobmaster.effects import run_read_only
-    from tidegate.drivers.bundle import SystemDrivers
+    from tidegate.controlplane.jobmaster.effect_runner import run_read_only
+    from tidegate.drivers.system import SystemDrivers
     from tidegate.errors import RefusedError
 
     name = o.job_name(job)

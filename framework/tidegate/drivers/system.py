@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.network import LOOPBACK, Network
-from tidegate.drivers.process.this import OsProcess
+from tidegate.drivers.process.current import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ConfigError
 from tidegate.ids import TransactionalId

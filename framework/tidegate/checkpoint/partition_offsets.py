@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidegate.elements import TopicPartition
 from tidegate.ids import Uid
+from tidegate.stream_elements import TopicPartition
 
 StartKind = Literal["earliest", "latest", "timestamp", "group", "offset"]
 """How the start of a partition was chosen: a timestamp and an offset are those of `start=`."""

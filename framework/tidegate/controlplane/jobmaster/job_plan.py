@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from tidegate.api.archive import cache_of, install
-from tidegate.api.fields import type_name
 from tidegate.api.functions import KeyedProcess
+from tidegate.api.kafka_names import topic_of
 from tidegate.api.rebuild import rebuild
+from tidegate.api.record_fields import type_name
 from tidegate.api.stored import key_text, state_text
-from tidegate.api.topics import topic_of
-from tidegate.checkpoint.plan_facts import SourceMetadata, StateMetadata, StepMetadata
+from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.config import CheckpointSettings, Config
 from tidegate.errors import TidegateError, from_foreign
-from tidegate.graph.logical import Node, StreamGraph
 from tidegate.graph.plan import PhysicalPlan, plan
+from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.messages import Submission

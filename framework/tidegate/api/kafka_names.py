@@ -10,7 +10,7 @@ from typing import cast
 
 from tidegate.api.kafka import Connector
 from tidegate.config import Config
-from tidegate.graph.logical import Node
+from tidegate.graph.stream_graph import Node
 from tidegate.ids import JobName
 
 

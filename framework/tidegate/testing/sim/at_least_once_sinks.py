@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tidegate.elements import TopicPartition
-from tidegate.testing.sim.counting import Group, Violation
+from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.pipelines import Event, Result, Shape, Sided
+from tidegate.testing.sim.result_groups import Group, Violation
 
 Producer = tuple[int, int]
 """Its id and epoch."""

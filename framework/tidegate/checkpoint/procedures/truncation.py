@@ -4,7 +4,7 @@ Oldest first, never the tail, never what the newest two publications or the newe
 a reader begins at a hint, and if the newest is torn, at the one before it. So before an entry goes,
 a hint above it is there, and one above it stays: whoever creates an entry at a number that was
 taken and has been trimmed since, finds that hint and knows that its create counts for nothing
-(`own_journal.place`).
+(`claimed_journal.write_entry`).
 
 A crash in the middle leaves fewer entries than before, still without a hole above a hint; the next
 trimming goes on. A deposed attempt may trim: all that it knows to be unneeded is so for ever.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tidegate.checkpoint.effects import Procedure, delete_object
 from tidegate.checkpoint.journal import entry_path, hint_path
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal
+from tidegate.checkpoint.procedures.claimed_journal import ClaimedJournal
 from tidegate.checkpoint.procedures.reading import list_journal, read_hint
 from tidegate.checkpoint.retention import log_start
 

@@ -146,7 +146,7 @@ def surroundings(scheduler: Scheduler) -> Iterator[Path]:
             prefix="tidegate-sim-", dir=_MEMORY if _MEMORY.is_dir() else None
         ) as folder,
         patch("tidegate.api.rebuild.code_digest", lambda _: CODE_DIGEST),
-        patch("tidegate.slot.idling.UNNOTICEABLE_S", IDLE_WAIT_S),
+        patch("tidegate.slot.idle_wait.UNNOTICEABLE_S", IDLE_WAIT_S),
     ):
         root.handlers[:] = [_Handler(scheduler)]
         root.setLevel(logging.INFO)

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from tidegate.cli.display import describe, print_status, say_left_out
+from tidegate.cli.local_run import finished_code
 from tidegate.cli.options import job_name
-from tidegate.cli.running import finished_code
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
@@ -29,8 +29,8 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
-from tidegate.drivers.bundle import SystemDrivers
 from tidegate.drivers.network import bracketed
+from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import JobReport

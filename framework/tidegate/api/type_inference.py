@@ -13,9 +13,9 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from tidegate.api.fields import fields_of
+from tidegate.api.record_fields import fields_of
 from tidegate.errors import PipelineError
-from tidegate.graph.logical import UNKNOWN
+from tidegate.graph.stream_graph import UNKNOWN
 
 
 def result_type(function: Callable[..., object], of: object, returns: object = None) -> object:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.state.job import Step, declare
 from tests.state.test_model import IN_MEMORY, KEYS, Model, Operations
 from tidegate.api.state import ListState, MapState, ValueState
-from tidegate.dataplane.state import unsaved
+from tidegate.dataplane.state import pending_rows
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.dataplane.state.unsaved import PendingRows
+from tidegate.dataplane.state.pending_rows import PendingRows
 from tidegate.errors import InternalError, StorageError
 from tidegate.protocol.snapshots import KeyedSnapshot
 
@@ -42,7 +42,7 @@ def states() -> Any:
 @pytest.fixture(autouse=True, scope="module")
 def few_rows_at_a_time() -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(unsaved, "ROWS", 2)
+        patched.setattr(pending_rows, "ROWS", 2)
         yield
 
 

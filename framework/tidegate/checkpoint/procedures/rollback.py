@@ -17,9 +17,13 @@ from __future__ import annotations
 
 from tidegate.checkpoint.effects import Procedure
 from tidegate.checkpoint.journal import RolledBack
+from tidegate.checkpoint.procedures.claimed_journal import (
+    ClaimedJournal,
+    append_entry,
+    header_after,
+)
 from tidegate.checkpoint.procedures.ending import Facts, describe_all, send_end_txn
-from tidegate.checkpoint.procedures.own_journal import ClaimedJournal, append_entry, header_after
-from tidegate.checkpoint.procedures.patience import RetryLoop, RetryPolicy
+from tidegate.checkpoint.procedures.retry import RetryLoop, RetryPolicy
 from tidegate.checkpoint.recovery import decide, is_as_prepared, may_roll_back
 from tidegate.errors import KafkaUnavailableError
 from tidegate.ids import CheckpointId

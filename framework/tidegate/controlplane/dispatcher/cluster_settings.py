@@ -18,7 +18,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.config_load import flattened
-from tidegate.controlplane.dispatcher.store import without_secrets
+from tidegate.controlplane.dispatcher.job_store import without_secrets
 from tidegate.masking import MASK, is_secret
 from tidegate.protocol.messages import Submission
 

@@ -22,24 +22,24 @@ from tidegate.api.kafka import KafkaSink, KafkaSource
 from tidegate.api.rebuild import rebuild
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
-from tidegate.dataplane.channels.inbox import InputGate
-from tidegate.dataplane.channels.outlet import RecordWriter
+from tidegate.dataplane.channels.input_gate import InputGate
+from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.runtime import SubtaskContext
 from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
+from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task import CheckpointResponder, InputTask, SourceTask, Task
-from tidegate.graph.logical import MAIN, Node, StreamGraph
 from tidegate.graph.plan import PlanEdge, Vertex, plan
+from tidegate.graph.stream_graph import MAIN, Node, StreamGraph
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers

@@ -36,8 +36,8 @@ from tidegate.checkpoint.journal import (
     hint_path,
 )
 from tidegate.checkpoint.journal_state import JournalState, PublicationRef, encode_hint
-from tidegate.checkpoint.procedures.patience import RetryLoop, RetryPolicy
 from tidegate.checkpoint.procedures.reading import newest_hint, read_entry
+from tidegate.checkpoint.procedures.retry import RetryLoop, RetryPolicy
 from tidegate.errors import (
     CorruptCheckpointError,
     FencedError,

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, NoReturn
 
-from tidegate.drivers.process.garbage import settle_gc
+from tidegate.drivers.process.gc_tuning import settle_gc
 from tidegate.ports.processes import CurrentProcess, ExitStatus
 
 

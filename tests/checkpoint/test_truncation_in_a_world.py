@@ -43,7 +43,7 @@ def test_mutant_the_tail_is_trimmed(patch: Patch) -> None:
     def all_of_it(state: JournalState, hints: Sequence[int]) -> int:
         return state.number + 1 if log_start(state, hints) > 1 else 1
 
-    patch("trimming.log_start", all_of_it)
+    patch("truncation.log_start", all_of_it)
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
@@ -51,7 +51,7 @@ def test_mutant_what_the_newest_two_publications_need_is_trimmed(patch: Patch) -
     def only_the_newest(state: JournalState, hints: Sequence[int]) -> int:
         return state.recent[-1].number if log_start(state, hints) > 1 else 1
 
-    patch("trimming.log_start", only_the_newest)
+    patch("truncation.log_start", only_the_newest)
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
@@ -60,7 +60,7 @@ def test_mutant_the_newest_go_first(patch: Patch) -> None:
         listing = yield from list_journal(job)
         return replace(listing, entries=listing.entries[::-1])
 
-    patch("trimming.list_journal", reversed_)
+    patch("truncation.list_journal", reversed_)
     assert "is trimmed before" in str(caught(trimming))
 
 
@@ -72,5 +72,5 @@ def test_mutant_a_create_counts_wherever_it_lands(patch: Patch) -> None:
         yield MonotonicTime()
         return False
 
-    patch("own_journal._is_superseded", never)
+    patch("claimed_journal._is_superseded", never)
     caught(trimming)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tidegate.drivers.process import frames
-from tidegate.drivers.process.lifeline import exit_with_parent
+from tidegate.drivers.process.parent_watch import exit_with_parent
 from tidegate.errors import check
 from tidegate.private_files import FILE_MODE, make_private_folder
 from tidegate.protocol.messages import StartSlot

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidegate.controlplane.dispatcher.backoff import Backoff
-from tidegate.controlplane.dispatcher.resource_events import (
+from tidegate.controlplane.dispatcher.resource_manager_events import (
     DisconnectTaskManager,
     Event,
     Instruction,
