@@ -6,9 +6,7 @@ which kind it is, in which version. A rule says what becomes of each:
     PASS        it is delivered, and so is its answer
     LOSE        it is delivered and carried out; its answer is lost, with the connection
     Told        it never reaches the broker; the client is told this error all the same, or that it
-                was written, when the next request for the same partition was delivered. If none
-                comes, a request is not called written: it is delivered after all, because a loss
-                without a later sequence number is one that no client and no broker can notice
+                was written, when the next request for the same partition was delivered
 
 What reaches the broker is carried out by the broker alone, so every error that follows is its own.
 Unlike `chaos/proxy.py`, which knows only bytes, it can strike one request of those that are under
@@ -35,10 +33,7 @@ NOT_LEADER: Final = 6
 OUT_OF_ORDER: Final = 45
 """Kafka's codes of requests and errors."""
 TOLD_AFTER_S: Final = 0.3
-"""What was kept is answered after this time if no further request for the partition comes."""
-DELIVERED_AFTER_S: Final = 1.5
-"""What was kept to be called written is delivered after this time. A slow slot writes the next
-batch before, and no checkpoint runs into its timeout."""
+"""What was kept is answered after this time where no further request for the partition comes."""
 BASE_SEQUENCE: Final = struct.Struct(">53xi")
 """Of a batch of records in Kafka's format 2: the sequence number of its first record."""
 
@@ -150,7 +145,6 @@ class _Pipe:
     kept: list[tuple[Request, int]] = field(default_factory=list)
     """Not told yet."""
     writing: threading.Lock = field(default_factory=threading.Lock)
-    delivering: threading.Lock = field(default_factory=threading.Lock)
 
     def requests(self) -> None:
         """From the client to the broker."""
@@ -162,9 +156,10 @@ class _Pipe:
                 if isinstance(fate, Told):
                     self._keep(request, fate.error)
                     continue
+                self.asked[correlation] = request
                 if fate == LOSE:
                     self.losing.add(correlation)
-                self._deliver(request)
+                self.broker.sendall(_framed(body))
                 if kind == PRODUCE and self.kept:
                     self.meddler.overtaken += self._tell_kept(request.partitions())
         self._end()
@@ -183,40 +178,18 @@ class _Pipe:
                 self._tell(body)
         self._end()
 
-    def _deliver(self, request: Request) -> None:
-        with self.delivering:
-            self.asked[request.correlation] = request
-            self.broker.sendall(_framed(request.body))
-
     def _keep(self, request: Request, error: int) -> None:
         self.meddler.kept += 1
         self.kept.append((request, error))
-        calls: tuple[Callable[[frozenset[tuple[str, int]]], object], float]
-        calls = (self._tell_kept, TOLD_AFTER_S)
-        if error == WRITTEN:
-            calls = (self._deliver_kept, DELIVERED_AFTER_S)
-        late_call, after_s = calls
-        late = threading.Timer(after_s, late_call, (request.partitions(),))
+        late = threading.Timer(TOLD_AFTER_S, self._tell_kept, (request.partitions(),))
         late.daemon = True
         late.start()
 
-    def _take_kept(self, partitions: frozenset[tuple[str, int]]) -> list[tuple[Request, int]]:
-        with self.writing:
-            taken = [each for each in self.kept if each[0].partitions() & partitions]
-            self.kept = [each for each in self.kept if each not in taken]
-        return taken
-
-    def _deliver_kept(self, partitions: frozenset[tuple[str, int]]) -> None:
-        """Nothing followed: the requests that were kept of these partitions reach the broker."""
-        late = self._take_kept(partitions)
-        self.meddler.kept -= len(late)
-        with suppress(OSError):  # the connection may have ended meanwhile
-            for request, _ in late:
-                self._deliver(request)
-
     def _tell_kept(self, partitions: frozenset[tuple[str, int]]) -> int:
         """Answer what was kept of these partitions, each once; how many."""
-        told = self._take_kept(partitions)
+        with self.writing:
+            told = [each for each in self.kept if each[0].partitions() & partitions]
+            self.kept = [each for each in self.kept if each not in told]
         with suppress(OSError):  # the connection may have ended meanwhile
             for request, error in told:
                 self._tell(_answer(request, error))
