@@ -72,7 +72,7 @@ ON_CLUSTER: Final = {
     "spark.executor.heartbeatInterval": "2s",
 }
 WAVE_BEGINS: Final = Trap("driver.wave", holds=True)
-DEPOSED: Final = "failed: DeposedError"
+FENCED: Final = "failed: FencedError"
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class Frozen:
         os.kill(self.victim, signal.SIGCONT)
         said = self.driver.lines()
         code = self.driver.process.wait(WAIT_S)
-        if code != 1 or not said[-1:] or not said[-1].startswith(DEPOSED):
+        if code != 1 or not said[-1:] or not said[-1].startswith(FENCED):
             raise WrongError(
                 f"a driver that was frozen ended with {code} and said {said}: {tail(self.driver)}"
             )
