@@ -283,6 +283,6 @@ def _newer(state: JournalState, attempt: Attempt) -> str:
 
 def _require(holds: bool, entry: AnyEntry, why: str) -> None:
     if not holds:
-        kind = type(entry).__name__.lower()
+        kind = entry.__struct_config__.tag  # as the file of the entry has it
         message = f"journal entry {entry.number} ({kind}) is not valid: {why}. {REMEDY}"
         raise CorruptCheckpointError(message)
