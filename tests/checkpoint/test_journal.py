@@ -254,7 +254,7 @@ def test_the_last_publications_are_remembered(book: Book) -> None:
 
 def refused(book: Book, entry: AnyEntry, why: str) -> None:
     before = book.state
-    kind = type(entry).__name__.lower()
+    kind = entry.__struct_config__.tag
     with pytest.raises(CorruptCheckpointError, match=rf"entry {entry.number} \({kind}\).*{why}"):
         book.add(entry)
     assert book.state == before
