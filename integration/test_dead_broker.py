@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,9 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, NODES)]).values():
             made.result()
+        # A broker that has not heard of the topic says that there is none.
+        for each in kafka.bootstrap.split(","):
+            _until(partial(_knows, each))
         yield kafka
 
 
@@ -145,6 +149,11 @@ def _wait_until(brokers: EmbeddedKafka, holds: Callable[[Any], bool], *topics: s
         return all(map(holds, parts))
 
     _until(whole)
+
+
+def _knows(address: str) -> bool:
+    found = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=10)
+    return TOPIC in found.topics and len(found.topics[TOPIC].partitions) == PARTITIONS
 
 
 def _until(condition: Callable[[], bool]) -> None:
