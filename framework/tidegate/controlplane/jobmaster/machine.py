@@ -187,8 +187,8 @@ class JobMachine:
                 # What is published may not be committed yet: whoever reads "finished" would not
                 # submit again, and the transactions would time out.
                 self.error = self.error or event.error
-                deposed = isinstance(event.error, FencedError)
-                return self._end(JobState.DEPOSED if deposed else JobState.FAILED)
+                fenced = isinstance(event.error, FencedError)
+                return self._end(JobState.DEPOSED if fenced else JobState.FAILED)
         assert_never(event)
 
     def validate(self) -> None:

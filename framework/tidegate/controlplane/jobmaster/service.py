@@ -451,7 +451,7 @@ class JobMaster:
         last = live.coordinator.counts.last
         if last is not None:
             self._reporting.completed(last)
-        if not self._reporting.is_recent(REPORT_INTERVAL_S):  # else `poll` tells of it
+        if not self._reporting.is_recent(REPORT_INTERVAL_S):  # otherwise `poll` reports it
             self._report()
         if complete.final:
             self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))

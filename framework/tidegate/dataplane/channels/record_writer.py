@@ -1,9 +1,9 @@
 """The sending side of channels: which subtask gets a record, and how it travels there.
 
-An outlet is one edge's end in one sending subtask. `ForwardWriter` has one channel,
-`KeyGroupWriter` splits batches by the key group of each record. A channel is local (the receiver's
-queue, by reference) or remote: then small batches are gathered into frames, and a frame leaves when
-the receiver has granted credit for it.
+A record writer is one end of an edge, in one sending subtask. `ForwardWriter` has one channel.
+`KeyGroupWriter` splits batches by the key group of each record. A local channel puts batches into
+the receiver's queue by reference. A remote channel buffers small batches into frames, and a frame
+leaves when the receiver has granted credit for it.
 
 Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves
 first within each channel, so that a barrier flushes what is gathered and queues behind what waits

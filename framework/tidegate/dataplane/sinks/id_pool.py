@@ -41,7 +41,7 @@ _MOVES: Final = frozenset(
     {
         (IdState.FREE, IdState.WARMING),
         (IdState.WARMING, IdState.WARM),
-        (IdState.WARM, IdState.WARMING),  # idle for too long: its producer is made anew
+        (IdState.WARM, IdState.WARMING),  # idle for too long: it gets a new producer
         (IdState.WARM, IdState.CURRENT),
         (IdState.CURRENT, IdState.FLUSHING),
         (IdState.FLUSHING, IdState.PREPARED),
@@ -81,7 +81,7 @@ class TransactionalIdPool:
         self._move(slot, IdState.WARM)
 
     def reinitialise(self, slot: int) -> None:
-        """Its producer has been idle for too long and is made anew."""
+        """Its producer has been idle for too long, and a new one replaces it."""
         self._move(slot, IdState.WARMING)
 
     def taken(self, slot: int) -> None:
