@@ -31,23 +31,26 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often runs have met what a load is to bring about."""
     counts: Counter[str] = Counter()
 
-    def watched(owner: type, name: str, seen: Callable[[Any, Any], object], what: str) -> None:
-        true = getattr(owner, name)
-
+    def watch(
+        owner: type, true: Callable[..., Any], seen: Callable[[Any, Any], object], what: str
+    ) -> None:
         def call(self: Any, *args: Any) -> Any:
             result = true(self, *args)
             counts[what] += bool(seen(self, result))
             return result
 
-        monkeypatch.setattr(owner, name, call)
+        monkeypatch.setattr(owner, true.__name__, call)
 
-    watched(
-        RemoteOutputChannel, "put", lambda channel, _: channel.waiting, "a frame waits for credit"
+    watch(
+        RemoteOutputChannel,
+        RemoteOutputChannel.put,
+        lambda channel, _: channel.waiting,
+        "a frame waits for credit",
     )
-    watched(InputGate, "block", lambda *_: True, "a channel is blocked")
-    watched(KafkaSinkWriter, "writable", lambda _, may: not may, "a sink takes no more")
-    watched(SourceTask, "trigger", lambda task, _: task._pending, "a barrier finds batches")
-    watched(SourceTask, "checkpoint_aborted", lambda *_: True, "a checkpoint is given up")
+    watch(InputGate, InputGate.block, lambda *_: True, "a channel is blocked")
+    watch(KafkaSinkWriter, KafkaSinkWriter.writable, lambda _, may: not may, "a sink takes no more")
+    watch(SourceTask, SourceTask.trigger, lambda task, _: task._pending, "a barrier finds batches")
+    watch(SourceTask, SourceTask.checkpoint_aborted, lambda *_: True, "a checkpoint is given up")
     rows = KeyedStateBackend.rows
 
     def overflowing(self: KeyedStateBackend, keys: Any) -> Any:
@@ -57,7 +60,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return found
 
     monkeypatch.setattr(KeyedStateBackend, "rows", overflowing)
-    watched(Backlog, "look", lambda _, behind: behind, "a job is behind")
+    watch(Backlog, Backlog.sample, lambda _, behind: behind, "a job is behind")
     return counts
 
 

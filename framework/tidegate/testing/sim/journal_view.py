@@ -72,7 +72,8 @@ class JournalView:
 
 
 def short(entry: AnyEntry) -> str:
-    """What a story tells of it."""
+    """The text of an entry in a story."""
+    kind = entry.__struct_config__.tag  # the stored one: a renamed class changes no story
     match entry:
         case Publication():
             named = ", ".join(each.transactional_id.split(".", 3)[3] for each in entry.transactions)
@@ -81,6 +82,6 @@ def short(entry: AnyEntry) -> str:
         case Claim():
             return f"claim of attempt {entry.number}"
         case Settled() | Lost():
-            return f"{type(entry).__name__.lower()}, of entry {entry.publication}"
+            return f"{kind}, of entry {entry.publication}"
         case _:
-            return type(entry).__name__.lower()
+            return str(kind)
