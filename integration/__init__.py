@@ -1,4 +1,4 @@
-"""What needs real servers: tests on brokers, the demo, the benchmark, the soak.
+"""Everything that needs real servers: tests on brokers, the demo, the benchmark, the soak.
 
-Brokers are started by the fixtures of `conftest.py` and die with the process that asked for them.
+The fixtures of `conftest.py` start the brokers. A broker dies with the process that started it.
 """

@@ -1,4 +1,6 @@
-"""A job that tests backfill by the command, as users have it: started, followed, judged."""
+"""A job for tests of the command `tidegate backfill`: start it, follow its events, check its
+output.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ DONE, FAILED, REFUSED, STOPPED, ABANDONED = 0, 1, 2, 3, 130
 
 
 class Job:
-    """A pipeline with topics, folders and a name of a test's own."""
+    """A pipeline whose topics, folders and name belong to one test."""
 
     def __init__(self, bootstrap: str, folder: Path, source: str, sink: str) -> None:
         self.bootstrap, self.folder, self.source, self.sink = bootstrap, folder, source, sink
@@ -35,7 +37,7 @@ class Job:
         self.seed = 0
         self.master = "in-process"
         self.backfill = [TIDEGATE, "backfill"]
-        """How the command begins."""
+        """The first words of the command line."""
 
     def write(self, count: int = ORDERS) -> None:
         self.seed += 1
@@ -66,7 +68,7 @@ class Job:
         )
 
     def run(self, *more: str, action: str = "backfill") -> tuple[int, list[dict[str, Any]]]:
-        """The exit code and the events of a command that ends by itself."""
+        """Run a command that ends by itself, and return its exit code and its events."""
         with self.start("--json", *more, action=action) as process:
             out, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, [json.loads(line) for line in out.splitlines()]

@@ -1,7 +1,7 @@
 """A backfill's driver as a process that traps may kill: `python -m integration.backfill_process`.
 
-Its argument is the job as JSON. The tasks run in this process too, so a kill at a point of a slot
-takes the driver along.
+The argument is the job as JSON. The tasks run in this process too, so a kill at a point of a slot
+also kills the driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.drivers.system import SystemDrivers
 
 
 def main() -> int:
-    """Run the waves, and print one line for each."""
+    """Run the waves, and print one line for each of them at the end."""
     given = json.loads(sys.argv[1])
     traps = Traps(Plan.from_environment())
     real = SystemDrivers()

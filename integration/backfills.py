@@ -1,4 +1,4 @@
-"""What tests of backfills share: a job with topics of its own, and its driver."""
+"""Shared code of the backfill tests: a job with its own topics, and its driver."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tidegate.protocol.messages import Submission
 
 @dataclass(frozen=True, slots=True)
 class BackfillJob:
-    """A pipeline with topics and folders of a test's own."""
+    """A pipeline whose topics and folders belong to one test."""
 
     reference: str
     folder: Path
     settings: dict[str, Any]
 
     def config(self, **more: object) -> Config:
-        """Its configuration; `more` as dotted keys with `__` for the dots."""
+        """Return the job's configuration. `more` are settings, with `__` for the dots of a key."""
         given = {key.replace("__", "."): value for key, value in more.items()}
         pipeline = load_for_submit(self.reference, self.folder)
         return load(
@@ -49,7 +49,7 @@ class BackfillJob:
         )
 
     def submission(self, config: Config) -> Submission:
-        """A new one, with its code in the checkpoint storage."""
+        """Make a new submission, and write its code to the checkpoint storage."""
         pipeline = load_for_submit(self.reference, self.folder)
         options = RunOptions(params={}, bounded=True)
         made, _, archive = make_submission(self.reference, self.folder, pipeline, config, options)
@@ -65,7 +65,7 @@ class BackfillJob:
         drivers: SystemDrivers | None = None,
         loop: WaveLoop = run_in_turn,
     ) -> list[WaveDone]:
-        """Run one to its end in this process; its waves."""
+        """Run a backfill to its end in this process, and return its waves."""
         driver, waves = self.driver(
             parallelism=parallelism, wave_offsets=wave_offsets, executor=executor, drivers=drivers
         )
@@ -80,7 +80,7 @@ class BackfillJob:
         executor: Executor | None = None,
         drivers: SystemDrivers | None = None,
     ) -> tuple[Backfill, list[WaveDone]]:
-        """The driver of a new submission, and the list of its waves, which is empty yet."""
+        """Make the driver of a new submission. It adds its waves to the list, still empty here."""
         config = self.config(job__parallelism=parallelism)
         drivers = drivers or SystemDrivers()
         waves: list[WaveDone] = []
@@ -96,5 +96,5 @@ class BackfillJob:
 
 
 def in_process_host(drivers: SystemDrivers) -> TaskHost:
-    """A host for tasks in this process."""
+    """Make a host for tasks in this process."""
     return TaskHost(drivers=drivers, io=drivers.threads.pool(IO_THREADS, name="io"))

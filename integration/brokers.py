@@ -1,7 +1,8 @@
-"""What every integration test does with a broker: make a topic, write to it, read it whole.
+"""The basic operations of every integration test: make a topic, write to it, read all of it.
 
-Plain functions over confluent-kafka, for tests, the demo and the benchmark. They are no part of
-what is tested and check nothing themselves; the independent checker is a module of its own.
+These are plain functions over confluent-kafka, for tests, the demo and the benchmark. They are not
+part of the tested code and check nothing themselves. The independent checker is another module,
+`checker`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from confluent_kafka.cimpl import NewTopic
 
 TIMEOUT_S = 30.0
 METADATA_POLL_S = 0.01
-BATCH_S = 0.1  # a call returns when it is over or the batch is full, and not before
+BATCH_S = 0.1  # `consume` returns after this time, or earlier if the batch is full
 
 
 class Kafka(Protocol):
-    """A cluster that a fixture gives: of processes or of containers (`TIDEGATE_TEST_BROKERS`)."""
+    """A cluster from a fixture, in processes or in containers (`TIDEGATE_TEST_BROKERS`)."""
 
     @property
     def version(self) -> str: ...
@@ -35,20 +36,20 @@ class Kafka(Protocol):
         ...
 
     def kill(self, node: int = 0) -> None:
-        """SIGKILL; its data stays."""
+        """Kill a node with SIGKILL. Its data stays."""
         ...
 
     def restart(self, node: int = 0) -> None:
-        """Start a node again on its data, at its address."""
+        """Start a node again with its data and its address."""
         ...
 
     def stop(self) -> None:
-        """End all; again does nothing."""
+        """Stop all nodes. A second call does nothing."""
         ...
 
 
 class TopicFactory(Protocol):
-    """What the fixture `topic_factory` gives: makes a topic whose name nobody else uses."""
+    """The fixture `topic_factory`: makes a topic with a unique name and returns the name."""
 
     def __call__(
         self,
@@ -67,11 +68,11 @@ def create_topic(
     partitions: int = 4,
     config: Mapping[str, str] | None = None,
 ) -> None:
-    """Create a topic and wait until it is there; an error if it was there before."""
+    """Create a topic and wait until clients see it. Raise an error if it exists already."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
     admin.create_topics([topic], operation_timeout=TIMEOUT_S)[name].result(TIMEOUT_S)
-    # The controller has it then, but brokers may still tell clients that there is no such topic.
+    # The controller knows the topic now, but brokers may still answer that it does not exist.
     end_s = time.monotonic() + TIMEOUT_S
     while True:
         known = admin.list_topics(name, TIMEOUT_S).topics[name].partitions
@@ -83,14 +84,17 @@ def create_topic(
 
 
 def unique(name: str) -> str:
-    """`name` with a suffix that nobody else has."""
+    """Return `name` with a unique suffix."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def produce(
     bootstrap: str, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]
 ) -> None:
-    """Write key-value pairs, partitioned as the Java producer would, and wait for all of them."""
+    """Write key-value pairs with the Java producer's partitioner, and wait until all are written.
+
+    Raises RuntimeError if a record was not written.
+    """
     failures: list[object] = []
     producer = Producer(
         {
@@ -122,9 +126,9 @@ def produce(
 def read_all(
     bootstrap: str, topic: str, *, isolation: str = "read_committed", timeout_s: float = TIMEOUT_S
 ) -> list[Message]:
-    """Every record of a topic up to its end as it is now, in offset order per partition.
+    """Read every record of a topic up to its present end, in offset order per partition.
 
-    `timeout_s` bounds how long nothing at all may arrive.
+    Raises TimeoutError if no record arrives for `timeout_s` before the end is reached.
     """
     consumer = Consumer(
         {

@@ -1,16 +1,16 @@
-"""The independent checker: was what the orders lead to written exactly once, in order?
+"""The independent checker: was each expected value written exactly once, and in order?
 
-It shares nothing with what it judges: it imports confluent_kafka and the standard library, reads
-both topics with `read_committed`, computes from the orders anew what is due for every customer, and
-compares value by value in offset order. What is due is a running total after each order (the field
-`total`), or each order's id (the field `order_id`). `judge` is the comparison, on records from
-anywhere; `check` reads them from Kafka; `python -m integration.checker` is the command, exit code 0
-where the output is exact and 1 where it is not.
+The checker shares no code with tidegate: it imports only confluent_kafka and the standard library.
+It reads both topics with `read_committed`, and computes from the orders which values are expected
+for each customer. It then compares value by value, in offset order. The expected values are a
+running total after each order (the field `total`), or each order's id (the field `order_id`).
+`judge` compares records from any source; `check` reads them from Kafka. The command is
+`python -m integration.checker`: it exits with 0 if the output is exact, and with 1 if it is not.
 
-What it needs of the input: each customer's orders in one partition, so that their order is defined
-(it refuses anything else). What it demands of the output: for each customer, in one partition,
-keyed by the customer, the very sequence that is due: nothing missing, nothing twice, nothing that
-was never due, nothing in another order.
+Condition for the input: all orders of a customer are in one partition, so that their order is
+defined. The checker refuses any other input. Condition for the output: all records of a customer
+are in one partition, have the customer as their key, and hold exactly the expected sequence. No
+value may be missing, be there twice, be unexpected, or be in another order.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 PROBLEMS_SHOWN = 10
 SILENCE_S_MAX = 30.0
-"""So long nothing may come of a topic whose end is not reached."""
+"""The longest time without a record before the end of a topic is reached, in seconds."""
 BATCH = 5_000
 BATCH_S = 0.1
 
 TOTAL, ORDER_ID = "total", "order_id"
-"""Fields of an output record that can be judged."""
+"""The fields of an output record that can be checked."""
 
 Values = list[Any]
-"""Of one customer, in order: decimals where totals are judged, else strings."""
+"""The values of one customer, in order: decimals if totals are checked, otherwise strings."""
 
 
 class Record(NamedTuple):
-    """A record as it stands in a topic."""
+    """A record of a topic, with its position."""
 
     partition: int
     offset: int
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found; `exact` only if nothing is wrong."""
+    """The result of a check. `exact` is true only if nothing is wrong."""
 
     exact: bool = True
     records_in: int = 0
@@ -61,11 +61,11 @@ class Verdict:
     doubled: int = 0
     wrong_order: int = 0
     never_due: int = 0
-    """Values that no order leads to, or that stand where they do not belong."""
+    """Number of values that no order explains, including records that cannot be read."""
     first_problems: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
-        """Note that the output is not exact, and why."""
+        """Record that the output is not exact, and the reason."""
         self.exact = False
         if len(self.first_problems) < PROBLEMS_SHOWN:
             self.first_problems.append(text)
@@ -82,11 +82,12 @@ def check(
     until: int | None = None,
     timeout_s: float = SILENCE_S_MAX,
 ) -> Verdict:
-    """Read both topics up to their ends as they are now, and judge.
+    """Read both topics up to their present ends, and compare them.
 
-    `others` are more topics with orders, of customers who have none in `source`. `until` waits
-    first, for `timeout_s` at most, until the sink holds so many committed records.
-    TimeoutError when a topic's end is not reached, ValueError for an input that defines no order.
+    `others` are more topics with orders, of customers who have no orders in `source`. With `until`,
+    the check first waits until the sink holds so many committed records, but at most `timeout_s`.
+    Raises TimeoutError if the end of a topic is not reached, and ValueError if the orders of a
+    customer are in several partitions.
     """
     if until is not None:
         _await_records(bootstrap, sink, until, timeout_s)
@@ -110,10 +111,11 @@ def judge(
     field: str = TOTAL,
     complete: bool = True,
 ) -> Verdict:
-    """Compare the output with what the orders lead to; both in offset order of each partition.
+    """Compare the output with the values expected from the orders.
 
-    `complete=False` judges an output that is still being written: each customer's must be the
-    beginning of what is due, so nothing may be left out, and only the rest may be missing.
+    Both arguments have each partition's records in offset order. `complete=False` checks an output
+    that is still being written: each customer's values must be the beginning of the expected
+    sequence, so only values at its end may be missing.
     """
     verdict = Verdict()
     expected = _expected(orders, minimum, field, verdict)
@@ -130,8 +132,9 @@ def judge(
 
 
 def joined(topics: Sequence[Iterable[Record]]) -> Iterator[Record]:
-    """The records of all topics. Each topic's partitions get numbers of their own: a customer with
-    orders in two topics is one in two partitions, and refused.
+    """Yield the records of all topics, with distinct partition numbers for each topic.
+
+    A customer with orders in two topics therefore has orders in two partitions, and is refused.
     """
     for number, records in enumerate(topics):
         for record in records:
@@ -139,8 +142,9 @@ def joined(topics: Sequence[Iterable[Record]]) -> Iterator[Record]:
 
 
 def taken_back(seen: Iterable[Record], final: Iterable[Record]) -> int:
-    """How many of the committed records that a reader saw while the job ran are not, or not the
-    same, at the end: a reader acts on what it sees, so nothing visible may ever change.
+    """Count the committed records that a reader saw during the run and that changed or disappeared.
+
+    A reader acts on the records that it sees, so a visible record may never change.
     """
     there = {(record.partition, record.offset): record for record in final}
     return sum(there.get((record.partition, record.offset)) != record for record in seen)
@@ -149,7 +153,10 @@ def taken_back(seen: Iterable[Record], final: Iterable[Record]) -> int:
 def read_committed(
     bootstrap: str, topic: str, silence_s: float = SILENCE_S_MAX
 ) -> Iterator[Record]:
-    """All committed records of a topic up to its end as it is now, each partition in order."""
+    """Yield all committed records of a topic up to its present end, each partition in order.
+
+    Raises TimeoutError if no record arrives for `silence_s` before the end is reached.
+    """
     consumer = _consumer(bootstrap)
     try:
         partitions = _partitions(consumer, topic)
@@ -164,7 +171,7 @@ def read_committed(
                 raise TimeoutError(f"the end of {topic} was not reached in partitions {ends}")
             for message in batch:
                 error = message.error()
-                number = message.partition() or 0  # the types allow None, a read record has both
+                number = message.partition() or 0  # a record that was read always has a number
                 if error is None:
                     yield Record(number, message.offset() or 0, message.key(), message.value())
                 elif error.code() == KafkaError._PARTITION_EOF:
@@ -176,8 +183,9 @@ def read_committed(
 
 
 def hidden_offsets(bootstrap: str, topic: str, timeout_s: float = SILENCE_S_MAX) -> int:
-    """Offsets behind the first open transaction of each partition: no committed reader sees
-    them.
+    """Count the offsets from the first open transaction of each partition up to its end.
+
+    No `read_committed` reader sees these offsets.
     """
     ends = [_ends(bootstrap, topic, level, timeout_s) for level in ("uncommitted", "committed")]
     return ends[0] - ends[1]
@@ -189,7 +197,7 @@ def hidden_offsets(bootstrap: str, topic: str, timeout_s: float = SILENCE_S_MAX)
 def _expected(
     orders: Iterable[Record], minimum: Decimal, field: str, verdict: Verdict
 ) -> dict[str, Values]:
-    """What is due for each customer, in order."""
+    """Compute the expected values of each customer, in order."""
     due: dict[str, Values] = {}
     homes: dict[str, int] = {}
     for record in orders:
@@ -213,7 +221,7 @@ def _expected(
 
 
 def _found(output: Iterable[Record], field: str, verdict: Verdict) -> dict[str, Values]:
-    """Each customer's values as they stand in the output."""
+    """Collect each customer's values in the order of the output."""
     found: dict[str, Values] = {}
     homes: dict[str, int] = {}
     for record in output:
@@ -236,7 +244,7 @@ def _found(output: Iterable[Record], field: str, verdict: Verdict) -> dict[str, 
 
 
 def _compare(customer: str, due: Values, got: Values, verdict: Verdict) -> None:
-    """Say what is wrong with one customer's values."""
+    """Describe how one customer's values differ from the expected ones."""
     due_times, got_times = Counter(due), Counter(got)
     missing, surplus = due_times - got_times, got_times - due_times
     doubled = {value: times for value, times in surplus.items() if value in due_times}
@@ -260,7 +268,7 @@ def _compare(customer: str, due: Values, got: Values, verdict: Verdict) -> None:
 def _json(record: Record) -> dict[str, Any]:
     if record.value is None:
         raise ValueError(f"partition {record.partition}, offset {record.offset} holds no value")
-    # Numbers become Decimals from their digits: a float in between would round.
+    # Numbers are parsed as Decimal, because a float would round them.
     body = json.loads(record.value, parse_float=Decimal)
     if not isinstance(body, dict):
         raise TypeError(f"partition {record.partition}, offset {record.offset} holds no object")
@@ -274,7 +282,7 @@ def _consumer(bootstrap: str, isolation: str = "committed") -> Consumer:
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
-            "group.id": "checker",  # never joined: partitions are assigned, nothing is committed
+            "group.id": "checker",  # not joined: partitions are assigned, no offset is committed
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "isolation.level": f"read_{isolation}",
@@ -303,7 +311,7 @@ def _ends(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> int:
 
 
 def _await_records(bootstrap: str, topic: str, count: int, timeout_s: float) -> None:
-    """Return when the topic has so many committed records, or when the time is over."""
+    """Wait until the topic has `count` committed records, or until the timeout."""
     consumer = _consumer(bootstrap)
     try:
         numbers = _partitions(consumer, topic)
@@ -319,7 +327,7 @@ def _await_records(bootstrap: str, topic: str, count: int, timeout_s: float) -> 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Judge two topics and print the verdict; exit code 0 if the output is exact."""
+    """Check two topics and print the verdict. Return the exit code: 0 if the output is exact."""
     parser = argparse.ArgumentParser(prog="python -m integration.checker", description=__doc__)
     parser.add_argument("--bootstrap", required=True, help="brokers, HOST:PORT,...")
     parser.add_argument("--orders", required=True, help="the input topic")

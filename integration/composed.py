@@ -1,9 +1,9 @@
 """The cluster of `docker/compose.yaml` under test: `standing.StandingCluster` in containers.
 
-The file is used as it is, with images, ports and the number of orders from the environment, under a
-project name of its own, and is taken down with its volumes at the end. A container that is killed
-by the engine counts as stopped by hand, so `start_again` starts it. The JobManager is killed
-inside its container instead, and its restart policy must bring it back.
+The tests use the file unchanged, under their own project name. Images, ports and the number of
+orders come from the environment. The cluster and its volumes are removed at the end. The engine
+treats a container that it killed itself as stopped by hand, so `start_again` starts it. The
+JobManager is killed inside its container instead, and the restart policy must start it again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ for each in pathlib.Path("/proc").iterdir():
     if each.name.isdecimal() and (each / "stat").read_text().rpartition(")")[2].split()[1] == "1":
         os.kill(int(each.name), signal.SIGKILL)
 """
-"""The container's only child of process 1 is the server; what this runs in has another parent."""
+"""A program that kills all children of process 1. The server is the only one: the process that
+runs this program has another parent.
+"""
 
 
 class Composed:
-    """The cluster, from `up` to `down`."""
+    """The cluster, from `compose up` to `compose down`."""
 
     def __init__(self, compose: Sequence[str]) -> None:
         ports = [each.client for each in choose_ports(4)]
@@ -69,7 +71,9 @@ class Composed:
         self.compose("down", "--volumes", "--remove-orphans", "-t", "2", timeout_s=DOWN_TIMEOUT_S)
 
     def compose(self, *words: str, timeout_s: float) -> str:
-        """Run a command of Compose to its end; what it printed."""
+        """Run a command of Compose to its end, and return its output. Raise GaveUpError if it
+        fails.
+        """
         done = subprocess.run(
             [*self._compose, *words],
             env=self._environment,
@@ -112,7 +116,7 @@ class Composed:
         producer.kill(signal.SIGKILL)
 
     def run(self, service: str, *words: str) -> str:
-        """A one-off container of a service, to its end; what it printed."""
+        """Run a one-off container of a service to its end, and return its output."""
         return self.compose("run", "--rm", service, *words, timeout_s=UP_TIMEOUT_S)
 
     def tail(self) -> str:
@@ -133,7 +137,7 @@ class Composed:
         return found
 
     def _remove_orphans(self) -> None:
-        """What test processes have left that were killed: their projects bear their number."""
+        """Remove the projects of dead test processes. A project's name holds its process id."""
         label = "com.docker.compose.project"
         left: dict[str, list[Any]] = {}
         for kind in (self._client.containers, self._client.networks, self._client.volumes):

@@ -1,11 +1,11 @@
-"""Brokers for all integration tests: real ones, started when first asked for, one per version.
+"""Real brokers for all integration tests. One broker per version starts at its first use.
 
-They have two backends: processes, which need nothing but this repository, and containers, where
-`TIDEGATE_TEST_BROKERS=container` says so. Processes die with the test process, also when it is
-killed; containers are removed at its end, or when the next one begins. Tests share them, so every
-test uses topics (`topic_factory`), consumer groups, jobs and transactional ids of its own. A test
-that stops or kills a broker starts one for itself; `either_backend` runs
-it on both.
+There are two backends. Processes are the default and need only this repository. Containers are used
+with `TIDEGATE_TEST_BROKERS=container`. Broker processes die with the test process, also when it is
+killed. Containers are removed when the test process ends, or when the next one starts. Tests share
+the brokers, so each test uses its own topics (`topic_factory`), consumer groups, jobs and
+transactional ids. A test that stops or kills a broker starts its own. `either_backend` runs such a
+test on both backends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tidegate.drivers.kafka.embedded import NO_PROPERTIES, EmbeddedKafka
 
 @pytest.fixture(scope="session", autouse=True)
 def _collected() -> Iterator[None]:
-    """kafka-python leaves sockets of failed connections to the garbage collector: those of the last
-    tests would fail the run after all of its tests, where no test's filter holds.
+    """Collect garbage at the end, without ResourceWarnings.
+
+    kafka-python leaves sockets of failed connections to the garbage collector. The warnings about
+    the last of them would come after all tests, where no test's filter applies, and fail the run.
     """
     yield
     with warnings.catch_warnings():
@@ -37,8 +39,10 @@ def _collected() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
-    """Started in the background by a shell, tests would inherit that SIGINT is ignored, and so
-    would what they start and interrupt.
+    """Restore the default SIGINT handler.
+
+    A shell starts background processes with SIGINT ignored. The test process would inherit that,
+    and so would the processes that tests start and then interrupt.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,17 +52,19 @@ NEVER_FENCED = {
     "broker.heartbeat.interval.ms": "10000",
     "metadata.max.idle.interval.ms": "0",
 }
-"""For brokers that nobody kills. A stall of the machine must not take the only broker from its
-cluster. A killed broker may register again only when its session has ended, so the session of one
-that is killed is short. Nine of these brokers wait for tests at the same time, so an idle one sends
-few heartbeats and writes no empty records: it needs half of the CPU then.
+"""Properties of the brokers that no test kills.
+
+If the machine pauses, the only broker of a cluster must not be fenced, so its session is long.
+Brokers that tests kill have short sessions: a killed broker can register again only after its
+session has ended. Nine of these brokers wait for tests at the same time. An idle one therefore
+sends few heartbeats and writes no empty records, which halves its CPU use.
 """
 
 BACKENDS = ("process", "container")
 BACKEND = environ.get("TIDEGATE_TEST_BROKERS", "process")
 
 KafkaStarter = Callable[..., Kafka]
-"""What the fixture `either_backend` gives: `start(version="4.3.0", nodes=1)`."""
+"""The type of the fixture `either_backend`: `start(version="4.3.0", nodes=1)`."""
 
 
 def start_brokers(
@@ -68,7 +74,7 @@ def start_brokers(
     nodes: int = 1,
     properties: Mapping[str, str] = NO_PROPERTIES,
 ) -> Kafka:
-    """A cluster of that backend; the test is skipped, with the reason, where there is no engine."""
+    """Start a cluster on a backend. Skip the test, with the reason, if there is no engine."""
     if backend not in BACKENDS:
         pytest.fail(f"TIDEGATE_TEST_BROKERS is {backend!r}, not one of {', '.join(BACKENDS)}")
     if backend == "process":
@@ -92,13 +98,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def kafka_39(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Kafka 3.9.1, one node: the oldest that is supported."""
+    """Kafka 3.9.1, one node: the oldest supported version."""
     yield from _one("3.9.1", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def kafka_431(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Kafka 4.3.1, one node: the newest that is tested."""
+    """Kafka 4.3.1, one node: the newest tested version."""
     yield from _one("4.3.1", tmp_path_factory)
 
 
@@ -113,21 +119,23 @@ def _one(version: str, folders: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(params=["kafka", "kafka_39"])
 def any_kafka(request: pytest.FixtureRequest) -> Kafka:
-    """Both, one after the other: for a test that must hold on either."""
+    """Kafka 4.3.0, then 3.9.1: for a test that must pass on both."""
     cluster: Kafka = request.getfixturevalue(request.param)
     return cluster
 
 
 @pytest.fixture(params=["kafka", "kafka_39", "kafka_431"])
 def every_kafka(request: pytest.FixtureRequest) -> Kafka:
-    """Also the newest: for what hangs on how a broker handles transactions."""
+    """Kafka 4.3.0, 3.9.1 and 4.3.1: for tests that depend on how brokers handle transactions."""
     cluster: Kafka = request.getfixturevalue(request.param)
     return cluster
 
 
 @pytest.fixture(params=["process", pytest.param("container", marks=pytest.mark.containers)])
 def either_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KafkaStarter]:
-    """Starts clusters of the test's own: first processes, then the same test on containers."""
+    """A function that starts clusters for one test. The test runs on processes, then on
+    containers.
+    """
     with ExitStack() as cleanup:
 
         def start(version: str = "4.3.0", nodes: int = 1) -> Kafka:
@@ -140,7 +148,7 @@ def either_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[K
 
 @pytest.fixture
 def topic_factory(request: pytest.FixtureRequest) -> TopicFactory:
-    """Makes topics with names of their own, on the broker that the test has asked for."""
+    """A function that makes topics with unique names, on the broker that the test uses."""
 
     def make(
         name: str = "topic",

@@ -1,14 +1,14 @@
-"""Kafka in containers, by testcontainers: the other backend of the broker fixtures.
+"""Kafka in containers, with testcontainers: the second backend of the broker fixtures.
 
-`ContainerKafka` has the interface of `EmbeddedKafka` that tests use (`brokers.Kafka`), so that a
-test runs on either. Every broker is a `DockerContainer` with Apache Kafka's own environment
-interface (the KafkaContainer of testcontainers is made for another vendor's image). Its port on the
-loopback address is chosen first and bound one to one: so it can be advertised before the start, and
-a broker that was killed comes back under it.
+`ContainerKafka` has the same interface for tests as `EmbeddedKafka` (`brokers.Kafka`), so a test
+can run on both. Every broker is a `DockerContainer` that Apache Kafka's own environment variables
+configure. (The KafkaContainer of testcontainers is made for another vendor's image.) The port on
+the loopback address is chosen before the start, and is the same inside the container. A broker can
+therefore advertise it from the start, and has the same address after a kill and a restart.
 
-What a killed test process leaves behind is removed when the next one starts its first cluster:
-containers and networks carry its process number as a label. (The reaper of testcontainers would do
-it at once, but it is one more image to pull, and is switched off unless asked for.)
+A killed test process leaves containers and networks behind. The next test process removes them when
+it starts its first cluster, because they carry the process id as a label. (The reaper of
+testcontainers would remove them at once, but needs one more image, so it is off by default.)
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class ContainerKafka:
-    """A cluster of brokers, each a container; as a context manager it is removed at the end."""
+    """A cluster of brokers, each in a container. A context manager, which removes it at the end."""
 
     def __init__(self, version: str, containers: list[DockerContainer], ports: list[int]) -> None:
-        """Not for tests: `start` makes one."""
+        """Wrap containers that run. Tests call `start` instead."""
         self.version = version
         self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in ports)
         self._containers = containers
@@ -83,7 +83,7 @@ class ContainerKafka:
         return [self._status(node) == "running" for node in range(len(self._containers))]
 
     def kill(self, node: int = 0) -> None:
-        """SIGKILL, and wait until it is gone; its data stays."""
+        """Kill a node with SIGKILL, and wait until it has ended. Its data stays."""
         if self.alive[node]:
             self._of(node).kill(signal.SIGKILL)
         end_s = time.monotonic() + GONE_TIMEOUT_S
@@ -93,21 +93,21 @@ class ContainerKafka:
             time.sleep(0.05)
 
     def restart(self, node: int = 0) -> None:
-        """Start a node again on its data and port, ending it first if it runs."""
+        """Start a node again with its data and port. If it runs, kill it first."""
         self.kill(node)
         self._of(node).start()
         await_brokers(self.bootstrap, sum(self.alive), START_TIMEOUT_S)
 
     def freeze(self, node: int = 0) -> None:
-        """SIGSTOP. (`docker pause` fails now and then on older kernels.)"""
+        """Send SIGSTOP to a node. (`docker pause` sometimes fails on older kernels.)"""
         self._of(node).kill(signal.SIGSTOP)
 
     def thaw(self, node: int = 0) -> None:
-        """SIGCONT."""
+        """Send SIGCONT to a node."""
         self._of(node).kill(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Remove everything; again does nothing."""
+        """Remove all containers and the network. A second call does nothing."""
         self._cleanup.close()
 
     def __enter__(self) -> Self:
@@ -131,7 +131,9 @@ class ContainerKafka:
 
 
 def settings(node: int, ports: list[int]) -> dict[str, str]:
-    """server.properties of a node, as the embedded broker's: for tests, not for throughput."""
+    """Return the server.properties of a node. Like the embedded broker's, they suit tests and not
+    throughput.
+    """
     replicas = str(min(len(ports), 3))
     in_sync = str(max(1, min(len(ports), 3) - 1))
     voters = ",".join(f"{number}@kafka{number}:9093" for number in range(1, len(ports) + 1))
@@ -164,12 +166,12 @@ def settings(node: int, ports: list[int]) -> dict[str, str]:
 
 
 def variable(key: str) -> str:
-    """The environment variable of a broker setting, by apache/kafka's rule backwards."""
+    """Return the environment variable of a broker setting: the inverse of apache/kafka's rule."""
     return "KAFKA_" + key.translate({ord("-"): "___", ord("_"): "__", ord("."): "_"}).upper()
 
 
 def remove_orphans() -> None:
-    """Remove what test processes of this machine have left that do not live any more."""
+    """Remove the containers and networks of test processes of this machine that have ended."""
     client = engine.engine()
     for container in client.containers.list(all=True, filters={"label": OWNER}):
         if not _lives(container.labels[OWNER]):
@@ -190,7 +192,7 @@ def _lives(pid: str) -> bool:
 
 
 def _remove(broker: DockerContainer) -> None:
-    """Force: a container that was killed cannot be stopped in order."""
+    """Remove a container by force, because a killed container cannot be stopped in order."""
     container = broker.get_wrapped_container()
     if container is not None:
         with contextlib.suppress(NotFound):

@@ -1,14 +1,14 @@
-"""`make demo`: the main job on a real broker, killed four times, and judged by somebody else.
+"""`make demo`: the order totals on a real broker, four kills, and an independent check.
 
-A producer writes orders at a steady rate; `tidegate run` adds them up per customer with four slots
-in two TaskManagers and a checkpoint a second. Meanwhile a slot, a TaskManager with its slots, the
-JobMaster and the JobManager are ended by SIGKILL, each after a completed checkpoint of the attempt
-that it interrupts. When all is read the job is stopped, and the independent checker compares every
-total with the orders. A table tells what happened; the exit code is 0 only if every kill was
-survived and the output is exact.
+A producer writes orders at a steady rate. `tidegate run` adds them up per customer, with four slots
+in two TaskManagers and one checkpoint per second. Meanwhile the demo kills a slot, a TaskManager
+with its slots, the JobMaster and the JobManager with SIGKILL. Each kill follows a completed
+checkpoint of the attempt that it interrupts. When the job has read all orders, the demo stops it,
+and the independent checker compares every total with the orders. A table shows the kills. The exit
+code is 0 only if the job recovered from every kill and the output is exact.
 
-Recovery time is what a reader of the output would measure: from the kill to the first committed
-record that the next attempt has made.
+The recovery time is the time that a reader of the output would measure: from the kill to the first
+committed record of the next attempt.
 """
 
 from __future__ import annotations
@@ -50,26 +50,28 @@ PROGRESS_S = 5.0
 RECOVERY_S_MAX = 60.0
 DRAIN_S_MAX = 120.0
 HEARTBEAT_MS = 1_000
-"""A slot's lag is so old at most; twice that after the last order it is the truth."""
+"""The greatest age of a slot's reported lag, in ms. A report that comes twice this time after the
+last order holds the true lag.
+"""
 EXACT, NOT_EXACT, INTERRUPTED = 0, 1, 130
 
 
 @dataclass(slots=True, kw_only=True)
 class Kill:
-    """One process that was killed, and what came of it."""
+    """One process that was killed, and the recovery after it."""
 
     kind: str
     pid: int
     after_checkpoint: str
     with_it: int
-    """Processes that ended with it."""
+    """Number of processes that must end with it."""
     status: int = 0
     recovery_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Setting:
-    """Where the demo runs."""
+    """The brokers, topics and folder of the demo."""
 
     bootstrap: str
     orders: str
@@ -78,7 +80,7 @@ class Setting:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; the exit code."""
+    """Run the demo, and return its exit code."""
     given = _options(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     folder = given.directory or Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
@@ -100,18 +102,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def say(line: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(line, flush=True)
 
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM is taken as Ctrl-C: everything that was started is ended."""
+    """Treat SIGTERM as Ctrl-C: the demo ends every process that it started."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def setting(folder: Path, kafka: str | None, report: Callable[[str], None]) -> Iterator[Setting]:
-    """A broker of one's own, or the cluster that was named, with two new topics."""
+    """Yield a new broker, or the given cluster, with two new topics."""
     if kafka is not None:
         names = unique("orders"), unique("order-totals")
         _make_topics(kafka, names)
@@ -127,7 +129,7 @@ def setting(folder: Path, kafka: str | None, report: Callable[[str], None]) -> I
 
 
 def start_job(place: Setting, *extra: str) -> TidegateRun:
-    """The job of the demo and the soak."""
+    """Start the job of the demo and the soak."""
     options = ["-p", str(PARALLELISM), "--task-managers", str(TASK_MANAGERS)]
     options += ["--slots", str(SLOTS), "--checkpoint-interval", INTERVAL, *extra]
     topics = {"sources.orders.topic": place.orders, "sinks.totals.topic": place.totals}
@@ -138,7 +140,7 @@ def start_job(place: Setting, *extra: str) -> TidegateRun:
 def producer(
     place: Setting, *, seed: int, rate: int, records: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Orders are written as long as the block lasts, or until all are."""
+    """Write orders until the block ends or all of them are written."""
     words = ["--bootstrap", place.bootstrap, "--topic", place.orders, "--seed", str(seed)]
     words += ["--rate", str(rate), "--records", str(records)]
     command = [sys.executable, "-m", "integration.orders", *words]
@@ -156,13 +158,16 @@ TARGETS: dict[str, Callable[[Report, random.Random], int]] = {
     "JobMaster": lambda report, _: int(report["jobmaster_pid"]),
     "JobManager": lambda report, _: int(report["jobmanager_pid"]),
 }
-"""What is killed, in this order, and how its process is found in a report."""
+"""The kinds of processes that are killed, in this order, each with a function that finds the
+process id in a report.
+"""
 
 
 def kill(kind: str, run: TidegateRun, output: CommittedOutput, chance: random.Random) -> Kill:
-    """Kill one process after a checkpoint of the live attempt, and await the next one's output.
+    """Kill one process after a checkpoint of the live attempt, and wait for the next one's output.
 
-    GaveUpError when it is not survived.
+    Raises GaveUpError if the job does not recover in time, or if processes outlive the one that
+    started them.
     """
     before = run.wait_for(f"checkpoint before the {kind} is killed", runs_with_checkpoint)
     pid = TARGETS[kind](before, chance)
@@ -180,7 +185,7 @@ def kill(kind: str, run: TidegateRun, output: CommittedOutput, chance: random.Ra
         f"new attempt after the {kind} was killed",
         lambda report: bool(report["attempt"] > before["attempt"]),
     )
-    # What the old attempt had published becomes visible too; only what is younger counts.
+    # Output that the old attempt published becomes visible too. Only newer records count.
     seen_ms = output.first_of(after["reported_ms"], RECOVERY_S_MAX)
     if seen_ms is None:
         message = f"no output within {RECOVERY_S_MAX:g} s after the {kind} was killed"
@@ -192,7 +197,7 @@ def kill(kind: str, run: TidegateRun, output: CommittedOutput, chance: random.Ra
 
 
 def check(place: Setting) -> tuple[int, str]:
-    """Have the independent checker judge, in a process of its own: exit code and what it says."""
+    """Run the independent checker in another process, and return its exit code and its output."""
     words = ["--bootstrap", place.bootstrap, "--orders", place.orders, "--totals", place.totals]
     command = [sys.executable, "-m", "integration.checker", *words]
     checker = owned(command, folder=place.folder, log=place.folder / "checker.log", pipe=True)
@@ -205,7 +210,7 @@ def check(place: Setting) -> tuple[int, str]:
 
 
 def drain(run: TidegateRun, since_ms: float) -> None:
-    """Wait until the job has read all that was written before `since_ms`."""
+    """Wait until the job has read every order that was written before `since_ms`."""
     run.wait_for(
         "end of what there is to read",
         lambda report: (
@@ -259,7 +264,7 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
 
 
 def _below(kind: str, pid: int, report: Report) -> set[int]:
-    """Processes that must end with the one that is killed."""
+    """Return the processes that must end together with the killed one."""
     slots = {slot["pid"] for slot in report["slots"]}
     if kind == "JobManager":
         managers = {slot["task_manager_pid"] for slot in report["slots"]}
@@ -305,7 +310,7 @@ def _tell(
 
 @contextmanager
 def _progress(begun: float, run: TidegateRun, output: CommittedOutput) -> Iterator[None]:
-    """A line every few seconds while the block lasts."""
+    """Print a line every `PROGRESS_S` seconds while the block lasts."""
     over = threading.Event()
 
     def tell() -> None:

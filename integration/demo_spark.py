@@ -1,11 +1,11 @@
-"""`make demo-spark`: history on Spark with kills, then live, and judged by somebody else.
+"""`make demo-spark`: a backfill on Spark with kills, then the live job, and an independent check.
 
-A topic has a million orders. `tidegate backfill` adds them up per customer, wave by wave, on a
-Spark of its own (`local[2]`). A Python worker is ended by SIGKILL in the middle of a wave, and
-Spark runs its task again. Then the driver is ended after a wave, and later Spark's JVM: the same
-command continues each time. More orders are written, and `tidegate run --bounded` continues where
-the backfill ended. The independent checker compares every total with the orders; the exit code is 0
-only if all are exact.
+A topic holds a million orders. `tidegate backfill` adds them up per customer, wave by wave, on a
+local Spark that it starts itself (`local[2]`). The demo kills a Python worker with SIGKILL during a
+wave, and Spark runs its task again. After a later wave the demo kills the driver, and then, after
+another wave, Spark's JVM. Each time the same command continues the backfill. The demo then writes
+more orders, and `tidegate run --bounded` continues where the backfill ended. The independent
+checker compares every total with the orders. The exit code is 0 only if all totals are exact.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tidegate.errors import TidegateError
 PARALLELISM = 4
 WAVES = 5
 RATE: Final = 10_000_000
-"""Orders a second: as fast as they can be written."""
+"""Orders per second: higher than any producer can write, so the rate does not limit it."""
 ORPHANS_S = 30.0
 TIDEGATE: Final = str(Path(sys.executable).with_name("tidegate"))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; the exit code."""
+    """Run the demo, and return its exit code."""
     given = _options(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     folder = given.directory or Path(tempfile.mkdtemp(prefix="tidegate-demo-spark-"))
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Command:
-    """A `tidegate backfill --json`, or the live run behind it, followed by its events."""
+    """A running `tidegate backfill --json`, or the live run after it, and its events."""
 
     def __init__(self, place: Setting, action: str, *more: str) -> None:
         words = ["--kafka", place.bootstrap, "-p", str(PARALLELISM), "--json", *more]
@@ -88,37 +88,37 @@ class Command:
             self._process.stdout.close()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """As they come, until the command ends."""
+        """Yield each event as it arrives, until the command ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             yield json.loads(line)
 
     def next_wave(self) -> dict[str, Any]:
-        """Wait for the end of a wave; GaveUpError where the command ends first."""
+        """Wait for the end of a wave. Raise GaveUpError if the command ends first."""
         for event in self.events():
             if event["event"] == "wave":
                 return event
         raise GaveUpError(f"the backfill ended before its wave: {self._tail()}")
 
     def rest(self) -> list[dict[str, Any]]:
-        """What comes until the end; GaveUpError unless the command ends well."""
+        """Return all events up to the end. Raise GaveUpError if the command fails."""
         found = list(self.events())
         if self.wait() != 0:
             raise GaveUpError(f"the command failed: {self._tail()}")
         return found
 
     def wait(self) -> int:
-        """The exit code."""
+        """Wait for the end of the command, and return its exit code."""
         return self._process.wait()
 
     def kill(self) -> set[int]:
-        """SIGKILL; the processes that must end with the command."""
+        """Kill the command with SIGKILL, and return the processes that must end with it."""
         below = {each.pid for each in self.below()}
         self._process.kill()
         return below
 
     def below(self) -> list[psutil.Process]:
-        """All processes that the command has started."""
+        """Return all processes that the command has started."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
     def _tail(self) -> str:
@@ -126,7 +126,7 @@ class Command:
 
 
 def workers(command: Command) -> list[int]:
-    """Python workers of Spark: children of its daemon."""
+    """Return the Python workers of Spark: the children of its daemon."""
     found = []
     for process in command.below():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -137,7 +137,7 @@ def workers(command: Command) -> list[int]:
 
 
 def jvm(command: Command) -> int:
-    """The JVM of the driver; GaveUpError where there is none."""
+    """Return the process id of the driver's JVM. Raise GaveUpError if it has no JVM."""
     for process in command.below():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name() == "java":
@@ -185,7 +185,7 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
 
 
 def _kill_worker(command: Command) -> int:
-    """SIGKILL of a Python worker, as soon as there is one."""
+    """Kill a Python worker with SIGKILL as soon as one exists, and return its process id."""
     end_s = time.monotonic() + ORPHANS_S
     while time.monotonic() < end_s:
         for pid in workers(command):
@@ -197,7 +197,7 @@ def _kill_worker(command: Command) -> int:
 
 
 def _await_end(pids: set[int]) -> None:
-    """GaveUpError where one of the processes lives on."""
+    """Wait until all processes have ended. Raise GaveUpError after `ORPHANS_S` seconds."""
     end_s = time.monotonic() + ORPHANS_S
     while any(psutil.pid_exists(pid) for pid in pids):
         if time.monotonic() > end_s:

@@ -1,16 +1,17 @@
 """The Docker engine of this machine, and the images that tests run on it.
 
-Every test on containers asks here first: `why_not` says why there is no engine, and that is what a
-skipped test shows. Names of images come from the environment:
+Every test on containers first calls `why_not`, which returns the reason if there is no engine. The
+skipped test shows this reason. The names of the images come from the environment:
 
     KAFKA_TEST_IMAGE     a broker with the interface of apache/kafka; default apache/kafka:4.3.0
     TIDEGATE_TEST_IMAGE  default: tidegate:test, built from this tree
     TEST_EXTRA_CA_CERTS  PEM files, with colons between them, for builds behind a proxy with its own
                          certificates
 
-A broker's image is the named one if it is here, else the one that was built here before, else it is
-pulled, and where no registry answers it is built from `docker/kafka`, which has the same interface.
-`python -m integration.engine` gets both images ready and says what they are.
+The engine looks for a broker's image in this order: the named image if it is here, then an image
+that was built here before. If neither exists, the named image is pulled. If no registry answers,
+the image is built from `docker/kafka`, which has the same interface.
+`python -m integration.engine` prepares both images and prints their names and sizes.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ CONTEXT: Final = (
     "framework",
     "docker",
 )
-"""What builds see of this tree."""
+"""The files and folders of this tree that builds can see."""
 LOG_LINES_SHOWN = 15
 PASSED_ON: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
-"""Variables that builds are given as arguments where they are set."""
+"""Variables that builds get as arguments if they are set."""
 
 
 class NoImageError(Exception):
-    """An image is not here, cannot be pulled and cannot be built; says why."""
+    """An image is not here, and cannot be pulled or built. The message holds the reason."""
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Why no engine can be used; None if one answers."""
+    """Return the reason why no engine can be used; None if an engine answers."""
     try:
         _knock()
         engine().ping()
@@ -66,8 +67,10 @@ def why_not() -> str | None:
 
 
 def _knock() -> None:
-    """Whether anybody listens at all: the client leaves its socket open where nobody does, and the
-    warning of that comes in the middle of another test.
+    """Check that a process listens at the engine's Unix socket. Raise OSError if none does.
+
+    Without this check the Docker client would leave its socket open if the connection fails. The
+    warning about the open socket would then appear during another test.
     """
     where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if where.startswith("unix://"):
@@ -76,13 +79,16 @@ def _knock() -> None:
 
 
 def engine() -> Any:
-    """A client of the engine."""
+    """Return a client of the engine."""
     return DockerClient.from_env()
 
 
 @functools.cache
 def kafka_image(version: str = KAFKA_IMAGE.rpartition(":")[2]) -> str:
-    """A broker's image of that version; NoImageError where there is no way to one."""
+    """Return the name of a broker's image of a version.
+
+    Raises NoImageError if there is no such image and it cannot be pulled or built.
+    """
     name = KAFKA_IMAGE if KAFKA_IMAGE.endswith(f":{version}") else f"apache/kafka:{version}"
     built = f"{BUILT_KAFKA}:{version}"
     for here in (name, built):
@@ -98,7 +104,10 @@ def kafka_image(version: str = KAFKA_IMAGE.rpartition(":")[2]) -> str:
 
 @functools.cache
 def tidegate_image() -> str:
-    """The image of tidegate: the one that was named, or one of this tree as it is."""
+    """Return the name of tidegate's image: the named one, or a new build of this tree.
+
+    Raises NoImageError if the image cannot be pulled or built.
+    """
     if "TIDEGATE_TEST_IMAGE" not in os.environ:
         build(TIDEGATE_IMAGE, "docker/Dockerfile", {})
     elif not _is_here(TIDEGATE_IMAGE):
@@ -112,7 +121,10 @@ def tidegate_image() -> str:
 
 
 def build(tag: str, dockerfile: str, arguments: Mapping[str, str]) -> None:
-    """Build an image from a copy of this tree; NoImageError with the last lines of the build."""
+    """Build an image from a copy of this tree.
+
+    Raises NoImageError, with the last lines of the build.
+    """
     given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="tidegate-image-") as folder:
         context = Path(folder)
@@ -136,7 +148,10 @@ def build(tag: str, dockerfile: str, arguments: Mapping[str, str]) -> None:
 
 @functools.cache
 def compose_command() -> tuple[str, ...] | None:
-    """The first words of Docker Compose here: the engine's plugin or the older program."""
+    """Return the first words of Docker Compose: the engine's plugin or the older program.
+
+    Returns None if this machine has neither.
+    """
     for words in (("docker", "compose"), ("docker-compose",)):
         if shutil.which(words[0]) is not None:
             asked = subprocess.run([*words, "version"], capture_output=True, check=False)
@@ -154,7 +169,7 @@ def _is_here(name: str) -> bool:
 
 
 def _fill(context: Path) -> None:
-    """Copy what a build may see, with the times that files have: they are part of the cache."""
+    """Copy the files that a build can see. Keep their times, because the build cache uses them."""
     without = shutil.ignore_patterns("__pycache__", "*.crt")
     for name in CONTEXT:
         if (ROOT / name).is_dir():
@@ -167,7 +182,7 @@ def _fill(context: Path) -> None:
 
 
 def main() -> int:
-    """Get both images ready."""
+    """Prepare both images, and return the exit code."""
     reason = why_not()
     if reason is not None:
         print(reason, file=sys.stderr)

@@ -1,10 +1,11 @@
-"""Makes a transaction that hangs: open on a partition, and no coordinator will ever end it.
+"""Makes a hanging transaction: open on a partition, and never ended by any coordinator.
 
-What a bug once made (KAFKA-9144) is made here by hand: transactional records are produced without
-telling the coordinator of the partition (no AddPartitionsToTxn). Brokers have refused that since
-3.6; they allow it with `transaction.partition.verification.enable=false` for a producer of the
-older protocol (Produce v11). With KIP-890's protocol (v12) the broker itself would tell the
-coordinator, so no version of the broker lets one be made that way.
+A bug once caused such transactions (KAFKA-9144). This module causes one on purpose: it produces
+transactional records without AddPartitionsToTxn, so the coordinator does not know the partition.
+Brokers have refused such records since version 3.6. They allow them with
+`transaction.partition.verification.enable=false` for a producer of the older protocol (Produce
+v11). With KIP-890's protocol (v12) the broker itself adds the partition at the coordinator. A
+hanging transaction therefore cannot be made with that protocol, whatever the broker's version.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 LENIENT = {"transaction.partition.verification.enable": "false"}
-"""The broker's setting that this needs."""
+"""The broker setting that `hang` needs."""
 BEFORE_KIP_890 = 11
-"""Of Produce."""
+"""The last version of Produce that uses the protocol before KIP-890."""
 BUSY_S_MAX = 30.0
 
 
 def hang(bootstrap: str, topic: str, transactional_id: str, *, known: bool, age_s: float) -> int:
-    """Leave one record in an open transaction of partition 0; the producer's id.
+    """Leave one record in an open transaction of partition 0, and return the producer's id.
 
-    `known`: a coordinator knows the producer, but not that it wrote there. Else none knows it.
-    `age_s` is how old the record says that it is.
+    If `known` is true, a coordinator knows the producer, but not the partition that it wrote to.
+    Otherwise no coordinator knows the producer. The record's timestamp is `age_s` seconds old.
     """
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
@@ -84,7 +85,7 @@ def _producer_id(admin: Any, transactional_id: str | None) -> int:
     while True:
         try:
             answer = admin._manager.run(send)
-        except theirs.CoordinatorNotAvailableError:  # the state topic is being made
+        except theirs.CoordinatorNotAvailableError:  # the state topic is being created
             answer = None
         if answer is not None and not answer.error_code:
             assert answer.producer_epoch == 0

@@ -1,8 +1,9 @@
-"""What a running cluster holds: memory, threads and open files of each kind of process, open
-transactions, files on disk. Measured from outside, for the soak.
+"""The resource usage of a running cluster, measured from outside, for the soak.
 
-A process that was just started holds less than one that has worked, so figures of a kind are those
-of its oldest process; processes that wait for their successor are counted by their number alone.
+The figures are memory, threads and open files of each kind of process, open transactions, and files
+on disk. A process that has just started uses less than one that has worked. The figures of a kind
+are therefore those of its oldest process. The other processes count only in the number of
+processes.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ SLACK: Final = {
         for what, slack in (("MiB", 16.0), ("threads", 8.0), ("open files", 12.0))
     },
     "checkpoints files": 2.0 * SNAPSHOT_INTERVAL
-    + 60.0,  # the journal is a saw: it is trimmed by hints
+    + 60.0,  # the journal grows until a snapshot allows its truncation
     "checkpoints MiB": 8.0,
     "state files": 60.0,
     "state MiB": 16.0,
     "logs files": 20.0,
     "logs MiB": 4.0,
 }
-"""How much each may move, whatever its size: what two checkpoints or one attempt more are."""
+"""The growth that each figure may always have: about two checkpoints or one attempt more."""
 
 
 class Holdings:
-    """Samples of one cluster."""
+    """The samples of one cluster."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
-        """`folder`: where the cluster keeps its files, `.tidegate`."""
+        """Take the brokers and `folder`, the cluster's `.tidegate`, which holds its files."""
         self._folder = folder
         self._log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
         self._open_since: dict[str, float] = {}
         self.samples: list[tuple[float, dict[str, float]]] = []
-        """Monotonic seconds and figures."""
+        """Pairs of monotonic seconds and figures by name."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,14 +69,14 @@ class Holdings:
         self._log.close()
 
     def __str__(self) -> str:
-        """The newest sample."""
+        """Describe the newest sample."""
         if not self.samples:
             return "nothing measured yet"
         figures = self.samples[-1][1]
         return ", ".join(f"{name} {figures[name]:,.0f}" for name in sorted(figures))
 
     def sample(self, run: TidegateRun) -> None:
-        """Measure now."""
+        """Measure once, and keep the sample."""
         now_s = time.monotonic()
         figures = {**_of_processes(run.pid), **self._of_transactions(now_s)}
         for name in FOLDERS:
@@ -84,7 +85,7 @@ class Holdings:
         self.samples.append((now_s, figures))
 
     def _of_transactions(self, now_s: float) -> dict[str, float]:
-        """How many are open, and for how long the oldest has been seen so."""
+        """Count the open transactions, and measure for how long the oldest has been seen open."""
         try:
             listed = self._log.list("tidegate.")
         except KafkaError:
@@ -96,7 +97,7 @@ class Holdings:
 
 
 def _of_processes(pid: int) -> dict[str, float]:
-    """By kind: `command` is the process itself, others are below it."""
+    """Measure each kind of process. `command` is the process `pid`, the others are below it."""
     kinds: dict[str, list[psutil.Process]] = defaultdict(list)
     try:
         command = psutil.Process(pid)
@@ -121,7 +122,7 @@ def _of_processes(pid: int) -> dict[str, float]:
 
 
 def kind_of(process: psutil.Process) -> str | None:
-    """The role of a process of a cluster; None if it is gone."""
+    """Return the role of a process of a cluster; None if it has ended."""
     try:
         words = process.cmdline()
         if not words:
@@ -136,7 +137,7 @@ def kind_of(process: psutil.Process) -> str | None:
 
 
 def files_below(folder: Path) -> tuple[int, int]:
-    """Number and bytes of the files below a folder, which may change meanwhile."""
+    """Count the files below a folder and their bytes. The folder may change during the count."""
     count = size = 0
     for path, _, names in os.walk(folder):
         for name in names:

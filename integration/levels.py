@@ -1,11 +1,12 @@
-"""Whether a figure stays level over time, or grows: samples, their trend, a verdict.
+"""Decides from samples whether a figure stays level over time, or grows.
 
-A figure that only ever grows is a leak, whatever its size; one that is high for a while is not. So
-the verdict is by trend: the median slope between all pairs of samples (Theil and Sen's estimator:
-a few outliers do not move it), over the time that was watched, against what the figure is and what
-it may be off by. The first samples are left out: caches fill, pools warm up.
+A figure that grows all the time is a leak, whatever its size. A figure that is high for a while is
+not a leak. The verdict therefore uses the trend: the median slope between all pairs of samples
+(Theil and Sen's estimator, which a few outliers do not change). The trend over the whole time is
+compared with a share of the figure's median and with a fixed slack. The first samples do not
+count, because caches fill and pools warm up.
 
-Pure: what is measured, and when, is the caller's matter.
+The module is pure: the caller measures, and chooses what and when.
 """
 
 from __future__ import annotations
@@ -16,42 +17,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WARM_UP = 0.25
-"""Of all samples: left out."""
+"""The share of the samples, from the start, that does not count."""
 SAMPLES_MIN = 8
-"""After the warm-up; with less nothing can be said."""
+"""The number of samples after the warm-up that a verdict needs."""
 GROWTH_MAX = 0.15
-"""Of the median, over the time that was watched."""
+"""The growth that is always allowed, as a share of the figure's median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What became of one figure."""
+    """The development of one figure, and the verdict on it."""
 
     name: str
     first: float
-    """Median of the first third of what counts."""
+    """Median of the first third of the samples that count."""
     last: float
     """Median of the last third."""
     highest: float
     growth: float
-    """By the trend, over the time that was watched."""
+    """Growth by the trend, from the first sample that counts to the last."""
     allowed: float
     judged: bool = True
-    """False where there are too few samples."""
+    """Whether there are enough samples for a verdict."""
 
     @property
     def level(self) -> bool:
-        """It does not grow: both by its trend and by what it was at the end."""
+        """Whether the figure does not grow. A figure grows if its trend and the difference from
+        `first` to `last` are both greater than `allowed`.
+        """
         return min(self.growth, self.last - self.first) <= self.allowed
 
 
 def judge(
     samples: Sequence[tuple[float, Mapping[str, float]]], slack: Mapping[str, float]
 ) -> list[Level]:
-    """A verdict on every figure that a sample has; samples are (seconds, figures), in order.
+    """Judge every figure in the samples. Samples are pairs (seconds, figures by name), in order.
 
-    `slack`: how much a figure may grow at least, however small it is, in its own unit; by default
-    nothing but GROWTH_MAX.
+    `slack` holds for some figures the growth that is allowed even if the figure is small, in its
+    own unit. Without slack, only `GROWTH_MAX` applies.
     """
     names = dict.fromkeys(itertools.chain.from_iterable(figures for _, figures in samples))
     return [
@@ -78,7 +81,7 @@ def _judge_one(name: str, points: Sequence[tuple[float, float]], slack: float) -
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median slope between all pairs of points; 0 where there is no pair."""
+    """Return the median slope between all pairs of points; 0 if there is no pair."""
     slopes = [
         (later - earlier) / (at_later - at_earlier)
         for (at_earlier, earlier), (at_later, later) in itertools.combinations(points, 2)

@@ -1,16 +1,17 @@
-"""A proxy in front of one broker's listener that picks single Kafka requests and spoils them.
+"""A proxy in front of one broker's listener that disturbs single Kafka requests.
 
-It reads frames, by the length that Kafka puts before each message, and the head of every request:
-which kind it is, in which version. A rule says what becomes of each:
+The proxy reads frames by the length in front of each Kafka message. It also reads the header of
+every request: the kind and the version. A rule decides about each request:
 
-    PASS        it is delivered, and so is its answer
-    LOSE        it is delivered and carried out; its answer is lost, with the connection
-    Told        it never reaches the broker; the client is told this error all the same, or that it
-                was written, when the next request for the same partition was delivered
+    PASS        the proxy delivers the request and its answer
+    LOSE        the proxy delivers the request, but drops its answer and closes the connection
+    Told        the request never reaches the broker. The client still gets an answer, with an
+                error or as if the request was written. The proxy sends that answer when it has
+                delivered the next request for the same partition, or after `TOLD_AFTER_S`
 
-What reaches the broker is carried out by the broker alone, so every error that follows is its own.
-Unlike `chaos/proxy.py`, which knows only bytes, it can strike one request of those that are under
-way on a connection: that is what a sequence of records needs to have a hole.
+Only the broker executes the delivered requests, so every later error is the broker's own. Unlike
+`chaos/proxy.py`, which knows only bytes, this proxy can select one of several requests in flight on
+a connection. A gap in the sequence numbers of a producer needs exactly that.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ NOT_LEADER: Final = 6
 OUT_OF_ORDER: Final = 45
 """Kafka's codes of requests and errors."""
 TOLD_AFTER_S: Final = 0.3
-"""What was kept is answered after this time where no further request for the partition comes."""
+"""The longest time before a kept request is answered, in seconds. A further request for its
+partition makes the proxy answer earlier.
+"""
 BASE_SEQUENCE: Final = struct.Struct(">53xi")
-"""Of a batch of records in Kafka's format 2: the sequence number of its first record."""
+"""The sequence number of the first record of a batch, in Kafka's record format 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The head of a request, and its bytes without the length."""
+    """The header of a request, and its bytes without the length."""
 
     kind: int
     version: int
@@ -48,28 +51,28 @@ class Request:
     body: bytes
 
     def produced(self) -> Any:
-        """Of a Produce request: kafka-python's view of it."""
+        """Decode a Produce request with kafka-python."""
         return ProduceRequest.decode(self.body, version=self.version, header=True)
 
     def partitions(self) -> frozenset[tuple[str, int]]:
-        """Of a Produce request: what it writes to."""
+        """Return the topics and partitions that a Produce request writes to."""
         topics = self.produced().topic_data
         return frozenset(
             (topic.name, row.index) for topic in topics for row in topic.partition_data
         )
 
     def begins(self) -> bool:
-        """Of a Produce request: whether a batch of it is its producer's first for a partition."""
+        """Return whether a Produce request holds its producer's first batch for a partition."""
         rows = (row for topic in self.produced().topic_data for row in topic.partition_data)
         return any(BASE_SEQUENCE.unpack_from(row.records)[0] == 0 for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An answer that the broker did not give: this error for every partition of a Produce.
+    """An answer that the broker did not give: one error code for every partition of a Produce.
 
-    `NOT_LEADER` is what a leader says that has just moved. `WRITTEN` is what one says that loses
-    the records afterwards, in an unclean election.
+    `NOT_LEADER` is the answer of a broker from which the leadership has just moved. `WRITTEN` is
+    the answer of a leader that loses the records afterwards, in an unclean election.
     """
 
     error: int
@@ -82,32 +85,34 @@ Rule = Callable[[Request], Fate]
 
 
 def pass_all(_: Request) -> Fate:
-    """The rule of a proxy that meddles with nothing."""
+    """Pass every request: the rule of a proxy that changes nothing."""
     return PASS
 
 
 class Meddler:
-    """One listening port. A context manager."""
+    """A proxy with one listening port. A context manager."""
 
     def __init__(self) -> None:
         self.rule: Rule = pass_all
         self.target = ""
-        """`host:port` of the listener; known only when the broker has its ports."""
+        """The broker's listener, `host:port`. It is known only when the broker has its ports."""
         self.produce_errors: list[int] = []
-        """What the broker itself has answered to Produce requests, by code, 0 left out."""
+        """Error codes that the broker itself has answered to Produce requests, without 0."""
         self.lost = 0
-        """Answers that were lost."""
+        """Number of answers that the proxy has dropped."""
         self.kept = 0
-        """Requests that did not reach the broker."""
+        """Number of requests that the proxy has kept from the broker."""
         self.overtaken = 0
-        """Requests that did, while one for the same partition before them was not answered."""
+        """Number of kept requests that a later one for the same partition has overtaken: it reached
+        the broker before the kept request was answered.
+        """
         self._server = socket.create_server((HOST, 0))
         self.address = f"{HOST}:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, name="meddler", daemon=True).start()
 
     def close(self) -> None:
-        """Accept nobody any more; connections end with either side."""
-        self._server.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+        """Stop accepting connections. A present connection ends when either side closes it."""
+        self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._server.close()
 
     def __enter__(self) -> Self:
@@ -126,7 +131,7 @@ class Meddler:
             try:
                 broker = socket.create_connection((host, int(port)))
             except OSError:
-                client.close()  # as a broker that is not up
+                client.close()  # like a broker that does not run
                 continue
             pipe = _Pipe(self, client, broker)
             for way in (pipe.requests, pipe.answers):
@@ -135,7 +140,7 @@ class Meddler:
 
 @dataclass(slots=True)
 class _Pipe:
-    """A client's connection and the one to the broker behind it."""
+    """A client's connection, and the proxy's connection to the broker for it."""
 
     meddler: Meddler
     client: socket.socket
@@ -143,11 +148,11 @@ class _Pipe:
     asked: dict[int, Request] = field(default_factory=dict)
     losing: set[int] = field(default_factory=set)
     kept: list[tuple[Request, int]] = field(default_factory=list)
-    """Not told yet."""
+    """Kept requests that are not answered yet, each with its error code."""
     writing: threading.Lock = field(default_factory=threading.Lock)
 
     def requests(self) -> None:
-        """From the client to the broker."""
+        """Pass requests from the client to the broker, as the rule says."""
         with suppress(OSError):
             while body := _read(self.client):
                 kind, version, correlation = struct.unpack_from(">hhi", body)
@@ -165,7 +170,7 @@ class _Pipe:
         self._end()
 
     def answers(self) -> None:
-        """From the broker to the client."""
+        """Pass answers from the broker to the client."""
         with suppress(OSError):
             while body := _read(self.broker):
                 (correlation,) = struct.unpack_from(">i", body)
@@ -186,7 +191,7 @@ class _Pipe:
         late.start()
 
     def _tell_kept(self, partitions: frozenset[tuple[str, int]]) -> int:
-        """Answer what was kept of these partitions, each once; how many."""
+        """Answer each kept request for these partitions once, and return their number."""
         with self.writing:
             told = [each for each in self.kept if each[0].partitions() & partitions]
             self.kept = [each for each in self.kept if each not in told]
@@ -211,7 +216,7 @@ def _framed(body: bytes) -> bytes:
 
 
 def _read(source: socket.socket) -> bytes:
-    """The next message; nothing at the end."""
+    """Read the next message; return empty bytes at the end."""
     head = _exactly(source, 4)
     return _exactly(source, struct.unpack(">i", head)[0]) if head else b""
 

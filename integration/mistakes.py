@@ -1,8 +1,8 @@
-"""A user's working folder for tests of what goes wrong: a pipeline, a broker, `tidegate run` in it.
+"""A user's working folder for tests of failures: a pipeline, a broker, and `tidegate run` in it.
 
-The command is the one that users have, started as they start it; what it prints is compared with
-golden files after everything that differs from run to run (ports, paths, random names, process ids)
-was replaced. `TIDEGATE_TEST_GOLDEN=write` writes the golden files anew.
+The tests start the command as users do. They compare its output with golden files, after they have
+replaced everything that differs between runs: ports, paths, random names and process ids.
+`TIDEGATE_TEST_GOLDEN=write` writes the golden files again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ RUN_S_MAX = 60.0
 POLL_S = 0.02
 
 _OWNED = [sys.executable, "-I", "-S", die_with_parent.__file__]
-"""Runs what follows so that it dies with the process of that id."""
+"""The start of a command line. A process id and a command follow; the command dies with that
+process.
+"""
 
 TOTALS = """
 from collections.abc import Iterable
@@ -70,15 +72,17 @@ class Totals(Pipeline, name="{job}"):
         by_customer = self.orders.key_by(lambda order: order.customer)
         by_customer.process(Running(), uid="running").to(self.totals)
 """
-"""A small stateful pipeline, with places for its names."""
+"""A small stateful pipeline, with placeholders for its names."""
 
 ONE_CHECKPOINT = {"checkpoint.interval": "1min", "checkpoint.min_pause": "1min"}
-"""A bounded run takes only its final checkpoint, which waits for no pause, however slow it is."""
+"""Settings of a bounded run that takes only its final checkpoint, even on a slow machine. The final
+checkpoint does not wait for `min_pause`.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How a command ended."""
+    """The exit code, the output and the duration of a command."""
 
     code: int
     out: str
@@ -88,7 +92,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Folder:
-    """A folder with a pipeline, and the topics of its own."""
+    """A folder with a pipeline, and its own topics."""
 
     path: Path
     bootstrap: str
@@ -105,7 +109,7 @@ class Folder:
         topics: Sequence[str] = ("orders", "totals"),
         partitions: int = 1,
     ) -> Folder:
-        """Make the topics, and write `job.py` with their names in the text's places."""
+        """Make the topics, and write `job.py` with their names in the text's placeholders."""
         folder = cls(path, bootstrap)
         for name in topics:
             folder.topics[name] = unique(name)
@@ -114,7 +118,7 @@ class Folder:
         return folder
 
     def write(self, name: str, text: str) -> Path:
-        """A file in the folder; `{job}` and the names of topics in braces are replaced."""
+        """Write a file in the folder. Replace `{job}` and the names of topics in braces."""
         for key, value in {"job": self.job, **self.topics}.items():
             text = text.replace(f"{{{key}}}", value)
         path = self.path / name
@@ -122,14 +126,14 @@ class Folder:
         return path
 
     def edit(self, name: str, old: str, new: str) -> None:
-        """Change a file as a user would."""
+        """Replace a text in a file, as a user would. Fail if the file does not hold it."""
         path = self.path / name
         text = path.read_text(encoding="utf-8")
         assert old in text, f"{name} does not hold {old!r}"
         path.write_text(text.replace(old, new), encoding="utf-8")
 
     def orders(self, count: int, *, first: int = 0, topic: str = "orders") -> None:
-        """Orders of three customers, in turn; each of amount 1."""
+        """Write orders of three customers, in turn, each of amount 1."""
         self.send(
             topic,
             [
@@ -142,15 +146,15 @@ class Folder:
         )
 
     def send(self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
-        """Records to one of the topics."""
+        """Write records to one of the topics."""
         produce(self.bootstrap, self.topics[topic], records)
 
     def read(self, topic: str) -> list[Message]:
-        """What `read_committed` readers see of one of the topics."""
+        """Read one of the topics to its end with `read_committed`."""
         return read_all(self.bootstrap, self.topics[topic])
 
     def assert_exact(self, count: int) -> None:
-        """The totals of `count` orders as `orders` writes them: each once, in order per key."""
+        """Check that each total of the first `count` orders is there once, in order per key."""
         found: dict[str, list[int]] = {}
         for message in self.read("totals"):
             total = json.loads(message.value() or b"")
@@ -167,7 +171,7 @@ class Folder:
         kafka: bool = True,
         prefix: Sequence[str] = (),
     ) -> Outcome:
-        """`tidegate run` to its end, bounded unless the options say otherwise."""
+        """Run a bounded `tidegate run` to its end, and return its outcome."""
         with self.started(
             *options,
             reference=reference,
@@ -189,7 +193,7 @@ class Folder:
         bounded: bool = True,
         prefix: Sequence[str] = (),
     ) -> Iterator[Run]:
-        """`tidegate run`, ended at the end of the block if it still runs."""
+        """Start `tidegate run`. At the end of the block, kill it if it still runs."""
         settings = {"checkpoint.interval": "300ms", **(config or {})}
         words = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
         command = [*prefix, str(Path(sys.executable).with_name("tidegate")), "run", reference]
@@ -213,23 +217,24 @@ class Folder:
             run.clear()
 
     def logs(self) -> str:
-        """All that the processes of all runs in this folder have logged."""
+        """Return the logs of all processes of all runs in this folder."""
         files = sorted((self.path / ".tidegate" / "logs").rglob("*.log"))
         return "\n".join(path.read_text(errors="replace") for path in files)
 
     def journal(self) -> list[dict[str, Any]]:
-        """The entries of the job's journal, oldest first."""
+        """Return the entries of the job's journal, oldest first."""
         return journal(self.path / ".tidegate" / "checkpoints" / self.job)
 
     def published(self) -> list[str]:
-        """The ids of the job's published checkpoints, oldest first; a busy machine takes some
-        before the final one.
+        """Return the ids of the job's published checkpoints, oldest first.
+
+        On a busy machine there can be some before the final one.
         """
         found = [entry["checkpoint"] for entry in self.journal() if entry["kind"] == "publication"]
         return [f"{attempt}-{counter}" for attempt, counter in found]
 
     def normalised(self, text: str) -> str:
-        """Without what differs from run to run."""
+        """Replace the parts of a text that differ from run to run."""
         code = re.escape(f"{self.path}/.tidegate/state/{self.job}/code/")
         text = re.sub(rf"{code}[0-9a-f]{{64}}", "FOLDER", text)
         text = text.replace(str(self.path), "FOLDER").replace(self.bootstrap, "HOST:PORT")
@@ -244,7 +249,7 @@ class Folder:
 
 @dataclass(slots=True)
 class Run:
-    """A `tidegate run` that was started."""
+    """A started `tidegate run`."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -252,7 +257,7 @@ class Run:
     seen: set[int] = field(default_factory=set)
 
     def wait(self, timeout_s: float = RUN_S_MAX) -> Outcome:
-        """Until it ends by itself."""
+        """Wait until the run ends by itself, and return its outcome."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -261,7 +266,7 @@ class Run:
         return Outcome(code=code, out=self.out, err=self.err, took_s=took_s)
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-        """Wait for a condition while the run lives; its first true value."""
+        """Wait for a condition, and return its first true value. Fail if the run ends first."""
         end_s = time.monotonic() + timeout_s
         while not (value := condition()):
             if self.process.poll() is not None:
@@ -272,12 +277,12 @@ class Run:
         return value
 
     def stop(self) -> Outcome:
-        """Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does, and return the outcome."""
         self.process.send_signal(signal.SIGINT)
         return self.wait()
 
     def slots(self) -> list[int]:
-        """Pids of its slot processes."""
+        """Return the process ids of the run's slots."""
         return [
             process.pid
             for process in self._below()
@@ -285,7 +290,7 @@ class Run:
         ]
 
     def clear(self) -> None:
-        """End what still runs; nothing must be left."""
+        """Kill the command if it still runs, and fail if its processes outlive it."""
         below = {process.pid for process in self._below()}
         if self.process.poll() is None:
             self.process.kill()
@@ -298,12 +303,12 @@ class Run:
 
     @property
     def err(self) -> str:
-        """What it has written to its terminal."""
+        """The text that the command has written to stderr, which users see in the terminal."""
         return (self.output / "err").read_text(errors="replace")
 
     @property
     def out(self) -> str:
-        """What it has written for scripts."""
+        """The text that the command has written to stdout, for scripts."""
         return (self.output / "out").read_text(errors="replace")
 
     def _below(self) -> list[psutil.Process]:
@@ -314,14 +319,14 @@ class Run:
 
 
 def paragraph(text: str) -> str:
-    """The error's own lines: the last that begins with the command's name, and what follows."""
+    """Return the lines of the error: from the last line that begins with the command's name."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("tidegate: ")]
     return "\n".join(lines[starts[-1] :]) if starts else text
 
 
 def assert_golden(name: str, text: str) -> None:
-    """The text is what the golden file holds."""
+    """Check that the text equals the golden file, or write it with `TIDEGATE_TEST_GOLDEN=write`."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get(WRITE_GOLDEN) == "write":
         path.parent.mkdir(exist_ok=True)

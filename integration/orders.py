@@ -1,8 +1,9 @@
-"""A shop that takes orders: a paced, seeded producer, as a process of its own.
+"""A producer of a shop's orders, with a fixed rate and a seed, as a separate process.
 
-`python -m integration.orders` writes orders to a topic at a steady rate, keyed by customer, so that
-each customer's orders stand in one partition in the order in which they were placed. The same seed
-gives the same orders. It prints a line when it begins and one when all are acknowledged.
+`python -m integration.orders` writes orders to a topic at a steady rate. The key is the customer,
+so each customer's orders are in one partition, in the order in which they were placed. The same
+seed gives the same orders. The producer prints one line when it begins, and one when Kafka has
+acknowledged all orders.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from confluent_kafka import Producer
 CUSTOMERS = 10_000
 CENTS_MAX = 50_000
 BURST_S = 0.02
-"""Between two bursts: short enough that readers see a steady stream."""
+"""The time between two bursts, in seconds: so short that readers see a steady stream."""
 FLUSH_S = 60.0
 
 
 def orders(seed: int, count: int) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each order; about 100 bytes."""
+    """Yield the key and the value of each order; about 100 bytes."""
     chance = random.Random(seed)
     for number in range(count):
         customer = f"customer-{chance.randrange(CUSTOMERS):05d}"
@@ -38,7 +39,10 @@ def orders(seed: int, count: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def write(bootstrap: str, topic: str, *, seed: int, rate: int, count: int) -> float:
-    """Write `count` orders, `rate` a second, and wait for all; the seconds it took."""
+    """Write `count` orders, `rate` per second, and wait for all. Return the seconds it took.
+
+    Raises RuntimeError if an order was not written.
+    """
     refused: list[object] = []
     producer = Producer(
         {
@@ -65,7 +69,7 @@ def write(bootstrap: str, topic: str, *, seed: int, rate: int, count: int) -> fl
 
 
 def main() -> int:
-    """Write, and say so in JSON lines."""
+    """Write the orders, and report the begin and the end in JSON lines."""
     parser = argparse.ArgumentParser(prog="python -m integration.orders", description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)

@@ -1,7 +1,8 @@
-"""Real processes that behave as the contract says; imported inside them, and by who starts them.
+"""Real processes that behave as `tests.contracts.behaviour` says.
 
-A JobMaster stands for any child: its role takes a main of a test's own. Its job's name is what it
-does, and its JobManager's address the folder of the world.
+The processes import this module, and so does the test that starts them. The role of the JobMaster
+represents any child process, because a test can give this role a main of its own. The job's name is
+the name of the behaviour, and the JobManager's address is the folder for logs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ ROOT = Path(__file__).parent.parent
 
 
 class OsStarter:
-    """Starts real processes of the real bootstrap, with logs below `folder`; `early`: each is
-    prestarted.
+    """A starter of real processes with the real bootstrap. Their logs are below `folder`. With
+    `early`, each process is prestarted.
     """
 
     def __init__(self, folder: Path, *, early: bool = False) -> None:
@@ -62,13 +63,13 @@ class OsStarter:
         return self.processes("zygote").start_zygote(arguments, log="zygote.log", listener=listener)
 
     def processes(self, role: str, *, announces: bool = False) -> Processes:
-        """Starts one process of that role."""
+        """Make a `Processes` that can start one process of a role."""
         early = {role: Prestarted(role, announces=announces)} if self._early else {}
         return processes(self._common, early)
 
 
 class OsMe:
-    """This process."""
+    """The current process, as the contract sees it."""
 
     def __init__(self, folder: Path) -> None:
         self.pid = os.getpid()
@@ -87,10 +88,10 @@ class OsMe:
 
 
 def child(does: JobName, folder: str, _epoch: LeaderEpoch, _drivers: Drivers) -> int:
-    """Named in `ClusterSpec.role_mains`."""
+    """Run a child process. `ClusterSpec.role_mains` names this function."""
     return behave(does, OsMe(Path(folder)))
 
 
 def slot(start: StartSlot, _drivers: Drivers, _tm: TaskManagerId, _tm_pid: int) -> int:
-    """Named in `ClusterSpec.role_mains`."""
+    """Run a slot process. `ClusterSpec.role_mains` names this function."""
     return behave(str(start.settings["does"]), OsMe(Path.cwd()))

@@ -1,8 +1,8 @@
-"""Mains of a JobMaster and of a slot that do only what their processes are judged by.
+"""Stub mains of a JobMaster and of a slot, for tests of the processes around them.
 
-Named in `ClusterSpec.role_mains` by `stub_cluster`; imported inside the processes. The JobMaster
-claims attempts by counting, asks for slots, reports them, begins a new attempt when one is lost,
-and ends when it is stopped.
+`stub_cluster` names them in `ClusterSpec.role_mains`, and the processes import this module. The
+JobMaster counts its attempts without a journal. It requests slots, reports them, starts a new
+attempt when a slot is lost, and exits when the job is stopped.
 """
 
 import contextlib
@@ -101,12 +101,12 @@ def jobmaster(job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers
 
 
 class StubJobMaster:
-    """Counts attempts and knows the slots of the present one."""
+    """A stub JobMaster: counts attempts, and knows the slots of the present attempt."""
 
     def __init__(self, job: JobName, count: int) -> None:
         self.job = job
         self.count = count
-        self.attempt = int(time.time() * 1000)  # greater than that of any JobMaster before
+        self.attempt = int(time.time() * 1000)  # greater than any attempt of an earlier JobMaster
         self.state = "RUNNING"
         self.slots: dict[int, SlotReport] = {}
         self.history: list[AttemptReport] = []

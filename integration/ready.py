@@ -1,6 +1,7 @@
-"""`make ready`: is this machine ready? One record through a real broker, and each step's time.
+"""`make ready`: is this machine ready? It sends one record through a real broker and times each
+step.
 
-It proves the set-up and nothing of tidegate's runtime; the demo does that.
+The command checks only the set-up of the machine. The demo checks tidegate's runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 
 def main() -> int:
-    """Start, write, read, stop; exit code 0 if the record came back."""
+    """Start a broker, write, read and stop. Return the exit code: 0 if the record was read back."""
     begun = time.perf_counter()
     directory = Path(tempfile.mkdtemp(prefix="tidegate-ready-"))
     try:

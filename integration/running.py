@@ -1,8 +1,8 @@
-"""A `tidegate run` as scripts drive it: started, followed by its reports, stopped, cleared away.
+"""Runs `tidegate run` as scripts do: start it, follow its reports, stop it, end its processes.
 
-The demo, the soak and tests of kills use it. It knows the command line and its JSON lines, nothing
-of the runtime behind them. Everything that is started here dies with its owner, also when the owner
-is killed, and leaves nothing behind when the owner ends in order.
+The demo, the soak and the kill tests use this module. It knows the command line and its JSON lines,
+but nothing of the runtime behind them. Every process that is started here dies with its owner, also
+when the owner is killed. When the owner ends in order, no process is left.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.02
 PIPELINE = "pipelines.order_totals:OrderTotals"
 DONE, STOPPED_WITHOUT_CHECKPOINT = 0, 4
-"""Exit codes, as docs/errors.md has them."""
+"""Exit codes of the command, as in docs/errors.md."""
 
 Report = dict[str, Any]
 """One JSON line of `tidegate run --json`."""
 
 
 class GaveUpError(Exception):
-    """What was waited for did not happen, and why."""
+    """An expected event did not happen in time. The message holds the event and the reason."""
 
 
 def owned(
@@ -45,10 +45,11 @@ def owned(
     pipe: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that dies with this one; its errors, and its output unless piped, go to
-    `log`. `environment` adds to that of this process.
+    """Start a process that dies with the current one.
 
-    To be called from the main thread: the kernel's promise is to the thread that starts it.
+    Its stderr goes to the file `log`, and so does its stdout unless `pipe` is true. `environment`
+    is added to the environment of the current process. Call this function from the main thread:
+    on Linux, the kernel kills the new process when the thread that started it ends.
     """
     prefix = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     with log.open("ab") as output:
@@ -63,13 +64,13 @@ def owned(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if pipe else output,
             stderr=output,
-            start_new_session=True,  # a Ctrl-C in the terminal is the owner's to interpret
+            start_new_session=True,  # only the owner gets the SIGINT of a Ctrl-C in the terminal
         )
 
 
 class TidegateRun:
-    """A running `tidegate run --json` in a working folder of its own, of the order totals where no
-    other pipeline is named.
+    """A running `tidegate run --json` in its own working folder. The default pipeline is the order
+    totals.
     """
 
     def __init__(
@@ -94,9 +95,9 @@ class TidegateRun:
         self._newest: Report | None = None
         self._pids: set[int] = set()
         self.checkpoints: set[str] = set()
-        """Ids of the completed checkpoints that reports have named."""
+        """Ids of the completed checkpoints in the reports so far."""
         self.exits: dict[int, int] = {}
-        """Exit statuses by pid, as parents were told them."""
+        """Exit statuses by process id, as the parent processes have reported them."""
         self._reader = threading.Thread(target=self._read, name="reports", daemon=True)
         self._reader.start()
 
@@ -113,17 +114,17 @@ class TidegateRun:
 
     @property
     def pid(self) -> int:
-        """Of the command itself."""
+        """The process id of the command itself."""
         return self._process.pid
 
     @property
     def report(self) -> Report | None:
-        """The newest one."""
+        """The newest report; None before the first one."""
         with self._changed:
             return self._newest
 
     def living(self) -> set[int]:
-        """Processes of the cluster that reports have named and that still run."""
+        """Return the processes in the reports that still run."""
         with self._changed:
             self._pids = {pid for pid in self._pids if alive(pid)}
             return set(self._pids)
@@ -131,9 +132,9 @@ class TidegateRun:
     def wait_for(
         self, what: str, condition: Callable[[Report], bool], timeout_s: float = 60.0
     ) -> Report:
-        """The first report, from now on or the newest, for which the condition holds.
+        """Return the newest report if the condition holds for it; otherwise wait for such a report.
 
-        GaveUpError when the time is over or the run has ended.
+        Raises GaveUpError after the timeout, or if the run has ended.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:
@@ -147,7 +148,10 @@ class TidegateRun:
                 self._changed.wait(0.2)
 
     def await_exit(self, pid: int, timeout_s: float = ENDED_TIMEOUT_S) -> int:
-        """The status with which a process ended, once its parent has said so."""
+        """Wait until a process's parent reports its end, and return its exit status.
+
+        Raises GaveUpError after the timeout.
+        """
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while pid not in self.exits:
@@ -157,7 +161,10 @@ class TidegateRun:
             return self.exits[pid]
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """Ctrl-C, which takes a final checkpoint; the exit code."""
+        """Send SIGINT, as Ctrl-C does, and return the exit code. The job takes a final checkpoint.
+
+        Raises GaveUpError if the run does not end before the timeout.
+        """
         self._process.send_signal(signal.SIGINT)
         try:
             return self._process.wait(timeout_s)
@@ -166,7 +173,10 @@ class TidegateRun:
             raise GaveUpError(message) from error
 
     def clear(self) -> None:
-        """End what still runs, the hard way, and see that nothing is left."""
+        """Kill the command if it still runs, and check that no process of the run is left.
+
+        Raises GaveUpError if processes outlived the command. They are killed first.
+        """
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -180,12 +190,12 @@ class TidegateRun:
             raise GaveUpError(f"processes {sorted(left)} outlived the run that started them")
 
     def tail(self, lines: int = 5) -> str:
-        """The last lines that the command has written to its terminal."""
+        """Return the last lines that the command has written to stderr."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return " | ".join(text.splitlines()[-lines:])
 
     def _read(self) -> None:
-        """In a thread: take in the JSON lines."""
+        """Read the JSON lines of the command. This runs in a thread."""
         for line in self._process.stdout or ():
             said: Report = json.loads(line)
             with self._changed:
@@ -208,7 +218,7 @@ class TidegateRun:
 
 
 def runs_with_checkpoint(report: Report) -> bool:
-    """The job runs, all slots are there, and this very attempt has completed a checkpoint."""
+    """Return whether the job runs with all slots and its present attempt has a checkpoint."""
     last = report["last_checkpoint"]
     return (
         report["state"] == "RUNNING"
@@ -219,19 +229,19 @@ def runs_with_checkpoint(report: Report) -> bool:
 
 
 def journal(job_folder: Path) -> list[dict[str, Any]]:
-    """The entries of a job's journal in its folder of the checkpoint storage, oldest first."""
+    """Return the entries of a job's journal, oldest first, from its checkpoint folder."""
     found = []
     for path in sorted((job_folder / "journal").glob("*.json")):
-        with suppress(FileNotFoundError):  # it was just trimmed
+        with suppress(FileNotFoundError):  # a truncation has just deleted the entry
             found.append(json.loads(path.read_bytes())["body"])
     return found
 
 
 def code_of_stop(entries: Sequence[Mapping[str, Any]]) -> int:
-    """The exit code of a command whose unbounded job was stopped, by the job's journal.
+    """Compute the expected exit code of a command whose unbounded job was stopped.
 
-    It says whether the last submission has a final checkpoint. A JobMaster that hears of the stop
-    while it recovers takes none.
+    The code depends on whether the journal holds a final checkpoint of the last submission. A
+    JobMaster that receives the stop during its recovery takes no final checkpoint.
     """
     (*_, submission) = [entry["submission"] for entry in entries if entry["kind"] == "claim"]
     final = any(
@@ -242,7 +252,7 @@ def code_of_stop(entries: Sequence[Mapping[str, Any]]) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return whether the process runs. A zombie does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -251,7 +261,7 @@ def alive(pid: int) -> bool:
 
 
 def await_gone(pids: set[int], timeout_s: float = 10.0) -> set[int]:
-    """Wait until none of these runs; those that do after that time."""
+    """Wait until these processes have ended. Return those that still run after the timeout."""
     end_s = time.monotonic() + timeout_s
     left = {pid for pid in pids if alive(pid)}
     while left and time.monotonic() < end_s:

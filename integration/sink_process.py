@@ -1,11 +1,11 @@
-"""A process that writes numbered records through the sink and prepares them, to be killed.
+"""A process that writes numbered records through the sink, prepares them, and waits to be killed.
 
     python -m integration.sink_process BOOTSTRAP TOPIC JOB INTERVALS RECORDS [reuse]
 
-Writes INTERVALS intervals of RECORDS records each, prepares each, and prints each acknowledgement
-as a line of JSON; then writes half an interval more, flushes it, says `"unprepared"`, and waits for
-its end. With `reuse` it is the mistake that the sink must not make: one producer for two
-transactions.
+The process writes INTERVALS intervals of RECORDS records each. It prepares each interval, and
+prints the acknowledgement as a line of JSON. Then it writes half an interval more, flushes it,
+prints `"unprepared"`, and waits for its end. With `reuse` it makes a mistake that the sink must not
+make: it writes the last records with the producer of a prepared transaction.
 """
 
 from __future__ import annotations

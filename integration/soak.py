@@ -1,12 +1,15 @@
-"""`make soak MINUTES=30`: the main job under random kills and freezes for a long time, and judged.
+"""`make soak MINUTES=30`: the order totals under random kills and freezes for a long time.
 
-Orders flow steadily; every few seconds one process of the cluster, any of them, is ended by
-SIGKILL, also in the middle of a recovery, or stopped for a while by SIGSTOP, perhaps for so long
-that it is given up. A line tells how often, how often the job came back, and what everything holds:
-memory, threads and open files of each kind of process, open transactions, files on disk. At the end
-the job is stopped and three verdicts are spoken: the independent checker's on the output, that of a
-reader who watched all the time (nothing visible was taken back), and on every figure whether it
-stayed level (`levels`). Exit code 1 if one of them is not what it must be.
+A producer writes orders at a steady rate. Every few seconds the soak picks a process of the cluster
+at random. It kills the process with SIGKILL, also during a recovery, or freezes it for a while with
+SIGSTOP, sometimes so long that the process counts as lost. Once a minute a line shows the number of
+kills, freezes and recoveries, and the resource usage: memory, threads and open files of each kind
+of process, open transactions, and files on disk.
+
+At the end the soak stops the job and prints three verdicts. The independent checker judges the
+output. A reader that watched the whole run checks that no visible record has changed or
+disappeared. The last verdict is whether every figure stayed level (`levels`). The exit code is 1
+if one of the three fails.
 """
 
 from __future__ import annotations
@@ -47,14 +50,16 @@ from tidegate.errors import TidegateError
 
 TELL_S = 60.0
 SAMPLES = 120
-"""In the whole time, but none faster than SAMPLE_S_MIN after the other."""
+"""The number of samples in the whole run, but at least `SAMPLE_S_MIN` seconds lie between two."""
 SAMPLE_S_MIN = 2.0
 QUIET_S_MAX = 120.0
-"""Without a kill the job must run again within this time."""
+"""The longest time without a running job, in seconds. After it the soak fails."""
 HEARTBEAT_TIMEOUT_S = 5.0
 LOGS_OF_A_TASKMANAGER = 4
-"""Its own, its zygote's, and one for each of its two slots, whatever follows in them."""
-# Kills come faster than the default back-off forgets: it would soon wait a minute after each.
+"""Log files of a TaskManager: its own, its fork server's, and one for each of its two slots. Later
+processes of a slot use the same file.
+"""
+# Kills come faster than the default back-off resets. Its delay would soon be a minute after each.
 OPTIONS = (
     "-c",
     "restart.strategy=fixed_delay",
@@ -67,22 +72,22 @@ OPTIONS = (
 
 @dataclass(slots=True)
 class Tally:
-    """What was done to the cluster, and how it went on."""
+    """The number of kills and freezes, and of the recoveries and checkpoints after them."""
 
     killed: Counter[str] = field(default_factory=Counter)
     frozen: Counter[str] = field(default_factory=Counter)
     taskmanagers: set[int] = field(default_factory=set)
-    """Process ids of all that have had a slot of the job."""
+    """Process ids of all TaskManagers that have had a slot of the job."""
     attempt: int = 0
     recoveries: int = 0
-    """Attempts, after the first, that have completed a checkpoint."""
+    """Number of attempts after the first that have completed a checkpoint."""
     checkpoints: int = 0
     _before: int = 0
-    """Checkpoints of earlier attempts."""
+    """Number of checkpoints of earlier attempts."""
     _last: str = ""
 
     def see(self, report: Report) -> None:
-        """Take in what a report says."""
+        """Update the numbers from a report."""
         self.taskmanagers |= {slot["task_manager_pid"] for slot in report["slots"]}
         last = report["last_checkpoint"]
         if last is None or last["id"] == self._last:
@@ -102,7 +107,7 @@ class Tally:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run for so many minutes; exit code 0 if the output is exact and everything stayed level."""
+    """Run the soak, and return its exit code: 0 if all three verdicts are good."""
     given = _options(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     folder = Path(tempfile.mkdtemp(prefix="tidegate-soak-"))
@@ -154,9 +159,9 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
 
 
 def _tell_levels(holdings: Holdings, tally: Tally) -> bool:
-    """Print what became of each figure; whether all stayed level.
+    """Print the development of each figure, and return whether all stayed level.
 
-    Log files may grow with the TaskManagers, for each has files of its own.
+    The number of log files may grow with the number of TaskManagers, because each has its own.
     """
     files = LOGS_OF_A_TASKMANAGER * len(tally.taskmanagers)
     more = {"logs files": SLACK["logs files"] + files}
@@ -174,7 +179,7 @@ def _tell_levels(holdings: Holdings, tally: Tally) -> bool:
 
 
 class Attack:
-    """Kills and freezes at random, and measures meanwhile."""
+    """A series of random kills and freezes, with measurements in between."""
 
     def __init__(
         self, run: TidegateRun, holdings: Holdings, tally: Tally, given: argparse.Namespace
@@ -183,10 +188,13 @@ class Attack:
         self._chance = random.Random(given.seed)
         self._sample_s = max(SAMPLE_S_MIN, given.minutes * 60 / SAMPLES)
         self._thaw: dict[int, float] = {}
-        """When which frozen process may go on."""
+        """Monotonic time at which each frozen process gets SIGCONT, by process id."""
 
     def go_on_for(self, seconds: float) -> None:
-        """Attack for so long; everything that is frozen goes on at the end."""
+        """Attack for `seconds`. At the end every frozen process gets SIGCONT.
+
+        Raises GaveUpError if the job does not run for `QUIET_S_MAX` seconds.
+        """
         now_s = begun_s = time.monotonic()
         strike_s, sample_s, tell_s = now_s, now_s, now_s + TELL_S
         healthy_s = now_s
@@ -195,7 +203,7 @@ class Attack:
             if report is not None:
                 self._tally.see(report)
                 healthy_s = now_s if _runs(report) else healthy_s
-            # One that never comes back is found here, not after the whole time.
+            # A job that never recovers fails here, not only at the end of the soak.
             if now_s > healthy_s + QUIET_S_MAX:
                 raise GaveUpError(f"no running job within {QUIET_S_MAX:g} s: {self._run.tail()}")
             self._thaw_what_is_due(now_s)
@@ -232,7 +240,7 @@ class Attack:
         for pid, at_s in list(self._thaw.items()):
             if at_s <= now_s:
                 del self._thaw[pid]
-                with suppress(ProcessLookupError):  # it was given up, and killed as it stood
+                with suppress(ProcessLookupError):  # it counted as lost and was killed while frozen
                     os.kill(pid, signal.SIGCONT)
 
 

@@ -1,10 +1,10 @@
-"""A standing cluster under test: its servers are killed and started again, its job must be exact.
+"""A session cluster under test: its servers are killed and restarted, and its job must be exact.
 
-`StandingCluster` is what a scenario needs of one, wherever it runs: `Processes` here starts the
-servers as processes of this machine, each on a loopback address of its own, as if on hosts of their
-own; `composed.py` has them in containers. `exact_through_kills` is the scenario: the order totals
-run, servers are ended by SIGKILL, whoever supervises them starts them again, and the independent
-checker compares every total. Everything is done by commands that users have.
+`StandingCluster` is the interface that a scenario needs, wherever the cluster runs. `Processes`
+starts the servers as processes of this machine. Each TaskManager has its own loopback address, as
+if it ran on its own host. `composed.py` runs the cluster in containers. The scenario is
+`exact_through_kills`: the order totals run, servers are killed with SIGKILL and started again, and
+the independent checker compares every total. The scenario uses only commands that users have.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ JOB: Final = "order-totals"
 PARTITIONS = 4
 INTERVAL = "1 s"
 ENDLESS: Final = str(10**9)
-"""Orders: more than are written before somebody ends that."""
+"""A number of orders that the producer never reaches before a test ends it."""
 POLL_S = 0.3
 PATIENCE_S = 120.0
-"""For one recovery on a busy machine, not a figure."""
+"""A limit for one recovery on a busy machine, in seconds. It is not a measured value."""
 TIDEGATE: Final = str(Path(sys.executable).with_name("tidegate"))
 
 
 class StandingCluster(Protocol):
-    """Brokers, a JobManager and two TaskManagers, under these names."""
+    """Brokers, a JobManager and two TaskManagers, each with a name."""
 
     bootstrap: str
-    """Of the brokers, as this process reaches them."""
+    """Addresses of the brokers, as the current process reaches them."""
     jobmanager: str
-    """HOST:PORT, as this process reaches it."""
+    """Address of the JobManager, HOST:PORT, as the current process reaches it."""
 
     def begin(self, rate: int) -> None:
-        """Make the topics, submit the order totals, have so many orders written a second."""
+        """Make the topics, submit the order totals, and write `rate` orders per second."""
         ...
 
     def kill(self, name: str) -> None:
-        """SIGKILL `jobmanager`, `taskmanager1`, `taskmanager2`, or a broker: `kafka1`."""
+        """Kill `jobmanager`, `taskmanager1`, `taskmanager2` or a broker (`kafka1`) with SIGKILL."""
         ...
 
     def start_again(self, name: str) -> None:
-        """What its supervisor does."""
+        """Start a killed server again, as its supervisor would."""
         ...
 
     def end_orders(self) -> None:
-        """No more orders, from now on; GaveUpError if the producer has failed before."""
+        """Stop writing orders. Raise GaveUpError if the producer ended before."""
         ...
 
     def tail(self) -> str:
-        """The last lines of the servers' logs."""
+        """Return the last lines of the servers' logs."""
         ...
 
 
 def tidegate(
     *words: str, folder: Path | None = None, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a `tidegate` command to its end."""
     return subprocess.run(
         [TIDEGATE, *words],
         cwd=folder,
@@ -87,11 +87,11 @@ def tidegate(
 def exact_through_kills(
     cluster: StandingCluster, kills: Sequence[str], *, rate: int
 ) -> dict[str, float]:
-    """Kill each of these in turn, while orders are written all the time.
+    """Kill each of these servers in turn, while a producer writes orders all the time.
 
-    Returns the seconds from each kill to the first checkpoint of what came after it.
+    Returns, by server, the seconds from the kill to the first checkpoint that began after it.
 
-    GaveUpError where something is not survived, AssertionError where the output is not exact.
+    Raises GaveUpError if the job does not recover, and AssertionError if the output is not exact.
     """
     took_s: dict[str, float] = {}
     cluster.begin(rate)
@@ -102,7 +102,7 @@ def exact_through_kills(
         cluster.start_again(name)
         before = wait_for(cluster, f"checkpoint after {name} was killed", _after(name, before))
         took_s[name] = time.monotonic() - killed_s
-        # The next one is killed in a settled cluster.
+        # The next kill happens only when the cluster has recovered.
         before = wait_for(cluster, "checkpoint after that", _later(before))
     cluster.end_orders()
     done_ms = time.time() * 1000
@@ -122,7 +122,7 @@ def exact_through_kills(
 
 
 def has_checkpoint(report: Report) -> bool:
-    """The job runs with all of its slots, and this very attempt has completed a checkpoint."""
+    """Return whether the job runs with all slots and its present attempt has a checkpoint."""
     last = report["last_checkpoint"]
     return (
         report["state"] == "RUNNING"
@@ -138,7 +138,10 @@ def wait_for(
     condition: Callable[[Report], bool],
     timeout_s: float = PATIENCE_S,
 ) -> Report:
-    """The first report for which the condition holds; GaveUpError when the time is over."""
+    """Return the first report for which the condition holds.
+
+    Raises GaveUpError after the timeout, or if the job has ended.
+    """
     end_s = time.monotonic() + timeout_s
     while True:
         asked = tidegate("status", JOB, "--jobmanager", cluster.jobmanager, "--json")
@@ -156,14 +159,14 @@ def wait_for(
 
 
 def _after(name: str, before: Report) -> Callable[[Report], bool]:
-    """A checkpoint that only the cluster after the kill can have made."""
-    if name.startswith("kafka"):  # a broker's death may be waited out by the attempt
+    """Make a condition: the job has a checkpoint that only the cluster after the kill can make."""
+    if name.startswith("kafka"):  # the present attempt can survive the death of a broker
         return _later(before)
     return lambda report: report["attempt"] > before["attempt"] and has_checkpoint(report)
 
 
 def _later(before: Report) -> Callable[[Report], bool]:
-    """Two checkpoints later: the first may have been under way already."""
+    """Make a condition: the job is two checkpoints further, as the first may already be running."""
 
     def number(report: Report) -> tuple[int, int]:
         attempt, counter = report["last_checkpoint"]["id"].split("-")
@@ -178,7 +181,7 @@ def _later(before: Report) -> Callable[[Report], bool]:
 
 
 class Processes:
-    """The cluster as processes of this machine, which die with this one."""
+    """The cluster as processes of this machine. They die with the current process."""
 
     def __init__(self, folder: Path, *, brokers: int = 1) -> None:
         self._folder = folder
@@ -187,8 +190,8 @@ class Processes:
         self.jobmanager = f"127.0.0.1:{ports[0]}"
         self._kafka = EmbeddedKafka.start(directory=folder / "kafka", nodes=brokers, owned=True)
         self.bootstrap = self._kafka.bootstrap
-        # Each at an address of its own, as on hosts of their own: then slots meet over TCP. One
-        # has a fixed port and one has not.
+        # Each TaskManager has its own address, as on its own host, so their slots connect by TCP.
+        # Only one of the two has a fixed port.
         self._commands = {
             "jobmanager": ["jobmanager"],
             "taskmanager1": ["taskmanager", "-c", f"taskmanager.port={ports[1]}"],
@@ -258,7 +261,7 @@ class Processes:
         self._running[name] = owned(command, folder=self._folder, log=log)
 
     def pid(self, name: str) -> int:
-        """Of a server's process."""
+        """Return the process id of a server."""
         return self._running[name].pid
 
     def end_orders(self) -> None:
@@ -279,16 +282,16 @@ class Processes:
 def _below(pid: int) -> list[int]:
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:  # it has ended, and with it what was below
+    except psutil.NoSuchProcess:  # it has ended, and its children with it
         return []
 
 
 Listing = dict[str, Any]
-"""What `tidegate list --json` prints."""
+"""The output of `tidegate list --json`."""
 
 
 def listing(at: str) -> Listing:
-    """Jobs and TaskManagers of the cluster; RuntimeError when nobody answers."""
+    """Return the jobs and TaskManagers of the cluster. Raise RuntimeError if the command fails."""
     done = tidegate("list", "--jobmanager", at, "--json")
     if done.returncode != 0:
         raise RuntimeError(done.stderr)

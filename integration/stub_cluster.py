@@ -1,7 +1,7 @@
 """A local cluster whose JobMasters and slots are stubs, for tests that kill its processes.
 
-`python -m integration.stub_cluster FOLDER` owns one until it is killed: it prints `up` when a job
-has all of its slots.
+`python -m integration.stub_cluster FOLDER` runs such a cluster until it is killed. It prints `up`
+when a job has all of its slots.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tidegate.protocol.messages import JobReport, Submission
 
 ROOT = Path(__file__).parent.parent
 SOON_S = 60.0
-"""A bound for a machine that is busy with other things, not a figure."""
+"""A limit for a busy machine, in seconds. It is not a measured value."""
 
 
 class Running:
-    """A local cluster of two TaskManagers with two slots each, and a client of it."""
+    """A local cluster of two TaskManagers with two slots each, and a client for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Running:
         return job
 
     def complete(self, job: JobName, after: int = 0) -> JobReport:
-        """The report in which an attempt newer than `after` has all of its slots."""
+        """Wait until an attempt newer than `after` has all of its slots, and return the report."""
 
         def is_complete(report: JobReport) -> bool:
             return report.attempt > after and bool(report.slots) and not report.slots_missing

@@ -1,7 +1,8 @@
-"""One InitProducerId by hand: a client takes a transactional id, and does no more.
+"""A single InitProducerId: a client takes a transactional id, and does nothing else.
 
-What the fence of `drivers/kafka` does in two steps is done here by one, for tests that play another
-client, one that dies at once, or one that uses the id's epochs up.
+The fence of `drivers/kafka` sends the same request, but retries it and raises errors. `take` sends
+it once and returns the answer. Tests use it to act as another client: one that dies at once, or one
+that uses up the epochs of the id.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tidegate.ids import TransactionalId
 
 
 def take(log: KafkaTransactionAdmin, transactional_id: str) -> Any:
-    """The broker's answer, which may be an error."""
+    """Send InitProducerId once, and return the broker's answer, which may hold an error."""
     request = InitProducerIdRequest(
         transactional_id=transactional_id,
         transaction_timeout_ms=60_000,

@@ -1,9 +1,10 @@
-"""A pipeline writes and keeps the same live with kills, bounded and as a backfill; real brokers.
+"""A live run with kills, a bounded run and a backfill have the same output and state.
 
-The cases are every pipeline of `pipelines/` and those of `integration/agreement/shapes.py`. Each
-runs bounded once, and that is what the others are compared with: outputs by key and in order, final
-state, positions. `make test` has one combination of each case, chosen so that every value occurs,
-and the whole matrix of one case over one topic; `-m soak` has the whole matrix of all.
+The tests use real brokers. The cases are every pipeline of `pipelines/` and the pipelines of
+`integration/agreement/shapes.py`. Each case runs bounded once, and the other runs are compared with
+this run: outputs by key and in order, final state, and positions. `make test` runs one combination
+of each case, chosen so that every value occurs, and the whole matrix of one case over one kind of
+topic. `-m soak` runs the whole matrix of all cases.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ pytestmark = [
 ]
 
 WHOLE: Final = 1 << 40
-"""Offsets of a wave: all in one."""
+"""Offsets per wave, so many that one wave holds the whole input."""
 
 
 class Combination(NamedTuple):
-    """How a case is run: its topics, the backend, two parallelisms, two sizes of waves."""
+    """The settings of a case: its topics, the state backend, parallelisms and sizes of waves."""
 
     case: str
     log: Log
     backend: str
     parallelisms: tuple[int, ...]
-    """Partitions are three."""
+    """Parallelisms of the backfills. The topics have three partitions."""
     waves: tuple[int, ...]
-    """Offsets."""
+    """Offsets per wave of the backfills."""
 
     def __str__(self) -> str:
         return f"{self.case}-{self.log}-{self.backend}"
@@ -54,9 +55,9 @@ QUICK: Final = (
     Combination("regions", "plain", "memory", (2, 4), (WHOLE, 600)),
 )
 MATRIX: Final = "order-totals"
-"""The case whose matrix is run whole."""
+"""The case that runs with its whole matrix."""
 SOAK_ONLY: Final = "payments-enriched-versions"
-"""A second input of a pipeline that runs with its first one."""
+"""A case with a second input for a pipeline. `QUICK` has the case with the first input."""
 LOGS: Final[tuple[Log, ...]] = ("plain", "gaps", "transactions")
 BACKENDS: Final = ("rocksdb", "memory")
 PARALLELISMS: Final = (2, 4)
@@ -67,7 +68,7 @@ Prepare = Callable[[str, Log], Prepared]
 
 @pytest.fixture(scope="module")
 def prepare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepare]:
-    """Cases whose topics are written, once each, on a broker that compacts at once."""
+    """A function that writes the topics of a case, once, on a broker that compacts at once."""
     folder = tmp_path_factory.mktemp("agreement")
     cluster = start_brokers(
         BACKEND, "4.3.0", folder / "kafka", properties={**NEVER_FENCED, **BROKER}
@@ -88,7 +89,7 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepare]:
 
 
 def test_every_pipeline_has_a_case_and_every_case_is_run() -> None:
-    """A pipeline that is added needs an entry in `integration/agreement/cases.py`."""
+    """A new pipeline needs an entry in `integration/agreement/cases.py`."""
     with_case = {case.pipeline for case in CASES}
     missing = [pipeline.__name__ for pipeline in discovered() if pipeline not in with_case]
     assert not missing, f"{missing} have no case in integration/agreement/cases.py"
@@ -108,8 +109,8 @@ def test_live_with_kills_bounded_and_backfill_agree(
 
 
 def test_the_matrix_of_one_case_agrees(prepare: Prepare) -> None:
-    """Both backends, parallelisms and sizes of waves, over topics with gaps. One bounded and one
-    live run are enough: the state of both backends is compared in one form.
+    """The test runs both backends, parallelisms and sizes of waves, over topics with gaps. One
+    bounded and one live run are enough, because the state of both backends is compared in one form.
     """
     prepared = prepare(MATRIX, "gaps")
     reference = prepared.bounded("rocksdb")
@@ -129,8 +130,10 @@ def test_the_whole_matrix_agrees(prepare: Prepare, name: str, log: Log, backend:
 
 
 def assert_agreement(prepared: Prepared, combination: Combination, *, whole: bool = False) -> None:
-    """Run, and compare each run with the bounded one. `whole`: a backfill of each parallelism with
-    each size of waves, else of the first with the first and so on.
+    """Run a combination, and compare each run with the bounded run.
+
+    With `whole`, a backfill runs for each pair of a parallelism and a size of waves. Otherwise the
+    first parallelism runs with the first size, the second with the second, and so on.
     """
     backend = combination.backend
     reference = prepared.bounded(backend)
@@ -144,7 +147,7 @@ def assert_agreement(prepared: Prepared, combination: Combination, *, whole: boo
 def backfilled(
     prepared: Prepared, reference: Outcome, backend: str, parallelism: int, wave_offsets: int
 ) -> list[str]:
-    """Where a backfill does not agree."""
+    """Run a backfill, and return its differences from the reference."""
     outcome, waves = prepared.backfill(
         parallelism=parallelism, wave_offsets=wave_offsets, backend=backend
     )
@@ -153,7 +156,9 @@ def backfilled(
 
 
 def compared(prepared: Prepared, outcome: Outcome, reference: Outcome) -> list[str]:
-    """Where a run does not agree with a reference that has something to compare."""
+    """Return the differences of a run from a reference. Fail if the reference lacks state or
+    output.
+    """
     assert all(reference.state.values()), "a state is empty"
     silent = {sink for sink, messages in reference.messages.items() if not messages}
     assert silent == prepared.case.silent, "a sink got nothing"

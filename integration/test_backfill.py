@@ -1,4 +1,4 @@
-"""Waves of a backfill on real brokers, the tasks run one after the other in this process."""
+"""Waves of a backfill on real brokers. The tasks run one after the other in this process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ KILLED_AT = (
 
 
 def driver(job: BackfillJob, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a driver in a process of its own."""
+    """Run a driver in a separate process, and return its exit code."""
     for name, value in plan.to_environment().items():
         monkeypatch.setenv(name, value)
     given = {
@@ -103,7 +103,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_continues(
 def test_a_live_job_continues_a_backfill_and_a_backfill_continues_a_live_job(
     job: BackfillJob,
 ) -> None:
-    """Each at another parallelism, with new orders in between."""
+    """Each run has another parallelism, and new orders arrive in between."""
     bootstrap, source = job.settings["kafka.bootstrap"], job.settings["sources.orders.topic"]
     job.backfill(parallelism=3, wave_offsets=8_000)
     write(bootstrap, source, seed=2, rate=1_000_000, count=5_000)
@@ -117,7 +117,7 @@ def test_a_live_job_continues_a_backfill_and_a_backfill_continues_a_live_job(
 
 
 def live(job: BackfillJob, *, parallelism: int) -> None:
-    """A bounded run of the live job, to its end."""
+    """Run the live job bounded, to its end."""
     settings = job.config(job__parallelism=parallelism)
     words = {
         **{key: value for key, value in job.settings.items() if key != "kafka.bootstrap"},

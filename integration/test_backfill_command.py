@@ -1,6 +1,7 @@
-"""`tidegate backfill` as users have it: begun, killed, interrupted, continued, refused, followed.
+"""The command `tidegate backfill`: started, killed, interrupted, continued and refused.
 
-The tasks run in the command itself (`--master in-process`); `integration/spark` has them on Spark.
+The tasks run in the command itself (`--master in-process`). The tests in `integration/spark` run
+them on Spark.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def test_a_dry_run_says_what_is_to_be_done_and_changes_nothing(job: Job) -> None
 
 
 def test_the_same_command_continues_after_kills_and_then_says_that_it_is_done(job: Job) -> None:
-    """SIGKILL behind each wave, and in the middle of the next."""
+    """SIGKILL ends the command once after a wave, and once in the middle of the next wave."""
     published: list[int] = []
     for pause_s in (0.0, 0.6):
         with job.start("--json", "-p", "3") as process:
@@ -82,7 +83,7 @@ def test_the_same_command_continues_after_kills_and_then_says_that_it_is_done(jo
             time.sleep(pause_s)
             process.kill()
     assert published == sorted(published, reverse=True)
-    job.write()  # after the backfill began: not a part of it
+    job.write()  # these orders come after the start of the backfill and are not part of it
     code, events = job.run("-p", "2")
     assert code == DONE
     assert events[0]["event"] == "plan"
@@ -111,7 +112,7 @@ def test_ctrl_c_ends_it_after_the_wave_and_twice_abandons_the_wave(job: Job) -> 
         read_event(process, "plan")
         time.sleep(1.0)  # the wave takes several seconds
         process.send_signal(signal.SIGINT)
-        read_event(process, "stopping")  # two signals at once would be one to a busy process
+        read_event(process, "stopping")  # a busy process could take two quick signals as one
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == ABANDONED
     listed = subprocess.run(
@@ -187,7 +188,7 @@ def test_a_second_version_is_backfilled_under_its_own_name_while_the_first_runs(
 def test_a_second_driver_fences_the_first(
     job: Job, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A URL and two working folders: as if on two machines, where no lock keeps them apart."""
+    """A storage URL and two working folders simulate two machines, which share no lock."""
     job.storage = f"file://{job.storage}"
     there = tmp_path_factory.mktemp("there")
     there.joinpath(f"{job.module}.py").write_text(

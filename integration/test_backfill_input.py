@@ -1,8 +1,8 @@
 """Bad input of a backfill: records that cannot be processed, and topics that change between waves.
 
-Each ends as a user would expect: what earlier waves have published stays, nothing of the failed
-wave is visible, no transaction is open, the error names the record or the offsets, and the next
-backfill continues exactly once what it can continue.
+After each failure, the output that earlier waves have published stays, and no output of the failed
+wave is visible. No transaction is open, and the error names the record or the offsets. The next
+backfill continues with exactly-once output where that is possible.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ RAISES = """        if order.amount > 1:
 """
 OPEN_S = 10
 BAD = b'{"customer": "c0"}'
-"""Has no amount."""
+"""An order without an amount."""
 
 
 @dataclass
 class Input:
-    """A job whose orders are in one partition, and what was done to them."""
+    """A job whose orders are in one partition, with its settings."""
 
     folder: Folder
     settings: dict[str, Any]
 
     def job(self, text: str = TOTALS) -> BackfillJob:
-        """The job with this code; each call is a module of its own."""
+        """Make the job with this code. Each call writes a new module."""
         module = unique("job").replace("-", "_")
         self.folder.write(f"{module}.py", text)
         settings = {"kafka.bootstrap": self.folder.bootstrap, **self.settings}
@@ -77,19 +77,21 @@ class Input:
         return len(self.folder.read("totals"))
 
     def journal(self) -> list[str]:
-        """The kinds of the entries."""
+        """Return the kinds of the journal entries, oldest first."""
         folder = self.folder.path / "checkpoints" / self.folder.job / "journal"
         paths = sorted(folder.glob("*.json"))
         return [json.loads(path.read_bytes())["body"]["kind"] for path in paths]
 
     def assert_closed_at(self, records: int) -> None:
-        """The backfill has come to its end, with the outputs of so many records."""
+        """Check that the backfill has ended, with the outputs of `records` records."""
         self.folder.assert_exact(records)
         assert self.open_transactions() == []
         assert self.journal()[-1] == "closed"
 
     def assert_stopped_at(self, records: int) -> None:
-        """What was published stays, nothing else is visible or open, and the job can go on."""
+        """Check that only the published output is visible, that no transaction is open, and that
+        the job can continue.
+        """
         assert self.visible() == records
         self.folder.assert_exact(records)
         assert self.open_transactions() == []
@@ -103,7 +105,7 @@ def given(kafka: EmbeddedKafka, tmp_path: Path) -> Input:
 
 
 class Meddling:
-    """An executor that does something before or after the tasks of a wave have run."""
+    """An executor that calls a function before or after the tasks of one wave run."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ def test_records_behind_an_open_transaction_are_counted_and_left_to_the_next_run
 
 @pytest.fixture
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that aborts a transaction soon after ten seconds."""
+    """A broker that aborts a transaction soon after it has been open for ten seconds."""
     properties = {
         "transaction.max.timeout.ms": f"{OPEN_S * 1000}",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -267,7 +269,7 @@ def test_a_wave_that_outlives_its_transactions_is_halved_and_run_again(
 
 
 def delete_before(folder: Folder, offset: int) -> None:
-    """What retention does."""
+    """Delete the records before an offset, as retention does."""
     admin = AdminClient({"bootstrap.servers": folder.bootstrap, "log_level": 0})
     at = TopicPartition(folder.topics["orders"], 0, offset)
     for done in admin.delete_records([at], operation_timeout=TIMEOUT_S).values():
@@ -293,7 +295,7 @@ def test_offsets_that_retention_deletes_between_two_waves_are_refused_and_named(
 def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and_named(
     given: Input,
 ) -> None:
-    """The wave fails, is run again, and is refused then."""
+    """The wave fails and runs again. The second run is refused."""
     given.folder.orders(60)
     meddling = Meddling(wave=2, before=lambda: delete_before(given.folder, 35))
     driver, waves = given.job().driver(wave_offsets=20, executor=meddling)
@@ -306,7 +308,7 @@ def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and
 def test_the_earliest_offset_follows_the_log_until_something_is_published_and_the_log_says_so(
     given: Input, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a live job: nothing of the deleted records was read or counted."""
+    """A live job behaves in the same way. The deleted records were never read or counted."""
     given.folder.orders(60)
     meddling = Meddling(wave=1, before=lambda: delete_before(given.folder, 30))
     driver, waves = given.job().driver(wave_offsets=20, executor=meddling)

@@ -1,4 +1,6 @@
-"""Around a wave: what it waits for has a limit, and lag monitors see what it has read."""
+"""Outages during a wave: each wait has a limit. Lag monitors see the offsets that a wave has
+read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 TIMEOUT_S = 10.0
 PART_S = 4.0
-"""So long one file takes; all files of a task together take longer than TIMEOUT_S."""
+"""The upload time of one file, in seconds. All files of a task together take longer than
+`TIMEOUT_S`.
+"""
 
 
 class Uploads:
@@ -46,7 +50,7 @@ class Uploads:
 
 
 class WorkerDrivers(SystemDrivers):
-    """Those of a worker, which has such a storage."""
+    """The drivers of a worker whose checkpoint storage is an `Uploads`."""
 
     def __init__(self, before: Callable[[], object]) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ def test_an_upload_that_hangs_once_costs_one_try(given: Input) -> None:
 def test_files_that_come_one_after_the_other_may_take_longer_than_the_limit_together(
     given: Input,
 ) -> None:
-    """Each step has a state of its own, whose files are stored in one I/O thread."""
+    """Each step has its own state, and one I/O thread stores the files of all states."""
     began = time.monotonic()
     times: list[float] = []
 
@@ -145,7 +149,9 @@ def test_lag_monitors_see_each_wave_in_the_groups_of_the_live_job(given: Input) 
 
 
 class Elsewhere(SystemDrivers):
-    """Those of a worker on a host that reaches other things than the driver does."""
+    """The drivers of a worker on a host that reaches another storage or other brokers than the
+    driver.
+    """
 
     def __init__(self, *, storage: str = "", bootstrap: str = "") -> None:
         super().__init__()
@@ -168,7 +174,7 @@ def test_workers_that_do_not_reach_kafka_end_the_wave_with_the_error_of_their_cl
 ) -> None:
     given.settings |= {"restart.strategy": "none", "checkpoint.tolerated_outage": "5 s"}
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # it does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         driver, _ = given.job().driver(executor=running_on(Elsewhere(bootstrap=address)))
         with pytest.raises(KafkaError) as caught:
@@ -181,7 +187,7 @@ def test_workers_that_do_not_reach_kafka_end_the_wave_with_the_error_of_their_cl
 def test_workers_that_do_not_reach_the_storage_of_the_driver_end_the_wave(
     given: Input, tmp_path: Path
 ) -> None:
-    """Theirs is another folder at the same address."""
+    """The workers have another folder at the same address."""
     given.settings["restart.strategy"] = "none"
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,4 +1,4 @@
-"""A job with a backlog: checkpoints come less often, then as often again as they are set."""
+"""A job with a backlog takes checkpoints less often, and then at the normal interval again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 ORDERS = 16_000
 SLEEP_S = 0.0005
-"""Of each order: 1,500 a second are read, so the backlog takes ten seconds."""
+"""The delay of each order, in seconds. The job reads 1,500 orders per second, so the backlog lasts
+ten seconds.
+"""
 SHORT_MS, LONG_MS = 100, 1_000
 CONFIG = {
     "checkpoint.interval": f"{SHORT_MS} ms",
@@ -37,7 +39,7 @@ def slow(path: Path, bootstrap: str) -> Folder:
 
 
 def reports(run: Run) -> list[dict[str, Any]]:
-    """All of the job's runs so far; the line that is being written is none."""
+    """Return all reports of the running job so far, without a line that is still being written."""
     lines = (json.loads(line) for line in run.out.splitlines(keepends=True) if line[-1] == "\n")
     return [line for line in lines if line["event"] == "report" and line["state"] == "RUNNING"]
 
@@ -48,7 +50,9 @@ def is_behind(run: Run) -> bool:
 
 
 def stretches(run: Run) -> list[tuple[float, int]]:
-    """Of each backlog: the seconds for which reports told of it, checkpoints that ended in them."""
+    """Return for each backlog the seconds for which reports show it, and the number of checkpoints
+    that completed in this time.
+    """
     found = []
     for (_, behind), group in groupby(reports(run), lambda it: (it["attempt"], it["backlog"])):
         if behind:
@@ -80,7 +84,7 @@ def test_checkpoints_are_rare_until_a_job_has_caught_up(
         assert ended <= seconds * 1000 / LONG_MS + 2, told
     assert any(seconds > 3 and ended >= 2 for seconds, ended in told), told
     assert took_s < 20 * LONG_MS / 1000 / 1.5
-    assert folder.logs().count("behind=True") >= 2  # of each attempt
+    assert folder.logs().count("behind=True") >= 2  # once for each attempt
     folder.assert_exact(ORDERS)
 
 

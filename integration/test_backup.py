@@ -1,4 +1,4 @@
-"""A checkpoint storage that is put back to an older copy, as from a backup."""
+"""A checkpoint storage that is replaced by an older copy of it, as from a backup."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AT_LEAST_ONCE = TOTALS.replace(
     "key_by=lambda total: total.customer)",
     'key_by=lambda total: total.customer, guarantee="at_least_once")',
 )
-"""A job without transactions: only its consumer groups know of newer checkpoints."""
+"""A job without transactions. Only its consumer groups show newer checkpoints."""
 COMMITTED_S_MAX = 30.0
 
 
 def await_offsets(folder: Folder) -> None:
-    """The consumer group names a checkpoint of the job's newest attempt."""
+    """Wait until the consumer group holds a checkpoint of the job's newest attempt."""
     admin = KafkaClusterAdmin({"bootstrap.servers": folder.bootstrap})
     newest = folder.published()[-1].split("-")[0]
     end_s = time.monotonic() + COMMITTED_S_MAX
@@ -41,7 +41,7 @@ def await_offsets(folder: Folder) -> None:
 def test_an_older_copy_of_the_storage_is_not_continued_without_a_word(
     kafka: Kafka, tmp_path: Path, text: str
 ) -> None:
-    """All records after the copy were read again, and the exit code was 0."""
+    """An earlier version read all records after the copy again, and exited with 0."""
     folder = Folder.make(tmp_path, kafka.bootstrap, text)
     folder.orders(100)
     assert folder.run().code == 0

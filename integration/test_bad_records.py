@@ -1,7 +1,8 @@
-"""Records that cannot be decoded, by every policy and format, and what is left of them in Kafka.
+"""Records that cannot be decoded, with every policy and format, and their dead letters in Kafka.
 
-Dead letters are outputs like any other: raw bytes and headers as they were, provenance beside them,
-each exactly once for `read_committed` readers, whoever is killed meanwhile.
+Dead letters are an output like any other. They hold the original bytes and headers of the record,
+and headers about its source. A `read_committed` reader sees each of them exactly once, also when a
+process is killed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def make(
 
 
 def send(folder: Folder, form: str, numbers: range, bad: Sequence[bytes | None]) -> None:
-    """Good orders, and after each of the first ones a bad one, with headers."""
+    """Write good orders. After each of the first ones, write one of the bad records, with
+    headers.
+    """
     producer = Producer({"bootstrap.servers": folder.bootstrap, "log_level": 0, "linger.ms": 5})
     for index, number in enumerate(numbers):
         order = {"customer": f"c{number % 3}", "amount": 1}
@@ -81,7 +84,7 @@ def header(letter: Message, name: str) -> str:
 
 
 def assert_letters(folder: Folder) -> None:
-    """Each bad record of the input is there once, as it was."""
+    """Check that each bad record of the input has one dead letter, with the original content."""
     due = {
         (message.partition(), message.offset()): (message.key(), message.value())
         for message in folder.read("orders")
@@ -141,7 +144,10 @@ def test_those_that_were_skipped_are_told_of(kafka: EmbeddedKafka, tmp_path: Pat
 
 
 def publishing(folder: Folder, after: int) -> int:
-    """The newest attempt, if it is newer than this one and has published something; else 0."""
+    """Return the newest attempt if it is newer than `after` and has published a checkpoint.
+
+    Otherwise return 0.
+    """
     steps = [entry for entry in folder.journal() if entry["kind"] in {"claim", "publication"}]
     if not steps or steps[-1]["kind"] == "claim":
         return 0
@@ -160,7 +166,7 @@ def test_letters_are_exact_over_the_death_of_a_slot(
                 send(folder, "Json", range(sent, sent + 20), BAD["Json"])
                 sent += 20
             run.until(lambda: folder.read("dead"), "writing")
-            # A loss in the middle of a recovery is a part of it, and counts as no restart.
+            # A slot lost during a recovery belongs to that recovery, and is not another restart.
             killed = run.until(partial(publishing, folder, killed), "publishing")
             for _ in range(7):
                 send(folder, "Json", range(sent, sent + 20), BAD["Json"])
@@ -188,7 +194,9 @@ class PassOn(Pipeline, name="{job}"):
         self.orders.to(self.totals)
 """
 LARGEST = 1_048_588 - 61 - 14
-"""Bytes of the largest value without a key: Kafka's default limit without what the format adds."""
+"""Bytes of the largest value without a key: Kafka's default limit minus the overhead of the record
+format.
+"""
 
 
 def test_a_record_as_large_as_the_topic_takes_is_written_and_so_is_its_dead_letter(

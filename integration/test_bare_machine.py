@@ -1,9 +1,10 @@
-"""From a bare machine to a record through a real broker, as a newcomer's first minute goes.
+"""A new user's first minute: from a bare machine to a record through a real broker.
 
-Goal: nothing that happens to be installed here is needed. Method: a copy of the tree as a clone has
-it, an empty HOME, and a PATH with Python, make and the usual small tools, but without Java, Maven,
-Docker, uv or a compiler; then one `make` target, which does all the set-up. The environment's other
-variables stay, because they say how this machine reaches its package registries.
+Goal: the project needs no software that happens to be installed on this machine. Method: a copy of
+the tree as in a clone, an empty HOME, and a restricted PATH. The PATH has Python, make and the
+usual small tools, but no Java, Maven, Docker, uv or compiler. Then one `make` target does the whole
+set-up. Most other environment variables stay, because they hold the addresses of this machine's
+package registries.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What a clone of this tree would hold."""
+    """A copy of the files that a clone of this tree would hold."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -47,7 +48,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine that has Python, make and small tools, and no more."""
+    """The environment of a machine that has only Python, make and small tools."""
     tools, home = tmp_path / "bin", tmp_path / "home"
     tools.mkdir()
     home.mkdir()
@@ -61,7 +62,7 @@ def bare(tmp_path: Path) -> dict[str, str]:
     (tools / "python3").symlink_to(python)
     dropped = ("XDG_", "VIRTUAL_ENV", "PYTHON", "PYENV", "JAVA_HOME", "MAVEN_", "M2_", "UV_CACHE")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # of the make that runs this test
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # set by the make that runs this test
         kept.pop(name, None)
     useless = str(tmp_path / "no-such-folder")
     return kept | {"HOME": str(home), "PATH": str(tools), "PIP_FIND_LINKS": useless}
@@ -82,7 +83,7 @@ def test_one_make_target_does_all_the_set_up(clone: Path, bare: dict[str, str]) 
     assert again.returncode == 0, again.stdout + again.stderr
     assert "setting up" not in again.stderr, "what is there is used again"
     assert "downloading" not in again.stdout
-    # 25 s measured on a quiet machine; registries and neighbours vary, so it is told, not judged.
+    # 25 s on a quiet machine. Registries and machine load vary, so the test only prints the time.
     print(f"from nothing to a record and stopped: {cold_s:.1f} s; again: {warm_s:.1f} s")
 
     up = tidegate(clone, bare, "kafka", "up")
@@ -104,7 +105,7 @@ def test_make_alone_lists_the_targets_one_line_each(clone: Path, bare: dict[str,
 
 
 def test_an_old_python_is_refused_with_the_remedy(clone: Path, bare: dict[str, str]) -> None:
-    # `false` answers the question for the version as a Python that is too old does.
+    # `false` fails at the version check, as a Python that is too old does.
     done = make(clone, bare, ".venv/ready", "PYTHON=false")
     assert done.returncode != 0
     assert "needs Python 3.11 or later" in done.stderr

@@ -1,4 +1,4 @@
-"""`make bench`, small: one workload on a real broker, its output checked, the page left alone."""
+"""A small `make bench`: one workload on a real broker. It checks the output and keeps the page."""
 
 from __future__ import annotations
 

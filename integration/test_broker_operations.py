@@ -1,10 +1,10 @@
-"""What operators do to brokers while a job runs, and what brokers do to themselves.
+"""Operations on brokers while a job runs, by operators and by the brokers themselves.
 
-Partitions move to other brokers, quotas hold clients back, brokers are upgraded one after the
-other, a topic is compacted, a partition's leader moves again and again under load, and brokers
-forget producers. The output stays exact through all of them, with a slot killed in between. Each
-test shows that the broker has really done it. Single requests that go wrong are the matter of
-`test_sequences`.
+Partitions move to other brokers, quotas throttle clients, and brokers are upgraded one after the
+other. A topic is compacted, a partition's leader moves several times under load, and brokers forget
+producers. The output stays exact through all of this, although a slot is killed in between. Each
+test shows that the broker has really performed the operation. `test_sequences` tests single
+requests that fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATE_TOPIC = "__transaction_state"
 
 @contextmanager
 def fed(job: Job) -> Iterator[list[int]]:
-    """Orders are written all the time; how many, grows in the list that is given."""
+    """Write orders all the time during the block. The yielded list grows by each batch's size."""
     over = threading.Event()
     written: list[int] = []
 
@@ -61,13 +61,15 @@ def fed(job: Job) -> Iterator[list[int]]:
 
 
 def published(run: Run) -> None:
-    """Wait for two publications from now on; three brokers share the machine with the job."""
+    """Wait for two more publications. The limit is long, because up to three brokers share the
+    machine with the job.
+    """
     before = run.publications()
     run.until(lambda: run.publications() >= before + 2, "two publications", 150)
 
 
 def kill_a_slot(run: Run) -> None:
-    """SIGKILL one of the job's slots."""
+    """Kill one of the job's slots with SIGKILL."""
     slots = run.until(lambda: run.reports()[-1]["slots"], "slots")
     os.kill(slots[0]["pid"], signal.SIGKILL)
 
@@ -102,7 +104,7 @@ def test_partitions_that_move_under_load_leave_the_output_exact(tmp_path: Path) 
                     reassign(admin, topics, shift)
                     published(run)
                 kill_a_slot(run)
-                # Only leaders move now, quickly: sequences of one producer meet several brokers.
+                # Now partitions move quickly, so one producer's sequences meet several brokers.
                 for shift in range(3, 9):
                     reassign(admin, list(job.topics.values()), shift)
                 published(run)
@@ -114,11 +116,13 @@ def test_partitions_that_move_under_load_leave_the_output_exact(tmp_path: Path) 
 
 
 SHORT_WINDOW = {"quota.window.num": "3", "quota.window.size.seconds": "1"}
-"""The brokers average over two seconds instead of ten, in which so little would pass as a burst."""
+"""The brokers average over two seconds instead of ten. Over ten seconds they would accept so little
+data as a burst.
+"""
 
 
 def set_quota(kafka: EmbeddedKafka, change: str, value: str) -> None:
-    """Change the default quota of all clients, by Kafka's own tool."""
+    """Change the default quota of all clients with Kafka's own tool."""
     words = ("--bootstrap-server", kafka.bootstrap, "--alter", change, value)
     command = find_java(kafka.version, lambda _: None).command(
         "kafka.admin.ConfigCommand", *words, "--entity-type", "clients", "--entity-default"
@@ -130,7 +134,7 @@ def set_quota(kafka: EmbeddedKafka, change: str, value: str) -> None:
 
 
 def assert_throttled(job: Job) -> None:
-    """The quota holds for clients without a name of their own, as the job's are."""
+    """Check that the quota throttles a client that sets no client id, like the job's clients."""
     told: list[float] = []
     settings = {
         "bootstrap.servers": job.bootstrap,
@@ -195,7 +199,7 @@ CLEANS_OFTEN = {"log.cleaner.backoff.ms": "200"}
 
 
 def values(job: Job, topic: str) -> list[tuple[int, bytes, dict[str, object]]]:
-    """Partition, key and value of each record that is visible."""
+    """Return the partition, key and value of each visible record."""
     found = checker.read_committed(job.bootstrap, job.topics[topic])
     return [(each.partition, each.key or b"", checker._json(each)) for each in found]
 
@@ -237,11 +241,11 @@ SHORT_MEMORY = {
     "producer.id.expiration.ms": "2000",
     "producer.id.expiration.check.interval.ms": "200",
 }
-"""Partitions forget the sequence numbers of producers that have written nothing for two seconds."""
+"""With these, partitions forget a producer's sequence numbers two seconds after its last record."""
 
 
 def known_producers(job: Job) -> set[int]:
-    """Ids of the producers whose sequence numbers the output's leaders remember."""
+    """Return the ids of the producers whose sequence numbers the output's leaders remember."""
     partitions = [
         TopicPartition(job.topics[sink], number)
         for sink in job.sinks

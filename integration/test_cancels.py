@@ -1,8 +1,8 @@
-"""A job that is left, or canceled, in the middle of a commit.
+"""A job that is abandoned or canceled in the middle of a commit.
 
-One transaction of a publication has its EndTxn, the others wait for theirs, and somebody wants to
-go: by a second Ctrl-C, which ends everything at once, or by a cancel, which takes no checkpoint but
-must first finish what is published. Whoever comes next finds the commit done, or does it.
+One transaction of a publication has its EndTxn, and the others still wait for theirs. Then the user
+ends the job. A second Ctrl-C ends all processes at once. A cancel takes no checkpoint, but must
+first finish the commit of the publication. The next run finds the commit complete, or completes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CANCELED = 130
 
 @contextmanager
 def in_a_commit(job: Job) -> Iterator[Run]:
-    """A run whose JobMaster stands behind the first EndTxn of several, at its newest trap."""
+    """Yield a run whose JobMaster waits, at its newest trap, after the first of several EndTxn."""
     with job.started(pace=PACE, traps=[Trap("jobmaster.published", holds=True)]) as run:
         number = 0
         run.until_snapped(number)
@@ -46,19 +46,22 @@ def in_a_commit(job: Job) -> Iterator[Run]:
 
 
 def several(job: Job) -> bool:
-    """Whether the last publication names more than one; not so if the sources have read little."""
+    """Return whether the last publication lists more than one transaction.
+
+    It lists only one if the sources have read little.
+    """
     return len(job.journal()[-1]["transactions"]) > 1
 
 
 def half_done(job: Job) -> bool:
-    """Whether some of what the last publication names is committed, and some is not."""
+    """Return whether only a part of the last publication's transactions is committed."""
     named = {txn["transactional_id"] for txn in job.journal()[-1]["transactions"]}
     open_ = set(job.open_transactions())
     return bool(named & open_) and bool(named - open_)
 
 
 def assert_committed_by_the_next(job: Job, *options: str) -> None:
-    """The next run finishes it: nothing is taken back, nothing is lost."""
+    """Check that the next run finishes the commit. No checkpoint is rolled back or lost."""
     job.run(*options)
     job.assert_exact()
     assert not [entry for entry in job.journal() if entry["kind"] in {"retracted", "lost"}]
@@ -84,7 +87,9 @@ def test_left_by_a_second_interrupt_in_the_middle_of_a_commit_the_next_run_finis
 def test_a_cancel_in_the_middle_of_a_commit_finishes_it_first(
     kafka: EmbeddedKafka, tmp_path: Path, *, dies: bool
 ) -> None:
-    """`dies`: the JobMaster that was told is killed, and its successor has to."""
+    """With `dies`, the JobMaster is killed after it received the cancel. The next JobMaster must
+    finish the commit.
+    """
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     job.write(RECORDS, seed=2)
     with in_a_commit(job) as run:
@@ -103,7 +108,7 @@ def test_a_cancel_in_the_middle_of_a_commit_finishes_it_first(
 
 
 def address(run: Run) -> str:
-    """Of the JobManager's Unix socket, which it tells to nobody but its own processes."""
+    """Return the address of the JobManager's Unix socket, which only its own processes know."""
     (manager,) = run.processes()["jobmanager"]
     paths = {str(each.laddr) for each in manager.net_connections(kind="unix")}
     (listening,) = [path for path in paths if Path(path).parent.name.startswith("tidegate-run-")]

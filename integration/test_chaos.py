@@ -1,9 +1,9 @@
 """A sample of the kill matrix: named steps of the commit protocol, on both versions of Kafka.
 
-Jobs, one for each version and signal, are struck at one named point after the other: some always
-the same (`cells.ESSENTIAL`), a third of the others each day, or as `TIDEGATE_TEST_CHAOS_SEED` says,
-with another process or version each time. In continuous integration that is fixed (`.ci/run`). The
-whole matrix is `make chaos`.
+One job runs for each version and signal. A process of the job is killed or frozen at one named
+point after the other. Some points are in every sample (`cells.ESSENTIAL`). Each day a third of the
+other points follows, with another process or version each time. `TIDEGATE_TEST_CHAOS_SEED` replaces
+the day; continuous integration fixes it (`.ci/run`). `make chaos` runs the whole matrix.
 """
 
 from __future__ import annotations

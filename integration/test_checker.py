@@ -1,4 +1,4 @@
-"""The independent checker on a real broker: what is committed counts, what is not does not."""
+"""The independent checker on a real broker: only committed records count."""
 
 from __future__ import annotations
 

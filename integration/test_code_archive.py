@@ -1,8 +1,9 @@
-"""The code of a job is that of its submit: files that are edited while it runs change nothing.
+"""A job runs the code of its submit: edits of the files while it runs change nothing.
 
-Method: a pipeline that marks each record with what its module, a helper module beside it and a data
-file say. The files are edited while the job runs, processes of the job are killed, and the marks
-tell which files the next attempt has run. Only the next submit runs the edited files.
+Method: a pipeline marks each record with the version of its module, of a helper module next to it,
+of a module that is imported late, and of a data file. The files are edited while the job runs, and
+processes of the job are killed. The marks show which files the next attempt used. Only the next
+submit uses the edited files.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def make(path: Path, bootstrap: str) -> Folder:
 
 
 def edit(folder: Folder, old: str, new: str) -> None:
-    """Every file of the pipeline, as a user would who works on the next version."""
+    """Edit every file of the pipeline, like a user who works on the next version."""
     folder.edit("job.py", f'MODULE = "{old}"', f'MODULE = "{new}"')
     folder.edit("helper.py", old, new)
     folder.edit("later.py", old, new)
@@ -96,8 +97,9 @@ def edit(folder: Folder, old: str, new: str) -> None:
 
 
 def marked(folder: Folder) -> list[str]:
-    """Of each record the version of the files, in the order of the orders; if the files of a record
-    are of several versions, these are joined with `+`.
+    """Return for each record the version of the files, in the order of the orders.
+
+    If the files of a record have several versions, these are joined with `+`.
     """
     found = [json.loads(message.value() or b"") for message in folder.read("totals")]
     found.sort(key=lambda mark: mark["total"])  # the customers take turns
@@ -110,7 +112,7 @@ def read_all_of(folder: Folder, run: Run, count: int) -> None:
 
 @contextmanager
 def with_thirty_orders_read(folder: Folder, reference: str = REFERENCE) -> Iterator[Run]:
-    """A run of two slots that goes on for more."""
+    """Yield a run of two slots that has read thirty orders and waits for more."""
     folder.orders(30)
     with folder.started("-p", "2", reference=reference, bounded=False) as run:
         read_all_of(folder, run, 30)
@@ -118,7 +120,7 @@ def with_thirty_orders_read(folder: Folder, reference: str = REFERENCE) -> Itera
 
 
 def kill(run: Run, role: str) -> None:
-    """The newest JobMaster, or all slots."""
+    """Kill the JobMaster, or all slots."""
     victims = run.slots() if role == "slot" else jobmasters(run)
     assert victims, role
     killed = 0
@@ -144,7 +146,7 @@ def test_files_that_are_edited_while_a_job_runs_change_it_at_the_next_run_only(
             kill(run, role)
             folder.orders(30, first=30 * number)
             read_all_of(folder, run, 30 * (number + 1))
-        # Half of an edit would end the job if anything of it was read.
+        # A half-finished edit would end the job if any process read it.
         folder.edit("job.py", "class Marks(", "class Marks((")
         (tmp_path / "helper.py").unlink()
         kill(run, "slot")
@@ -198,7 +200,7 @@ def test_a_code_archive_that_is_damaged_in_the_storage_is_named(
         archive.write_bytes(archive.read_bytes()[:-1])
         kill(run, "jobmaster")
         outcome = run.wait()
-    assert outcome.code == 1, outcome.err  # it has run before
+    assert outcome.code == 1, outcome.err  # 1 and not 2, because the job has run before
     assert f"{archive.relative_to(stored.parent.parent)} in the checkpoint storage, is damaged" in (
         outcome.err
     )
@@ -207,7 +209,9 @@ def test_a_code_archive_that_is_damaged_in_the_storage_is_named(
 def test_a_helper_beside_a_package_that_is_imported_late_is_there_on_the_cluster(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """Nobody has imported it at submit: a record does, in a slot, in an attempt after an edit."""
+    """The submit does not import the helper. A slot imports it late, in an attempt after an
+    edit.
+    """
     folder = make(tmp_path, kafka.bootstrap)
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "__init__.py").touch()
@@ -240,7 +244,7 @@ def test_a_helper_beside_a_package_that_is_imported_late_is_there_on_the_cluster
 def test_a_session_cluster_runs_the_code_of_the_submit_without_a_folder_of_the_user(
     tmp_path: Path,
 ) -> None:
-    """The servers run elsewhere, and the folder of the user is gone when they restart the job."""
+    """The servers run in another folder, and the user's folder lacks a module at the restart."""
     servers, work = tmp_path / "servers", tmp_path / "work"
     servers.mkdir()
     work.mkdir()

@@ -1,4 +1,4 @@
-"""The images and the compose file, for real; scenarios that run on either backend of brokers."""
+"""The real images and the compose file, and scenarios that run on both backends of brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE = 500
 
 @pytest.fixture
 def composed() -> Composed:
-    """The cluster of the compose file, not yet up."""
+    """The cluster of the compose file, before its start."""
     if reason := engine.why_not():
         pytest.skip(reason)
     compose = engine.compose_command()

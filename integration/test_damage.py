@@ -1,4 +1,4 @@
-"""Damaged checkpoint storages and full disks: nothing is overwritten, and mending is enough."""
+"""Damaged checkpoint storages and full disks: the job overwrites nothing, a repair is enough."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 NOT_CHECKPOINTS = {"submission.json", "decision.json", "result.json"}
-"""Written by every run, besides the archive of its code: what was submitted last, and how that
-ended."""
+"""Files that every run writes, in addition to its code archive: the last submission and its
+result."""
 
 
 def torn(file: Path) -> None:
@@ -61,8 +61,10 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def finished(
     kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Folder, Path]]:
-    """A folder whose job has run, and its checkpoint, the only one: so what is damaged is what the
-    next run restores. After all damage it goes on, exactly.
+    """A folder whose job has run, and its checkpoint folder.
+
+    The job has only one checkpoint, so the tests damage the files that the next run restores. After
+    all tests the job continues, and its output is exact.
     """
     folder = Folder.make(tmp_path_factory.mktemp("finished"), kafka.bootstrap)
     folder.orders(30)
@@ -93,7 +95,7 @@ def test_a_damaged_file_is_named_and_nothing_is_overwritten(
     assert outcome.code == 2, outcome.err
     assert_golden(f"damage-{name}", folder.normalised(paragraph(outcome.err)))
     assert "Traceback" not in outcome.err
-    # The newest claim of a submission is noted beside it; a later submission takes it away.
+    # The file `claimed.json` of a submission holds its newest claim. A later submission deletes it.
     kept = {name: data for name, data in before.items() if not name.endswith("claimed.json")}
     assert kept.items() <= after.items(), "something was overwritten or deleted"
     added = after.keys() - before.keys()
@@ -117,7 +119,7 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Take all that is left."""
+    """Fill the whole disk."""
     for size in (1 << 20, 1 << 12):
         try:
             with (disk / "filler").open("ab", buffering=0) as filler:
@@ -155,7 +157,7 @@ def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
         folder.orders(30, first=30)
         end_s = time.monotonic() + 30
         while remedy not in run.err and time.monotonic() < end_s:
-            fill(disk)  # what an attempt that has ended gave back
+            fill(disk)  # an attempt that ended has freed some space
             time.sleep(0.1)
         assert "the disk is full" in run.err, run.err
         assert remedy in run.err, run.err
@@ -194,7 +196,9 @@ def test_a_slot_that_cannot_make_its_folder_says_so(kafka: EmbeddedKafka, tmp_pa
 def test_a_job_goes_on_where_what_it_left_itself_fills_the_disk(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """Not even a folder can be made beside it, and nobody else removes it."""
+    """The killed slot's files use all inodes. No folder can be made next to them, and no other
+    process removes them.
+    """
     folder = Folder.make(tmp_path, kafka.bootstrap)
     with (
         small_disk(tmp_path / "small", "24m,nr_inodes=200") as disk,

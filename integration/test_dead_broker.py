@@ -1,8 +1,8 @@
-"""Questions to a cluster of three brokers of which one was killed a moment ago, or says nothing.
+"""Requests to a cluster of three brokers, one of which was just killed or does not answer.
 
-Such a broker is still named as the leader of its partitions, and maybe as the controller, until its
-session ends. Whoever asks then must not wait for it once others have taken its place, and must
-never take the silence of a leader for an offset.
+Until its session ends, such a broker is still the leader of its partitions, and may be the
+controller. A client must not wait for this broker when other brokers have taken its place. It must
+never treat a missing answer of a leader as an offset.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NODES = 3
 PARTITIONS = 6
 TOPIC = "orders"
 BESIDE_S = 6.0
-"""Behind the brokers' own failover: a second until another client asks, for each of two questions
-that need leaders, and a busy machine."""
+"""The time that the requests may take after the brokers' own failover, in seconds. Two requests
+need leaders, and each may wait a second for a new client. The rest is for a busy machine."""
 GIVE_UP_S = 60.0
 
 
@@ -44,7 +44,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, NODES)]).values():
             made.result()
-        # A broker that has not heard of the topic says that there is none.
+        # A broker that does not know the topic yet answers that it does not exist.
         for each in kafka.bootstrap.split(","):
             _until(partial(_knows, each))
         yield kafka
@@ -52,7 +52,9 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]
 
 @pytest.mark.parametrize("node", range(NODES))
 def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> None:
-    """What a recovery and a submit ask: each took nine seconds, or failed the submit."""
+    """These are the requests of a recovery and of a submit. In an earlier version each of them took
+    nine seconds, or failed the submit.
+    """
     origins = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
     brokers.kill(node)
     try:
@@ -69,8 +71,9 @@ def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> N
 
 
 def test_transactions_are_listed_of_a_broker_that_came_back(brokers: EmbeddedKafka) -> None:
-    """A JobMaster that was started without it asked a broker of which its client did not know: its
-    next recovery, and each sweep, failed for five minutes.
+    """A JobMaster starts while the broker is away, so its client does not know that broker.
+
+    In an earlier version its next recovery, and each fencing of zombies, failed for five minutes.
     """
     brokers.kill(0)
     try:
@@ -90,8 +93,8 @@ def test_transactions_are_listed_of_a_broker_that_came_back(brokers: EmbeddedKaf
 def test_a_broker_that_says_nothing_leaves_time_for_the_others(
     brokers: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a host that is gone. The first broker that was tried had all of the eight seconds, and
-    an attempt failed whose slots all had to connect.
+    """The silent broker is like a host that is gone. In an earlier version the first broker got all
+    of the eight seconds, and an attempt failed because all of its slots had to connect.
     """
     frozen, *others = brokers.bootstrap.split(",")
     tried: list[int] = []
@@ -117,7 +120,9 @@ def test_a_broker_that_says_nothing_leaves_time_for_the_others(
 
 
 def _ask_all(bootstrap: str, origins: list[TopicPartition]) -> None:
-    """Each question until it is answered: a failover may take longer than a question waits."""
+    """Repeat each request until it is answered. A failover can take longer than one request
+    waits.
+    """
     admin = KafkaClusterAdmin({"bootstrap.servers": bootstrap})
     assert _answer(lambda: admin.partitions(TOPIC)) == PARTITIONS
     assert _answer(admin.transaction_max_timeout_ms)
@@ -133,11 +138,11 @@ def _answer(ask: Callable[[], T]) -> T:
         except KafkaError:
             time.sleep(
                 0.1
-            )  # each question makes clients, whose threads need the CPU that brokers need
+            )  # each request makes clients, and their threads use CPU that the brokers need
 
 
 def _wait_until(brokers: EmbeddedKafka, holds: Callable[[Any], bool], *topics: str) -> None:
-    """Wait until this holds of every partition, as a client says that is made at the moment."""
+    """Wait until the condition holds for every partition, as seen by a new client."""
 
     def whole() -> bool:
         admin = AdminClient({"bootstrap.servers": brokers.bootstrap, "log_level": 0})

@@ -1,4 +1,4 @@
-"""`make demo`, small: four kills survived, the output exact, nothing left behind."""
+"""A small `make demo`: four kills with a recovery, exact output, and no process left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEMO = [sys.executable, "-m", "integration.demo"]
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Everything that the demo starts works in its folder or below."""
+    """Return the processes that work in a folder or below, as all processes of the demo do."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -33,7 +33,7 @@ def processes_in(folder: Path) -> list[int]:
 
 @pytest.mark.timeout(420)
 def test_the_demo_survives_its_kills_exactly(tmp_path: Path) -> None:
-    # Two minutes of orders: on a busy machine, too, the last kill comes before they end.
+    # The orders last two minutes. Even on a busy machine the last kill comes before their end.
     words = ["--rate", "5000", "--records", "600000", "--directory", str(tmp_path)]
     done = subprocess.run([*DEMO, *words], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

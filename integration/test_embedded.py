@@ -1,6 +1,6 @@
-"""The embedded broker as its users meet it: the command, owners that are killed, failed starts.
+"""The embedded broker for its users: the command, owners that are killed, and failed starts.
 
-Each test has a broker of its own, because it stops or kills it.
+Each test has its own broker, because it stops or kills it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tidegate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A working folder in which no broker is left running."""
+    """A working folder. At the end of the test, a broker that runs in it is stopped."""
     yield tmp_path
     tidegate(tmp_path, "kafka", "down")
 
@@ -152,7 +152,7 @@ def test_an_owned_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> 
     thread.join()
     (kafka,) = started
     with kafka:
-        time.sleep(0.5)  # the kernel would have killed it at once
+        time.sleep(0.5)  # if the end of the thread counted, the kernel would kill it at once
         assert kafka.alive == [True]
 
 
@@ -178,7 +178,7 @@ def test_three_nodes_elect_another_leader_and_come_back_together(tmp_path: Path)
         pids = kafka.pids
         kafka.restart(0, 1, 2)
         assert not set(pids) & set(kafka.pids)
-        # Right after all three came back a reader was seen to find no end yet, and so nothing.
+        # Just after the restart of all three, a reader can see no end offset yet, and no record.
         deadline = time.monotonic() + 30
         while not (records := read_all(kafka.bootstrap, "t")) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -186,7 +186,10 @@ def test_three_nodes_elect_another_leader_and_come_back_together(tmp_path: Path)
 
 
 def leader(admin: AdminClient, *, other_than: int) -> int:
-    """Of the one partition, once there is one; a broker that has just made it may not know it."""
+    """Wait for a leader of the only partition, and return its node id.
+
+    A broker that has just created the topic may not know the leader yet.
+    """
     deadline = time.monotonic() + 30
     while True:
         partitions = admin.list_topics("t", timeout=10).topics["t"].partitions

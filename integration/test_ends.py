@@ -1,8 +1,8 @@
-"""How a job ends when it cannot go on: it is settled, fenced and closed, whatever stopped it.
+"""The end of a job that cannot continue: it is settled, fenced and closed, whatever the reason.
 
-A transaction that nobody ends stops `read_committed` readers until Kafka's transaction timeout, 11
-minutes by default. So each test leaves one open, takes away what a restart needs, and looks at
-Kafka with `tidegate txn list` when the job has failed.
+A transaction that no process ends blocks `read_committed` readers until its timeout, 11 minutes by
+default. Each test therefore leaves a transaction open and removes something that a restart needs.
+When the job has failed, the test checks Kafka with `tidegate txn list`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def txn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Txn:
 
 
 def make(kafka: EmbeddedKafka, path: Path, does: str) -> tuple[Folder, Path]:
-    """A folder whose module `does` something at import once the flag exists."""
+    """Make a folder whose module runs the code `does` at import when the flag file exists."""
     folder, flag = Folder.make(path, kafka.bootstrap), path / "flag"
     old = "from collections.abc import Iterable\n"
     folder.edit("job.py", old, old + SWITCH.format(flag=flag, does=does))
@@ -60,7 +60,7 @@ def open_transactions(txn: Txn, folder: Folder) -> list[Any]:
 
 @contextmanager
 def with_an_open_transaction(txn: Txn, folder: Folder) -> Iterator[Run]:
-    """A run that has read all orders and takes no checkpoint."""
+    """Yield a run that has written output in an open transaction and takes no checkpoint."""
     with folder.started(bounded=False, config=ONE_CHECKPOINT) as run:
         run.until(lambda: open_transactions(txn, folder), "with an open transaction", 60)
         yield run
@@ -84,8 +84,9 @@ def assert_closed(txn: Txn, folder: Folder) -> None:
 def closed_after_a_kill(
     kafka: EmbeddedKafka, txn: Txn, path: Path, does: str, wait_s: float = 60
 ) -> Outcome:
-    """How a run ends whose module `does` that when a JobMaster is started again. The job is closed,
-    and the next run continues exactly.
+    """Kill the JobMaster of a run whose module then runs the code `does`, and return the outcome.
+
+    Checks that the job is closed, and that the next run continues with exact output.
     """
     folder, flag = make(kafka, path, does)
     with with_an_open_transaction(txn, folder) as run:
@@ -111,7 +112,7 @@ def test_a_job_whose_module_is_gone_when_its_jobmaster_restarts_is_closed(
 def test_a_job_whose_jobmaster_cannot_be_started_is_closed(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
-    """The import of the module ends the process, five times in a row."""
+    """The import of the module ends the process five times in a row."""
     outcome = closed_after_a_kill(kafka, txn, tmp_path, "os._exit(3)", wait_s=120)
     assert "ended 5 times in a row before it reported anything" in outcome.err
     assert "transactions may stay open" not in outcome.err
@@ -120,7 +121,7 @@ def test_a_job_whose_jobmaster_cannot_be_started_is_closed(
 def test_a_job_whose_checkpoint_cannot_be_read_is_closed(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
-    """The run before it was killed with everything; its submission is another one."""
+    """The run before was killed with all of its processes. The next run is another submission."""
     folder, _ = make(kafka, tmp_path, "pass")
     with folder.started(bounded=False) as run:
         run.until(folder.published, "with a checkpoint", 60)
@@ -138,7 +139,7 @@ def test_a_job_whose_checkpoint_cannot_be_read_is_closed(
 def test_a_job_that_fails_while_it_runs_leaves_no_transaction_of_its_own_attempt_open(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
-    """No later attempt fences them: a record that cannot be decoded ends the job at once."""
+    """No later attempt fences the transactions, because a bad record ends the job at once."""
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.orders(20)
     with with_an_open_transaction(txn, folder) as run:
@@ -180,7 +181,7 @@ def test_a_bounded_run_that_is_terminated_says_so_and_the_next_one_continues_exa
 def test_a_run_that_is_stopped_between_two_attempts_has_no_final_checkpoint_and_says_so(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
-    """The next run repeats what the last attempt did after its last checkpoint, once."""
+    """The next run processes the records after the last checkpoint again, with exact output."""
     folder = Folder.make(tmp_path, kafka.bootstrap)
     fails = '        if self.total.value == 5:\n            raise ValueError("not now")\n'
     folder.edit("job.py", SLOW, fails + SLOW)

@@ -1,10 +1,10 @@
 """Bounded sources that end at different times, and slots that are killed in between.
 
-The first source has ended, and a checkpoint says so; from then on slots are killed, at random
-moments, or when the second one has ended, too, and the final checkpoint is still to come. The next
-attempt finds one source at its end from its beginning, must wait for the other, and must not take
-what had ended before for ended. Up to four random kills are in `make test`, and fifty times as many
-in `-m soak`.
+The first source has ended, and a checkpoint records its end. From then on the tests kill slots:
+either at random times, or when the second source has also ended but the final checkpoint is not
+complete. The next attempt starts with one source at its end. It must wait for the other source,
+even if that source had ended in the attempt before. `make test` has up to four random kills, and
+`-m soak` has fifty times as many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FEW, MANY = 200, 2_000
 PACE = 200
 """Records per second of each source in each subtask."""
 KILLS = 4
-"""Of a run."""
+"""The number of kills in one run."""
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_killed_while_one_source_has_ended_and_the_other_has_not_it_is_exact(
                 struck += kill_a_slot(run, chance)
             assert run.wait() == 0, run.story()
         job.assert_exact()
-    assert struck > runs  # else hardly anything was in the way of anybody
+    assert struck > runs  # otherwise too few kills hit the job
 
 
 @pytest.mark.timeout(300)
@@ -61,7 +61,7 @@ def test_killed_when_both_have_ended_and_nothing_final_is_published_it_is_exact(
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSources")
     with past_the_end_of_one(job, 0) as run:
-        # A checkpoint from before the end of the second is what the next attempt begins with.
+        # The next attempt starts from a checkpoint that was taken before the second source ended.
         held = run.plan.add(Trap("jobmaster.complete", holds=True))
         run.until_snapped(held)
         run.until(lambda: run.state() == "STOPPING", "at the end of both")
@@ -74,8 +74,9 @@ def test_killed_when_both_have_ended_and_nothing_final_is_published_it_is_exact(
 
 @contextmanager
 def past_the_end_of_one(job: Job, number: int) -> Iterator[Run]:
-    """The n-th bounded run of a job, with new records in both sources; a checkpoint has all of the
-    first source's behind it, and the second has not ended.
+    """Start the n-th bounded run of a job, with new records in both sources.
+
+    Yields the run when a checkpoint is at the end of the first source. The second has not ended.
     """
     known = job.manifest()
     job.write(FEW, seed=2 * number, to="orders")
@@ -88,7 +89,7 @@ def past_the_end_of_one(job: Job, number: int) -> Iterator[Run]:
 
 
 def one_has_ended(job: Job, before: Manifest | None) -> bool:
-    """Whether a checkpoint of this run, not of the one before, has all of `orders` behind it."""
+    """Return whether a checkpoint of this run, not of the run before, is at the end of `orders`."""
     manifest = job.manifest()
     if manifest is None or (before and before.submission == manifest.submission):
         return False
@@ -97,7 +98,7 @@ def one_has_ended(job: Job, before: Manifest | None) -> bool:
 
 
 def kill_a_slot(run: Run, chance: random.Random) -> bool:
-    """Kill one, as soon as there is one; False if the job ends before there is."""
+    """Kill a slot as soon as one exists. Return False if the job ends before."""
     while run.process.poll() is None:
         slots = run.processes()["slot"]
         with suppress(psutil.NoSuchProcess):

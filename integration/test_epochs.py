@@ -1,9 +1,10 @@
 """A transactional id whose epochs are used up: the broker gives it another producer id.
 
-Epochs of a producer are 16 bits, and each transaction of ours takes one. A job of one subtask is
-given an id whose last epoch it uses in its first transactions; some checkpoints later, when the id
-is used again, its producer id is another one. What was recorded of its transactions must not be
-confused by that, also not by a recovery that finds both in the journal.
+The epoch of a producer has 16 bits, and each transaction of a job uses one epoch. A job with one
+subtask gets a transactional id that reaches its last epoch in the job's first transactions. A few
+checkpoints later the job uses the id again, and the id then has another producer id. The job must
+not confuse the transactions of the two producer ids, and a recovery that finds both in the journal
+must not confuse them either.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(900)]
 
 EPOCH_MAX: Final = 32_766
-"""The last that a broker gives."""
+"""The last epoch that a broker gives."""
 RECORDS = 6_000
 PACE = 500
 
@@ -56,13 +57,13 @@ def test_an_id_that_is_given_another_producer_id_stays_exact(
 
 
 def named_producers(job: Job, id_: str) -> set[int]:
-    """Producer ids with which publications have named transactions of this id."""
+    """Return the producer ids of this transactional id in all publications."""
     named = [txn for entry in job.journal() for txn in entry.get("transactions", ())]
     return {txn["producer_id"] for txn in named if txn["transactional_id"] == id_}
 
 
 def used_up(bootstrap: str, id_: TransactionalId) -> int:
-    """Take the id until the next one who takes it gets its last epoch; its producer id."""
+    """Take the id until the next client gets its last epoch. Return the id's producer id."""
     with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         epoch = -1
         while epoch < EPOCH_MAX - 1:

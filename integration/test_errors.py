@@ -1,7 +1,7 @@
-"""Mistakes of users and of set-ups, each by the command that users have, on a real broker.
+"""Mistakes of users and set-ups, tested with the user's command on a real broker.
 
-Each is one paragraph on stderr that names the thing and the remedy, exit code 2, and nothing is
-started; the paragraphs are kept as golden files.
+Each mistake gives one paragraph on stderr, which names the cause and the remedy. The exit code is
+2, and no process starts. The paragraphs are kept as golden files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 UNREACHABLE_S_MAX = 20.0
-"""Nine seconds until it is said; the rest is for a machine that is busy with other tests."""
+"""The limit for the error, in seconds. The command takes nine; the rest is for a busy machine."""
 
 
 def with_config(**settings: str) -> Callable[[Folder], Outcome]:
@@ -156,7 +156,9 @@ def test_a_definition_that_is_not_deterministic(kafka: EmbeddedKafka, tmp_path: 
 def finished(
     kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Folder, str]]:
-    """A folder whose job has run, and the text of its pipeline. At the end it goes on, exactly."""
+    """A folder whose job has run, and the text of its pipeline. After all tests the job continues,
+    and its output is exact.
+    """
     folder = Folder.make(tmp_path_factory.mktemp("finished"), kafka.bootstrap)
     folder.orders(30)
     assert folder.run().code == 0
@@ -177,7 +179,7 @@ def with_other_keys(folder: Folder) -> Outcome:
 
 
 def with_narrowed_state(folder: Folder) -> Outcome:
-    """Some stored totals are in the Literal, and some are not."""
+    """Run with a state type that allows only some of the stored totals."""
     folder.edit("job.py", "import Iterable\n", "import Iterable\nfrom typing import Literal\n")
     folder.edit("job.py", "ValueState(int, default=0)", "ValueState(Literal[0, 10], default=0)")
     return folder.run()
@@ -209,7 +211,7 @@ def test_what_does_not_fit_the_stored_state(finished: tuple[Folder, str], name: 
     outcome = CHANGES[name](folder)
     assert outcome.code == 2, outcome.err
     said = folder.normalised(paragraph(outcome.err))
-    for ids in (", ".join(published), published[-1]):  # all of them, or the last one, and no other
+    for ids in (", ".join(published), published[-1]):  # the message has all ids or the last one
         said = re.sub(rf"\b{ids}\b", "1-1", said)
     assert_golden(name, said)
     claims = [entry["kind"] for entry in folder.journal()[len(before) :]]
@@ -254,7 +256,7 @@ def test_a_source_topic_that_is_deleted_fails_the_job(kafka: EmbeddedKafka, tmp_
         run.until(lambda: len(folder.read("totals")) == 3, "at the end of its input")
         orders = folder.topics["orders"]
         admin.delete_topics([orders], operation_timeout=TIMEOUT_S)[orders].result(TIMEOUT_S)
-        # The source would notice by itself after half a minute of silence.
+        # Without the kill, the source would notice only after half a minute without records.
         os.kill(run.slots()[0], signal.SIGKILL)
         outcome = run.wait()
     assert outcome.code == 1, outcome.err

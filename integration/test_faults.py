@@ -1,7 +1,7 @@
-"""A sample of the faults that `make chaos` makes: of brokers, of the network, of the storage.
+"""A sample of the faults of `make chaos`: faults of brokers, of the network and of the storage.
 
-The scenarios are those of `integration.chaos`, with the same checker at their end; which of them
-run here was chosen by how much each has to tell for its time.
+The scenarios come from `integration.chaos`, and the same checker runs at their end. This sample has
+the scenarios that show the most for the time that they take.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stage(tmp_path: Path, kafka: EmbeddedKafka) -> Iterator[Stage]:
 
 
 def assert_right(scenario: Scenario, stage: Stage, *names: str) -> None:
-    """Run the cells of these names, all if there is none."""
+    """Run the cells with these names, or all cells if no name is given."""
     cells = [each for each in scenario.cells if not names or each.rpartition("/")[2] in names]
     assert len(cells) == len(names) or not names, cells
     for result in results_of(scenario, cells, stage):

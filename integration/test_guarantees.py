@@ -1,5 +1,5 @@
-"""Sinks that promise less than exactly once: what they keep, and that they may stand beside one
-that promises all.
+"""Sinks with a weaker guarantee than exactly-once: the guarantee that they keep, also next to an
+exactly-once sink.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECOND_SINK = """
 
 
 def make(kafka: EmbeddedKafka, path: Path, guarantee: str, *, beside: bool) -> Folder:
-    """The totals with that guarantee, or exactly once beside a second sink that has it."""
+    """Make the totals with a guarantee, or exactly-once totals with a second sink that has it."""
     if beside:
         second = SECOND_SINK.replace("GUARANTEE", guarantee)
         text = TOTALS.replace("\n    def define(self) -> None:\n", second)
@@ -41,6 +41,15 @@ def transactional_ids(folder: Folder) -> list[str]:
         return list(log.list(f"tidegate.{folder.job}."))
     finally:
         log.close()
+
+
+def runs_again(err: str, restarts: int) -> bool:
+    """Return whether the last status line reports a running job after this number of restarts.
+
+    A job that is stopped while it deploys ends without a final checkpoint, with another exit code.
+    """
+    line = err.rstrip().rpartition("\n")[2]
+    return ": running" in line and f"{restarts} restarts" in line
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
@@ -69,6 +78,7 @@ def test_at_least_once_loses_nothing_when_a_slot_dies_and_its_neighbour_stays_ex
             run.until(lambda: folder.read("plain"), "writing")
             os.kill(run.until(run.slots, "with slots")[0], signal.SIGKILL)
         run.until(lambda: len(folder.read("totals")) == count, "at the end of its input", 60)
+        run.until(lambda: runs_again(run.err, restarts=2), "running again", 60)
         outcome = run.stop()
     assert outcome.code == 0, outcome.err
     folder.assert_exact(count)

@@ -1,6 +1,7 @@
-"""Connections whose other end is gone without a word: the call that finds out is the only one lost.
+"""Half-open connections: the other end is gone without notice, and only one call is lost.
 
-Over the proxy that forgets them. Nothing else tells a client: no answer, no end, no error.
+The tests use the proxy that can forget connections. A client gets no answer, no end of the
+connection and no error. Only the call that times out shows that the other end is gone.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tidegate.ports.rpc import RpcClient
 from tidegate.protocol.messages import Acknowledge, ListJobs
 
 ASKED_MS = 5_000
-"""Twelve times as often as a cluster's connections are asked."""
+"""The interval of keepalive pings, in ms. That of a cluster's connections is 12 times as long."""
 IDLE_S = 21.0
-"""Long enough for a server to take offence at four questions without a call."""
+"""The time without a call, in seconds: four keepalive pings, which a server could reject."""
 
 
 @contextmanager
 def connected() -> Iterator[tuple[Proxy, RpcClient]]:
-    """A client that has reached its server, through a proxy."""
+    """Yield a proxy and a client that has reached its server through it."""
     rpc = GrpcRpc()
     server = rpc.serve(lambda _: Acknowledge())
     with Network() as network:

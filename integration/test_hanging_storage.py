@@ -1,6 +1,7 @@
-"""A call to the checkpoint storage that never returns: a named error, a restart, exact output.
+"""A call to the checkpoint storage that never returns: a clear error, a restart, exact output.
 
-A pipe in place of a file makes the kernel hold whoever opens it to read, as a hung disk does.
+The tests replace a file by a named pipe. A process that opens the pipe to read then hangs in the
+kernel, as on a disk that hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CONFIG = {"checkpoint.timeout": "3s", "restart.strategy": "fixed_delay", "restar
 
 @contextmanager
 def hanging(file: Path) -> Iterator[None]:
-    """Whoever opens the file to read waits for ever; afterwards it is what it was."""
+    """Make every open of a file for reading hang during the block. Restore the file at its end."""
     aside, pipe = file.with_suffix(".aside"), file.with_suffix(".pipe")
     os.mkfifo(pipe)
     os.link(file, aside)
@@ -62,7 +63,7 @@ def test_a_restore_that_hangs_ends_in_a_new_attempt(kafka: EmbeddedKafka, tmp_pa
         run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
-    shutil.rmtree(tmp_path / ".tidegate" / "state")  # so that all comes from the storage
+    shutil.rmtree(tmp_path / ".tidegate" / "state")  # all state must come from the storage
     files = tmp_path / ".tidegate" / "checkpoints" / folder.job / "files"
     with folder.started(bounded=False, config=CONFIG) as run:
         with hanging(max(files.rglob("*.sst"))):

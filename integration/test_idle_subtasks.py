@@ -1,8 +1,8 @@
-"""A subtask that writes nothing for an interval, and a crash just after it was published.
+"""A subtask that writes nothing for an interval, and a crash just after its publication.
 
-What was prepared for such an interval is nothing at all; a recovery that were told of an empty
-transaction could not end it, and the job would never come back. All kills are where it matters: the
-publication stands, and nothing that it names is ended.
+The subtask prepares no transaction for such an interval. If a publication listed an empty
+transaction, a recovery could not end it, and the job would never run again. All kills are at the
+critical point: the publication is written, and no transaction that it lists is ended.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ RECORDS = 400
 
 
 def customers(job: Job, partition: int) -> set[bytes]:
-    """Of the orders written so far, those of one partition."""
+    """Return the customers whose orders so far are in one partition."""
     found = checker.read_committed(job.bootstrap, job.topics["orders"])
     return {record.key or b"" for record in found if record.partition == partition}
 
 
 def writers(job: Job) -> set[int]:
-    """Subtasks of whose transactions the last publication that names any has some."""
+    """Return the subtasks with transactions in the last publication that lists any."""
     entries = [entry for entry in job.journal() if entry.get("transactions")]
     named = [txn["transactional_id"] for txn in entries[-1]["transactions"]] if entries else []
     return {parts.subtask for parts in map(parse_transactional_id, named) if parts is not None}
@@ -38,7 +38,7 @@ def writers(job: Job) -> set[int]:
 def test_killed_after_an_interval_in_which_a_subtask_wrote_nothing_it_recovers(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    # Without state nothing is shuffled: a subtask whose partitions are idle is idle itself.
+    # This pipeline has no state and no shuffle, so a subtask with idle partitions is idle too.
     job = Job.make(any_kafka.bootstrap, tmp_path, "LargeOrders")
     job.write(RECORDS, seed=1)
     busy = customers(job, 0)
@@ -49,8 +49,8 @@ def test_killed_after_an_interval_in_which_a_subtask_wrote_nothing_it_recovers(
         run.until_snapped(held)
         assert len(writers(job)) == 1, job.journal()[-1]
         run.kill()
-    # Again, in a life in which the idle subtask has not written at all; here only the JobMaster is
-    # killed, and its successor ends what it published.
+    # The second run repeats this with an idle subtask that has not written at all. Here only the
+    # JobMaster is killed, and the next JobMaster ends the published transactions.
     job.write(RECORDS, seed=3, of=busy)
     with job.started(traps=[Trap("jobmaster.published")]) as run:
         run.until_snapped(0)

@@ -1,5 +1,5 @@
-"""The drivers of Kafka on real brokers: the contract on both versions, and what only a broker
-shows.
+"""The Kafka drivers on real brokers: the contract on all tested versions, and behaviour that only a
+real broker shows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """What a test leaves to the collector is its own matter, not the next one's."""
+    """Collect garbage after each test, so that its open sockets do not disturb the next test."""
     yield
     gc.collect()
 
@@ -60,7 +60,10 @@ def collected() -> Iterator[None]:
 def under_test(
     bootstrap: str, version: str = "4.3.0", settings: dict[str, str] | None = None
 ) -> KafkaUnderTest:
-    """With `settings` for a user who may not make topics; those are made at `bootstrap`."""
+    """Make the drivers under test. With `settings`, they belong to a user who may not make topics.
+
+    Topics are always made at `bootstrap`.
+    """
     settings = settings or {"bootstrap.servers": bootstrap}
 
     def make_topic(partitions: int, prefix: str = "drivers") -> str:
@@ -96,7 +99,7 @@ class TestRealKafka(KafkaContract, TransactionContract, VisibilityContract, Topi
 
 @pytest.fixture
 def opened(collected: None) -> Iterator[Callable[[EmbeddedKafka], KafkaUnderTest]]:
-    """Opens drivers to a broker, and closes them."""
+    """A function that opens drivers to a broker. They are closed after the test."""
     made: list[KafkaUnderTest] = []
 
     def open_(broker: EmbeddedKafka) -> KafkaUnderTest:
@@ -110,7 +113,7 @@ def opened(collected: None) -> Iterator[Callable[[EmbeddedKafka], KafkaUnderTest
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that tests here may kill and start again."""
+    """A broker that the tests of this module may kill and start again."""
     directory = tmp_path_factory.mktemp("own-kafka")
     with EmbeddedKafka.start("4.3.0", directory=directory, owned=True) as broker:
         yield broker
@@ -229,7 +232,9 @@ def allow_writing(bootstrap: str, user: str) -> None:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Addresses of a listener without and of one with credentials; `guest` may do nothing."""
+    """The addresses of two listeners: one without credentials, and one with credentials. The user
+    `guest` has no rights.
+    """
     directory = tmp_path_factory.mktemp("secured")
     ports = choose_ports(1)
     plain, controller = ports[0].client, ports[0].controller
@@ -318,7 +323,7 @@ class TestRights(RightsContract):
             lambda: KafkaProducer(given, TransactionalId("tidegate.x"), 60_000),
         ):
             started = time.monotonic()
-            # kafka-python may see no more than a closed connection: then it cannot be sure.
+            # kafka-python may see only a closed connection, and then the reason is uncertain.
             with pytest.raises((RefusedError, KafkaUnavailableError)) as error:
                 ask()
             assert time.monotonic() - started < 20

@@ -1,9 +1,10 @@
-"""Exactly once, whoever is killed when, and however a run ends; on both versions of Kafka.
+"""Exactly-once output after kills of any process, and after each kind of end of a run.
 
-Each test runs a job by the command that users have, on a local cluster of real processes, has some
-of them killed or interrupts it, and compares what a `read_committed` reader finds with what the
-input says it must be. Kills and freezes at named points of the commit protocol are the matrix's
-(`test_chaos.py`); here are random ones, controls that must fail, and the ends of runs.
+The tests run on both versions of Kafka. Each test runs a job with the user's command, on a local
+cluster of real processes. It kills some of them or interrupts the run, and compares the records of
+a `read_committed` reader with the records expected from the input. The kill matrix
+(`test_chaos.py`) has kills and freezes at named points of the commit protocol. This module has
+random kills, controls that must fail, and the ends of runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 RECORDS = 4_000
 LONGER = 10_000
-"""So that the second publication comes before the input ends, on a busy machine too."""
+"""A number of records so high that the second publication comes before the input ends, also on a
+busy machine.
+"""
 PACE = 800
 """Records per second and subtask: the run has about ten checkpoints, fewer on a busy machine."""
 
@@ -46,23 +49,25 @@ def test_killed_twenty_times_at_random_it_is_exact(
     with job.started("--task-managers", "2", "--slots", "1", pace=500, config=config) as run:
         run.until_published(1)
         for number, role in enumerate(roles):
-            if number % 2:  # the others may come in the middle of a recovery
+            if number % 2:  # the other kills can come in the middle of a recovery
                 run.until_published(1)
             time.sleep(chance.uniform(0.0, 1.0))
             kill(run, role, chance)
         run.until_published(1)
         run.process.send_signal(signal.SIGINT)
         code = run.wait()
-        # The last kill may be noticed after that publication: the stop then meets a recovery.
+        # The job may notice the last kill after that publication. Then it gets the stop while it
+        # recovers.
         assert code == code_of_stop(job.journal()), run.story()
     job.run()
     job.assert_exact()
 
 
 def kill(run: Run, role: str, chance: random.Random) -> None:
-    """Kill one process of a role, as soon as there is one.
+    """Kill one process of a role, as soon as one exists.
 
-    Of JobManagers only one that is up: three in a row that do not come up end a cluster.
+    Kill a JobManager only if a JobMaster runs: three failed starts of JobManagers in a row end a
+    cluster.
     """
 
     def victims() -> list[psutil.Process]:
@@ -140,7 +145,7 @@ def test_the_whole_cluster_dies_with_its_command_and_the_next_run_recovers(
     with job.started(pace=PACE) as run:
         run.until_published(2)
         assert {"jobmanager", "taskmanager", "jobmaster", "slot"} <= set(run.processes())
-        run.kill()  # and nothing outlives it
+        run.kill()  # this also checks that no process outlives the command
     job.run()
     job.assert_exact()
 
@@ -150,14 +155,14 @@ def test_the_second_interrupt_leaves_at_once_and_the_next_run_recovers(
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
     job.write(RECORDS, seed=12)
-    # A JobMaster that is stopped never takes the final checkpoint, so the first one is not enough;
-    # and nobody may take it for dead, or its successor would.
+    # A frozen JobMaster never takes the final checkpoint, so the first interrupt is not enough. It
+    # must not count as dead either, because the next JobMaster would take the final checkpoint.
     config = {"cluster.heartbeat_timeout": "60 s"}
     traps = [Trap("jobmaster.complete", 3, stops=True)]
     with job.started(pace=PACE, traps=traps, config=config) as run:
         run.until(run.plan.snapped, "stopped")
         run.process.send_signal(signal.SIGINT)
-        time.sleep(2)  # of two signals that a process has not taken yet, it gets one
+        time.sleep(2)  # two signals that arrive before a process handles them count as one
         run.process.send_signal(signal.SIGINT)
         assert run.wait(10) == 130, run.story()
     job.run()
@@ -172,7 +177,7 @@ def test_an_interrupt_outlives_the_jobmanager_that_was_told(
     with job.started(pace=PACE, traps=[Trap("jobmaster.complete", 3, stops=True)]) as run:
         run.until(run.plan.snapped, "stopped")
         run.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)  # two reports later it is told
+        time.sleep(0.5)  # after the time of two reports, the JobManager has received the stop
         kill(run, "jobmanager", random.Random(0))
         code = run.wait()
         assert code == code_of_stop(job.journal()), run.story()

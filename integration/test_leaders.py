@@ -1,12 +1,12 @@
-"""The leader of the cluster, or of the job, dies in each named state of the job.
+"""The leader of the cluster, or of the job, dies in each state of the job.
 
-Whoever comes after must go on from the last published checkpoint, and never from an empty state:
-positions never go back, and the output is exact. The states are those of the job machine
-(`JobState`) and, where the leader of the cluster is concerned, of the Dispatcher (`Phase`). A
-process is held at a point that it only comes to in the state in question, or the job's own reports
-say that it is in it; a JobMaster that has not registered says nothing, and is killed as soon as it
-is there. A part is in `-m soak`: the kill matrix has a JobMaster killed at every point of a
-recovery anyway.
+The next leader must continue from the last published checkpoint, and never from an empty state.
+Positions never go back, and the output is exact. The states are those of the job machine
+(`JobState`) and, for the leader of the cluster, of the Dispatcher (`Phase`). To kill a leader in a
+state, a test holds a process at a point that exists only in this state, or waits until the job
+reports the state. A JobMaster that has not registered reports nothing, so the test kills it as soon
+as it exists. Some cases run only with `-m soak`, because the kill matrix kills a JobMaster at every
+point of a recovery.
 """
 
 from __future__ import annotations
@@ -27,50 +27,56 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 PACE = 400
 RECORDS = 300
-"""Between two deaths: half a second of both subtasks, so that each attempt has something to do."""
+"""New records after each kill: half a second of work for both subtasks, so that each attempt reads
+records.
+"""
 CONFIG = {"restart.strategy": "fixed_delay", "restart.delay": "15 s"}
-"""Nothing waits for it but the test that wants the job to back off: a new leader begins at once."""
+"""A long restart delay. It applies only in the test of the state `backing off`: a new leader starts
+the next attempt at once.
+"""
 
 
 # --- states of a job that goes on ---------------------------------------------------------------
 
 
 def created(run: Run, leader: str) -> None:
-    """A JobMaster was started, and has not registered."""
+    """Kill the leader while a new JobMaster runs but has not registered."""
     kill(run, "jobmaster")
     kill(run, leader)
 
 
 def recovering(run: Run, leader: str) -> None:
-    """It has claimed the journal, and nothing is settled."""
+    """Kill the leader when a JobMaster has claimed the journal, before it settles anything."""
     with held(run, Trap("recovery.claimed", holds=True), "RECOVERING"):
         kill(run, "jobmaster")
     kill(run, leader)
 
 
 def backing_off(run: Run, leader: str) -> None:
-    """An attempt has failed, its successor has recovered, and waits for the delay to pass."""
+    """Kill the leader when an attempt has failed, and the next one has recovered and waits for the
+    restart delay.
+    """
     kill(run, "slot")
     run.until(lambda: run.state() == "BACKING_OFF", "backing off")
     kill(run, leader)
 
 
 def waiting_for_slots(run: Run, leader: str) -> None:
-    """It has recovered, and a slot has not registered."""
+    """Kill the leader when the job has recovered and a slot has not registered."""
     with held(run, Trap("slot.starting", holds=True), "WAITING_FOR_SLOTS"):
         kill(run, "jobmaster")
     kill(run, leader)
 
 
 def deploying(run: Run, leader: str) -> None:
-    """A slot fetches its state."""
+    """Kill the leader while a slot restores its state."""
     with held(run, Trap("slot.restored", holds=True), "DEPLOYING"):
         kill(run, "jobmaster")
     kill(run, leader)
 
 
 def running(run: Run, leader: str) -> None:
-    """All goes well."""
+    """Kill the leader while the job runs."""
     run.until(lambda: run.state() == "RUNNING", "running")
     kill(run, leader)
 
@@ -111,29 +117,30 @@ def test_killed_in_each_state_of_a_job_its_leader_is_succeeded_from_the_last_che
 
 
 def stopping(run: Run, leader: str) -> None:
-    """A checkpoint is being taken, and the final one is to follow."""
+    """Kill the leader during a checkpoint that the final checkpoint must follow."""
     with held(run, Trap("slot.described", holds=True), "STOPPING"):
         run.process.send_signal(signal.SIGINT)
     kill(run, leader)
 
 
 def closing(run: Run, leader: str) -> None:
-    """All is published, and the last entry is about to be written."""
+    """Kill the leader when all is published, before the last journal entry is written."""
     with held(run, Trap("jobmaster.closing", holds=True), "CLOSING"):
         run.process.send_signal(signal.SIGINT)
     kill(run, leader)
 
 
 def closed(run: Run, leader: str) -> None:
-    """It was written, and nobody knows."""
+    """Kill the leader when the last journal entry is written, before it is reported."""
     with held(run, Trap("jobmaster.closed", holds=True), "CLOSING"):
         run.process.send_signal(signal.SIGINT)
     kill(run, leader)
 
 
 def ending(run: Run, _leader: str) -> None:
-    """The Dispatcher knows, and is about to store it. The command knows, too, and leaves: its
-    JobManager dies while it stands there.
+    """Let the JobManager die just before the Dispatcher stores the result of the job.
+
+    The command already knows the result and exits. Its JobManager dies with it, at the trap.
     """
     number = run.plan.add(Trap("jobmanager.ending", holds=True))
     run.process.send_signal(signal.SIGINT)
@@ -161,8 +168,9 @@ def test_killed_in_each_state_of_a_job_that_ends_its_leader_leaves_it_to_be_cont
     for seed, (brought_about, leader) in enumerate(ends):
         job.write(RECORDS, seed=seed)
         read = positions(job)
-        # Some runs' JobManagers are also killed before they have stored the submission, or before
-        # it counts: an earlier run has published, and what comes after must not begin anew.
+        # In some runs the JobManager is also killed before it has stored the submission, or before
+        # the submission counts. An earlier run has published, so the job must not start without
+        # state.
         points = {1: "jobmanager.storing", 2: "jobmanager.accepting"}
         traps = [Trap(points[seed], holds=True)] if seed in points else []
         options = ("--restore", "latest") if seed else ()
@@ -188,7 +196,7 @@ def test_killed_in_each_state_of_a_job_that_ends_its_leader_leaves_it_to_be_cont
 
 @contextmanager
 def held(run: Run, trap: Trap, state: str) -> Iterator[None]:
-    """The block brings about what leads to this state; a process is held there at the end."""
+    """Hold a process at a trap, and wait for a state. The block must lead to the trap."""
     number = run.plan.add(trap)
     yield
     run.until_snapped(number)
@@ -196,13 +204,13 @@ def held(run: Run, trap: Trap, state: str) -> Iterator[None]:
 
 
 def kill(run: Run, role: str) -> None:
-    """SIGKILL the one process of this role, or the first, as soon as there is one."""
+    """Kill the first process of a role with SIGKILL, as soon as one exists."""
     victim = run.until(lambda: run.processes()[role], f"a {role} to kill")[0]
     victim.kill()
     victim.wait()
 
 
 def positions(job: Job) -> int:
-    """How much of the input the newest publication has behind it."""
+    """Return the sum of the input offsets of the newest publication; 0 without a publication."""
     manifest = job.manifest()
     return 0 if manifest is None else sum(split.offset for split in manifest.splits)

@@ -1,9 +1,9 @@
-"""What an attempt leaves behind in the processes that outlive it, with real clients: nothing.
+"""An attempt leaves no resources behind in the processes that outlive it, with real clients.
 
-Slots are processes of one attempt, so what they hold ends with them. The JobMaster, the
-TaskManagers with their zygotes, the JobManager and the command see one attempt after the other;
-after many they must hold as many threads, open files and connections as after a few. (With stubs in
-place of slots and JobMasters: `test_processes.py`; over hours, and memory: `make soak`.)
+A slot process belongs to one attempt, so its resources end with it. The JobMaster, the TaskManagers
+with their fork servers, the JobManager and the command see many attempts. After many attempts they
+must have as many threads, open files and connections as after a few. `test_processes.py` tests the
+same with stubs for slots and JobMasters. `make soak` tests it over hours, and also checks memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from integration.killing.runs import Job, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 WARM = 3
-"""Restarts after which pools and caches are full."""
+"""Number of restarts after which pools and caches are full."""
 SLACK = 3
-"""A connection that is just being made, and its thread."""
+"""Allowed growth of each figure: a connection that is being made, and its thread."""
 
 Counts = dict[tuple[str, int], dict[str, int]]
-"""Figures by kind and pid."""
+"""The figures of each process, by its kind and process id."""
 
 
 @pytest.mark.kafka
@@ -49,26 +49,31 @@ def test_nothing_is_left_of_attempts_with_real_clients(
             run.until(lambda: commits(run), "a commit")
             if restart == WARM:
                 before = counts(run)
-            begun = len(job.claims())  # before the kill: the next one begins within milliseconds
+            begun = len(job.claims())  # before the kill, as the next attempt follows at once
             chance.choice(run.processes()["slot"]).kill()
             run.until(partial(claimed, job, begun + 1), "a new attempt")
         job.write(50, seed=restarts)
         run.until(lambda: commits(run), "the last commit")
         assert {kind for kind, _ in before} >= {"jobmaster", "jobmanager", "taskmanager", "zygote"}
-        run.until(lambda: not grown(before, counts(run)), "as small as it was", 15)
+        try:
+            run.until(lambda: not grown(before, counts(run)), "as small as it was", 15)
+        except AssertionError as error:
+            raise AssertionError("\n".join(grown(before, counts(run)))) from error
         run.kill()
     job.run()
     job.assert_exact()
 
 
 def claimed(job: Job, times: int) -> bool:
-    """Whether so many attempts have begun."""
+    """Return whether at least `times` attempts have begun."""
     return len(job.claims()) >= times
 
 
 def commits(run: Run) -> bool:
-    """Whether the live attempt has ended the transactions of a publication of its own, and so has
-    all of its slots; what it has settled may be its predecessor's, whose slots are not gone yet.
+    """Return whether the live attempt has settled its own publication with all of its slots.
+
+    A settled publication is not enough: it can be that of the attempt before, whose slots may still
+    exist.
     """
     entries = run.job.journal()
     named = [entry for entry in entries if entry.get("transactions")]
@@ -82,7 +87,7 @@ def commits(run: Run) -> bool:
 
 
 def counts(run: Run) -> Counts:
-    """Threads, open files and connections of every process that is no slot."""
+    """Count threads, open files and connections of every process that is not a slot."""
     found: Counts = {}
     command = psutil.Process(run.process.pid)
     for process in (command, *command.children(recursive=True)):
@@ -99,7 +104,7 @@ def counts(run: Run) -> Counts:
 
 
 def grown(before: Counts, now: Counts) -> list[str]:
-    """What has."""
+    """Describe each figure that has grown by more than `SLACK`."""
     return [
         f"{kind} {pid}: {what} {had} -> {now[kind, pid][what]}"
         for (kind, pid), figures in before.items()

@@ -1,4 +1,4 @@
-"""Who reaches the processes of a cluster: nobody but the owner, or those whom the operator allows.
+"""Access to the processes of a cluster: only the owner has it, and users that the operator allows.
 
 A local run listens on Unix sockets in a folder of mode 0700. A process that listens on an address
 of the network starts only with `--insecure`.
@@ -29,14 +29,14 @@ NOBODY = 65534
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started."""
+    """Return a process and all processes that it has started."""
     process = psutil.Process(pid)
     return [process, *process.children(recursive=True)]
 
 
 @contextmanager
 def acting_as(uid: int) -> Iterator[None]:
-    """Act with the rights of another user; only root can."""
+    """Act with the rights of another user. Only root can do this."""
     os.seteuid(uid)
     try:
         yield
@@ -45,7 +45,7 @@ def acting_as(uid: int) -> Iterator[None]:
 
 
 def listening_ports(pid: int) -> list[str]:
-    """TCP addresses on which the processes of a run listen."""
+    """Return the TCP addresses on which the processes of a run listen."""
     return [
         f"{each.name()} {connection.laddr}"
         for each in tree(pid)
@@ -55,7 +55,9 @@ def listening_ports(pid: int) -> list[str]:
 
 
 def sockets(pid: int) -> set[Path]:
-    """Unix sockets of a run that a path leads to; slots remove theirs once all are connected."""
+    """Return the Unix sockets of a run whose paths exist. Slots remove theirs when all slots are
+    connected.
+    """
     paths = {
         Path(str(connection.laddr))
         for each in tree(pid)
@@ -75,7 +77,7 @@ def test_a_local_run_listens_on_sockets_that_only_its_owner_reaches(
         assert listening_ports(run.process.pid) == []
         found = sockets(run.process.pid)
         folders = {path.parent for path in found}
-        assert len(found) >= 4, found  # of the JobManager, JobMaster, TaskManager and slots
+        assert len(found) >= 4, found  # JobManager, JobMaster, TaskManager and slots
         for folder in folders:
             assert folder.name.startswith("tidegate-")
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -89,7 +91,7 @@ def test_a_local_run_listens_on_sockets_that_only_its_owner_reaches(
     job.run()
     job.assert_exact()
     [kept] = [folder for folder in folders if folder.name.startswith("tidegate-run-")]
-    assert kept.exists()  # the run was killed: the next runs remove it once it is old
+    assert kept.exists()  # the run was killed, so a later run removes its folder when it is old
 
 
 def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, tmp_path: Path) -> None:

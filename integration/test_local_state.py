@@ -1,5 +1,5 @@
-"""Local state on real clusters: a killed slot's successor restores from what it left, and a job
-that has ended leaves nothing.
+"""Local state on real clusters: the slot that replaces a killed slot restores from its local files.
+A job that has ended leaves no local state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 VERSION = "4.3.0"
 NOTED = Rule(does="slow", call="get_file", path=STATE, role="slot")
-"""Downloads of state are as they are, and written down."""
+"""A rule that only records downloads of state. It adds no delay."""
 
 
 @pytest.fixture
@@ -31,14 +31,19 @@ def stage(tmp_path: Path, kafka: EmbeddedKafka) -> Iterator[Stage]:
 
 
 def has_published(live: LiveJob) -> bool:
-    """Whether the newest attempt has: what it restored from is complete, and is its own."""
+    """Return whether the newest attempt has published a checkpoint.
+
+    Its local state is then complete, and belongs to this attempt.
+    """
     kinds = [entry["kind"] for entry in reversed(live.job.journal())]
     return "publication" in kinds[: kinds.index("claim")]
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["left", "lost"])
 def test_a_killed_slot_is_restored_from_what_it_left(stage: Stage, *, lost: bool) -> None:
-    """And from the checkpoint storage where that is lost, or nothing would show the difference."""
+    """With `lost`, the local state is deleted, and the slot restores from the checkpoint storage.
+    This control shows that the test can tell the two cases apart.
+    """
     folder = stage.new_folder("local")
     rules = Rules(folder / "rules")
     with LiveJob(

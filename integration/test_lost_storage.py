@@ -1,4 +1,4 @@
-"""A checkpoint storage that is lost while a job runs, and a JobMaster that is started again."""
+"""A checkpoint storage that is lost while a job runs, before its JobMaster is started again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ AT_LEAST_ONCE = TOTALS.replace(
     "value=Json(Total), key_by=lambda total: total.customer)",
     'value=Json(Total), key_by=lambda total: total.customer, guarantee="at_least_once")',
 )
-"""A job without transactions: Kafka knows no ids of it."""
+"""A job without transactions. Kafka has no transactional ids of it."""
 
 
 @pytest.mark.parametrize("text", [TOTALS, AT_LEAST_ONCE], ids=["exactly_once", "at_least_once"])
 def test_a_job_whose_journal_is_lost_does_not_start_from_nothing(
     kafka: Kafka, tmp_path: Path, text: str
 ) -> None:
-    """With `--take-over` given once, it did at every loss; without transactions, always."""
+    """In an earlier version a job with `--take-over` started from nothing at every loss, and a job
+    without transactions did so always.
+    """
     folder = Folder.make(tmp_path, kafka.bootstrap, text)
     folder.orders(300)
     journal = tmp_path / ".tidegate" / "checkpoints" / folder.job / "journal"

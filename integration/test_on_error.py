@@ -1,8 +1,9 @@
-"""`on_error` over Kafka: what a policy refuses is left out exactly once, whoever is killed.
+"""`on_error` over Kafka: a refused record is left out exactly once, also when a slot is killed.
 
-One record fails at each place: an integer beyond 64 bits at the edge by key (the source's policy),
-an amount that `process` refuses after it has changed its state, a key of the sink. The others are
-counted as if those had not been there.
+One record fails at each of three places. The first has an integer beyond 64 bits, and fails at the
+edge by key (with the source's policy). The second has an amount that `process` refuses after it has
+changed its state. The third fails at the key of the sink. The job counts the other records as if
+these three did not exist.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def make(kafka: EmbeddedKafka, path: Path, policy: str, *, partitions: int = 1) 
 
 
 def send(folder: Folder, first: int) -> None:
-    """20 orders, with three records among them that cannot be processed."""
+    """Write 20 orders, and among them three records that cannot be processed."""
     folder.orders(9, first=first)
     folder.send("orders", [(b"bad", BEYOND), (b"bad", REFUSED)])
     folder.orders(11, first=first + 9)
@@ -114,7 +115,7 @@ def test_what_is_refused_is_exact_over_the_death_of_a_slot(
             os.kill(run.until(run.slots, "with slots")[0], signal.SIGKILL)
         total = 20 * rounds
         run.until(lambda: len(folder.read("totals")) >= total, "at the end of its input", 90)
-        # The last record of the input leads to a dead letter only.
+        # The last record of the input gives only a dead letter.
         run.until(lambda: len(folder.read("dead")) >= 3 * rounds, "with all dead letters", 90)
         outcome = run.stop()
     assert outcome.code == 0, outcome.err

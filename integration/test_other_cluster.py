@@ -1,4 +1,4 @@
-"""A job whose `--kafka` leads to another Kafka cluster than its checkpoints belong to."""
+"""A job whose `--kafka` is another Kafka cluster than the one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_refused(outcome: Outcome, *parts: str) -> None:
 
 
 def test_a_checkpoint_of_another_cluster_is_not_restored(folder: Folder) -> None:
-    """1,000 of 5,000 records were skipped, and the exit code was 0."""
+    """An earlier version skipped 1,000 of the 5,000 records, and exited with 0."""
     folder.orders(5_000)
     before = folder.journal()
     cluster = before[0]["kafka_cluster"]
@@ -77,7 +77,9 @@ def test_a_mirror_with_the_same_offsets_is_read_from_the_checkpoint_on(
 def test_transactions_that_only_the_other_cluster_can_commit_are_not_left_behind(
     kafka: Kafka, kafka_39: Kafka, tmp_path: Path
 ) -> None:
-    """Killed between a publication and its commit. The error names what settles them."""
+    """The run is killed between a publication and its commit. The error says how to settle the
+    transactions.
+    """
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     for topic in job.topics.values():
         create_topic(kafka_39.bootstrap, topic)

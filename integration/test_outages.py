@@ -1,12 +1,14 @@
-"""Brokers that are away for longer than a record may wait for its delivery, in mid-interval.
+"""Brokers that are away, within an interval, for longer than the delivery timeout of a record.
 
-Records that were handed to a producer are then lost with it; a flush that comes after that finds
-nothing left to send and would call it done. By the settings alone an attempt fails about then for
-want of a checkpoint, too, so either of the two ends it (the second test here, and *all away* of
-`chaos/broker_faults.py`, with three brokers). So that only the producer's own memory of the failure
-stands between it and a publication, the first test gives the producers a delivery timeout that is
-much shorter than a checkpoint may take, writes nothing more meanwhile, and keeps the broker from
-aborting the transaction: each of these would be noticed otherwise.
+The producer then drops the records that it was given. A later flush finds no record left to send,
+and would report success. With normal settings an attempt also fails at about this time because it
+completes no checkpoint, so either of the two causes ends it. This is the second test here, and the
+case *all away* of `chaos/broker_faults.py`, with three brokers.
+
+In the first test only the producer's own record of the failure can prevent a publication. The
+producers therefore have a delivery timeout that is much shorter than the checkpoint timeout. The
+test writes nothing more meanwhile, and keeps the broker from aborting the transaction. Without
+these measures something else would reveal the failure.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ PACE = 200
 CONFIG = {"restart.strategy": "fixed_delay", "restart.delay": "100 ms"}
 PATIENT = {**CONFIG, "checkpoint.interval": "2 s", "checkpoint.timeout": "60 s"}
 DELIVERY_S, AWAY_S = 2.0, 4.0
-"""librdkafka looks for records that are overdue once a second."""
+"""The delivery timeout and the outage, in seconds. librdkafka checks for overdue records once per
+second.
+"""
 NEVER_ABORTED = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "3600000"}
 HASTY = {
     **CONFIG,
@@ -42,11 +46,13 @@ HASTY = {
     "checkpoint.tolerated_outage": "0 s",
 }
 HASTY_DELIVERY_S = 6.0
-"""What that comes to: the delivery timeout is the transaction timeout."""
+"""The delivery timeout of these settings, in seconds. It equals the transaction timeout."""
 NEVER_WITHOUT_LEADERS = {"broker.session.timeout.ms": "60000"}
-"""A node that stood still for longer than its session takes its partitions' leadership from itself
-for a moment, and 4.3.0 forgets the abort markers of just then (KAFKA-20734): their readers wait for
-ever, whatever the job does. It is the broker's story and told in `docs/transactions.md`.
+"""A session longer than the freeze of the node.
+
+A node that was frozen for longer than its session briefly takes the leadership of its partitions
+from itself. Kafka 4.3.0 forgets abort markers of that time (KAFKA-20734), and then their readers
+wait for ever, whatever the job does. `docs/transactions.md` describes this bug of the broker.
 """
 
 
@@ -64,13 +70,13 @@ def test_a_failed_delivery_is_never_published_whatever_a_later_flush_says(tmp_pa
         environment = {DELIVERY: str(round(DELIVERY_S * 1000))}
         with job.started(config=PATIENT, environment=environment, pace=PACE) as run:
             run.until(job.is_settled, "settled")
-            # The first batch has opened the transaction, the second is in the slot's hands.
+            # The first batch has opened the transaction. The slot holds the second batch.
             held = run.plan.add(Trap("slot.writing", nth=2, holds=True))
             job.write(RECORDS // 10, seed=2)
             run.until_snapped(held)
             attempt, number = job.claims()[-1], job.journal()[-1]["number"]
             kafka.kill()
-            run.plan.release(held)  # it hands over what it has, to nobody
+            run.plan.release(held)  # the slot now writes the batch, but no broker runs
             time.sleep(AWAY_S)
             kafka.restart()
             run.until(lambda: failure(run, attempt) or named_since(job, number), "failed")
@@ -105,14 +111,17 @@ def test_away_for_longer_than_the_delivery_timeout_the_job_restarts_and_is_exact
 
 
 def is_mid_interval(run: Run) -> bool:
-    """The live attempt runs, and everything that it has published is settled."""
+    """Return whether the live attempt runs and has settled all of its publications."""
     entries, claims = run.job.journal(), run.job.claims()
     live = bool(claims) and entries[-1].get("attempt") == claims[-1]
     return live and entries[-1]["kind"] == "settled" and run.state() == "RUNNING"
 
 
 def named_since(job: Job, number: int, attempt: int | None = None) -> list[str]:
-    """Ids of transactions that were published after this entry: by this attempt, or by any."""
+    """Return the ids of transactions in publications after a journal entry.
+
+    With `attempt`, only the publications of this attempt count.
+    """
     return [
         txn["transactional_id"]
         for entry in job.journal()
@@ -122,6 +131,6 @@ def named_since(job: Job, number: int, attempt: int | None = None) -> list[str]:
 
 
 def failure(run: Run, attempt: int) -> str:
-    """Why this attempt ended; nothing while it has not."""
+    """Return the error with which an attempt ended; an empty string while it has not ended."""
     history = [each for report in run.reports() for each in report.get("history", ())]
     return next((each["error"]["message"] for each in history if each["attempt"] == attempt), "")

@@ -1,4 +1,4 @@
-"""What a run writes can be read by its owner only, and no setting loads a library into it."""
+"""Only the owner of a run can read its files, and no setting loads a library into its processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    """Processes that this test starts inherit it."""
+    """Set an umask of 0, which the processes that a test starts inherit."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def modes(root: Path) -> dict[str, int]:
-    """Of everything below a folder that a running job writes to."""
+    """Return the modes of all files and folders below a folder that a running job writes to."""
     found = {".": root.stat().st_mode & 0o777}
     for path in root.rglob("*"):
         try:

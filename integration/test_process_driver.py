@@ -1,6 +1,7 @@
-"""Real processes keep the contract; and what is the operating system's: refusals, other processes.
+"""Real processes fulfil the contract of processes.
 
-`test_processes.py` kills whole clusters of them.
+Further tests cover the operating system: refused starts and prestarted processes.
+`test_processes.py` kills the processes of whole clusters.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from tidegate.errors import ExternalError
 from tidegate.ports.processes import Child, ExitStatus, ForkServer, ZygoteEvent
 
 RECVMSG = {"47", "212"}
-"""The number of the system call on x86-64 and on arm64."""
+"""The numbers of the system call `recvmsg` on x86-64 and on arm64."""
 
 
 class OsWorld:
-    """Starts real processes and ends them."""
+    """A world of the contract that starts real processes and ends them."""
 
     def __init__(self, folder: Path, *, early: bool = False) -> None:
         self.around = Surroundings()
         self._starter = OsStarter(folder, early=early)
         self._children: list[Child] = []
         self._zygotes: list[ForkServer] = []
-        #: The brokers of the test session, for one, are no matter of this world.
+        #: Processes that this world did not start, for example the brokers of the test session.
         self._others = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def spawn(
@@ -55,7 +56,7 @@ class OsWorld:
         return zygote
 
     def alive(self, pid: int) -> bool:
-        try:  # a zombie is an orphan's body, until init takes it
+        try:  # a dead orphan stays a zombie until init reaps it
             return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
@@ -89,7 +90,7 @@ class TestOsProcesses(ProcessesContract):
 
 
 class TestPrestartedProcesses(ProcessesContract):
-    """Processes that were started before their arguments were known."""
+    """The contract for processes that were started before their arguments were known."""
 
     @pytest.fixture
     def world(self, tmp_path: Path) -> Iterator[OsWorld]:
@@ -137,7 +138,7 @@ def test_a_prestarted_process_that_died_is_started_again(tmp_path: Path) -> None
     starter = OsStarter(tmp_path, early=True)
     around = Surroundings()
     exits: list[ExitStatus] = []
-    others = set(psutil.Process().children())  # brokers, too: the numbers of processes may wrap
+    others = set(psutil.Process().children())  # brokers too; process ids are not ordered by age
     started = starter.processes("jobmaster")
     (early,) = set(psutil.Process().children()) - others
     early.kill()
@@ -150,7 +151,7 @@ def test_a_prestarted_process_that_died_is_started_again(tmp_path: Path) -> None
 
 
 def until_it_waits(process: psutil.Process) -> None:
-    """Until it sleeps in a read of its arguments, with all that it imports imported."""
+    """Wait until the process has finished its imports and sleeps in the read of its arguments."""
     lifeline = Path(f"/proc/{process.pid}/syscall")
     end_s = time.monotonic() + 30
     while time.monotonic() < end_s:

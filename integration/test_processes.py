@@ -1,4 +1,6 @@
-"""Real processes, killed for real; only what they run is a stub (`process_stubs.py`)."""
+"""Kills of the real processes of a cluster. Only their JobMasters and slots are stubs
+(`process_stubs.py`).
+"""
 
 import io
 import os
@@ -17,12 +19,14 @@ from integration.stub_cluster import ROOT, SOON_S, Running
 from tidegate.errors import RefusedError
 
 GONE_WITHIN_S = 10.0
-"""A bound for a machine that is busy with other things, not a figure: that they go is the point."""
+"""A limit for a busy machine, in seconds. It is not a measured value: the tests check only that the
+processes end.
+"""
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    others = psutil.Process().children(recursive=True)  # brokers that tests before have started
+    others = psutil.Process().children(recursive=True)  # brokers of earlier tests
     running = Running(tmp_path)
     try:
         yield running
@@ -35,7 +39,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 def is_gone(process: psutil.Process) -> bool:
     try:
-        return process.status() == psutil.STATUS_ZOMBIE  # an orphan's, until init reaps it
+        return process.status() == psutil.STATUS_ZOMBIE  # a dead orphan, until init reaps it
     except psutil.NoSuchProcess:
         return True
 
@@ -129,7 +133,7 @@ def test_a_jobmanager_that_is_killed_takes_all_with_it_and_its_jobs_come_back(
     before = running.complete(job)
     manager = psutil.Process(running.cluster.pid)
     below = manager.children(recursive=True)
-    assert len(below) == 1 + 2 * (1 + 1 + 2)  # JobMaster; TaskManagers with zygote and slots
+    assert len(below) == 1 + 2 * (1 + 1 + 2)  # JobMaster; TaskManagers, fork servers and slots
     manager.kill()
     assert left_of(below) == []
     after = running.complete(job, before.attempt)
@@ -171,7 +175,7 @@ def test_a_stopped_job_ends_once_and_for_all(running: Running) -> None:
 
 def test_two_jobs_share_the_slots_and_one_waits(running: Running) -> None:
     first = running.submit("first", 3)
-    running.complete(first)  # it has its slots before the other asks
+    running.complete(first)  # the first job gets its slots before the second job requests any
     second = running.submit("second", 2)
     asked = running.client.wait(second, until=lambda report: report.attempt > 0, timeout_s=SOON_S)
     assert asked.slots == ()
@@ -201,7 +205,7 @@ def test_slots_are_clean_forks(running: Running) -> None:
     for slot in report.slots:
         process = psutil.Process(slot.pid)
         assert os.getsid(slot.pid) == slot.pid
-        # Its own gRPC is all it has: no socket of the zygote, nothing of its sisters.
+        # It has only its own gRPC: no socket of the fork server, and nothing of other slots.
         kept = {Path(file.path).name for file in process.open_files()}
         assert kept <= {f"slot-{slot.slot.task_manager}-{slot.slot.index}.log"}
         inherited = [
@@ -254,5 +258,5 @@ def test_nothing_leaks_over_many_attempts(running: Running) -> None:
         if turn == 1:
             before = counts()
     for (fds, children), (fds_before, children_before) in zip(counts(), before, strict=True):
-        assert fds <= fds_before + 2  # a connection that is just being made
+        assert fds <= fds_before + 2  # allows for a connection that is being made
         assert children <= children_before

@@ -1,6 +1,7 @@
-"""The proxy that network faults are made with does to connections what it says, and nothing else.
+"""The proxy for network faults does exactly what its documentation says.
 
-Against a server that answers each line in upper case, over real sockets on the loopback address.
+The tests use a server that answers each line in upper case, over real sockets on the loopback
+address.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from integration.chaos.proxy import CUT, FLOWING, HOST, MUTE, STALLED, Network, 
 
 PATIENCE_S = 10.0
 SHORT_S = 0.3
-"""So long nothing may arrive that is held up."""
+"""The time for which held-up bytes must not arrive, in seconds."""
 
 
 class Shouting(socketserver.StreamRequestHandler):
@@ -31,7 +32,7 @@ class Shouting(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def heard() -> list[bytes]:
-    """What the server has received, of all connections."""
+    """The lines that the server has received on all connections."""
     return []
 
 
@@ -62,7 +63,7 @@ def ask(connection: socket.socket, line: bytes) -> bytes:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """One line; what there was of it where the connection ends."""
+    """Receive one line, or its beginning if the connection ends before."""
     found = b""
     while not found.endswith(b"\n") and (more := connection.recv(100)):
         found += more

@@ -1,8 +1,8 @@
-"""Topics that are deleted and created again, and logs that lose records, under a job: on real
-brokers, by the command that users have.
+"""Topics that are deleted and created again, and logs that lose records, while a job uses them.
 
-Whoever reads on at the old offsets skips records in silence. So a job is refused when it starts,
-ends when it runs, and says what it found; and whatever it wrote is of records that it has read.
+The tests run on real brokers with the user's command. A job that continued at the old offsets would
+skip records silently. The start of such a job is therefore refused, and a running job ends, each
+with an error that names the cause. The job publishes output only of records that it has read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 REPEATED_S = 10.0
-"""A finding is final when the leaders have repeated it for so long."""
+"""The time in seconds for which the leaders must repeat a finding before it is final."""
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker that the test may kill, and whose files it may cut."""
+    """A broker that the test may kill, and whose files it may truncate."""
     with EmbeddedKafka.start("4.3.0", directory=tmp_path / "broker", owned=True) as broker:
         yield broker
 
@@ -41,7 +41,7 @@ def folder(kafka: Kafka, tmp_path: Path) -> Folder:
 
 
 def create_again(folder: Folder) -> None:
-    """Delete the input topic and create one of the same name."""
+    """Delete the input topic, and create a topic of the same name."""
     name = folder.topics["orders"]
     admin = AdminClient({"bootstrap.servers": folder.bootstrap, "log_level": 0})
     admin.delete_topics([name], operation_timeout=TIMEOUT_S)[name].result(TIMEOUT_S)
@@ -57,7 +57,7 @@ def totals(folder: Folder) -> int:
 
 
 def refused(folder: Folder, golden: str, outcome: Outcome) -> None:
-    """A first attempt that started nothing, and waited for the leaders to repeat themselves."""
+    """Check that the first attempt was refused, after the leaders had repeated their answers."""
     assert outcome.code == 2, outcome.err
     assert outcome.took_s >= REPEATED_S
     assert_golden(golden, folder.normalised(paragraph(outcome.err)))
@@ -83,10 +83,11 @@ def test_a_topic_that_was_created_again_while_the_job_was_stopped_is_refused(
 def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(
     folder: Folder, unseen: bool
 ) -> None:
-    """The new topic outgrows the position: today the job would restart and skip its beginning.
+    """The new topic grows beyond the position. Without the check the job would restart there, and
+    skip the beginning of the new topic.
 
-    Readers that stand still meanwhile hear of nothing and read on in the middle of the new topic;
-    then only the comparison of ids before the publication can tell.
+    With `unseen`, the readers are frozen meanwhile. They then notice nothing, and continue in the
+    middle of the new topic. Only the comparison of topic ids before the publication shows it.
     """
     folder.orders(100)
     config = {"checkpoint.interval": "1s", "cluster.heartbeat_timeout": "60s"}
@@ -102,13 +103,13 @@ def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(
         r"topic id TOPIC-ID\) is offset \d+.*topic of this name with id TOPIC-ID", said
     )
     assert "deleted and created again" in said
-    # The job has read nothing of the new topic that it published as a part of the old one.
+    # The job has published no record of the new topic as a record of the old one.
     folder.assert_exact(100)
 
 
 @contextmanager
 def standing_still(pids: Sequence[int]) -> Iterator[None]:
-    """These processes are stopped, and go on at the end of the block."""
+    """Freeze processes with SIGSTOP for the time of the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -121,8 +122,10 @@ def standing_still(pids: Sequence[int]) -> Iterator[None]:
 def test_a_position_behind_the_end_is_refused_where_no_leader_epoch_is_known(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """Nothing was read before the position, so only the end of the log can tell. A bounded run must
-    not end with "0 records". (Where the epoch is known: `test_unclean_elections`.)
+    """No record before the position was read, so only the end of the log shows the loss.
+
+    A bounded run must not end with "0 records". `test_unclean_elections` tests the case in which
+    the leader epoch is known.
     """
     from_the_end = TOTALS.replace("value=Json(Order))", 'value=Json(Order), start="latest")')
     folder, kept = with_a_tail(own, tmp_path, from_the_end)
@@ -138,7 +141,7 @@ def test_a_position_behind_the_end_is_refused_where_no_leader_epoch_is_known(
 def test_a_truncated_log_that_has_grown_again_is_refused(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """What an unclean election does: the records behind the cut are of a newer leader epoch."""
+    """This is the effect of an unclean election: the new records have a newer leader epoch."""
     folder, kept = with_a_tail(own, tmp_path)
     assert folder.run().code == 0
     lose_the_tail(own, folder, kept)
@@ -163,7 +166,7 @@ def test_a_log_that_is_truncated_while_the_job_runs_ends_it(
 
 
 def with_a_tail(broker: EmbeddedKafka, path: Path, text: str = TOTALS) -> tuple[Folder, int]:
-    """A folder with 100 orders, and the size of the log that held the first 60 of them."""
+    """Make a folder with 100 orders. Return it with the size of the log of the first 60 orders."""
     folder = Folder.make(path, broker.bootstrap, text)
     folder.orders(60)
     kept = log_size(broker, folder)
@@ -181,7 +184,7 @@ def log_size(broker: EmbeddedKafka, folder: Folder) -> int:
 
 
 def lose_the_tail(broker: EmbeddedKafka, folder: Folder, kept: int) -> None:
-    """The broker dies, its disk loses what was written last, and it comes back as a new leader."""
+    """Kill the broker, cut the end of its log, and start it again as a new leader."""
     broker.kill()
     os.truncate(segment(broker, folder), kept)
     broker.restart()

@@ -1,8 +1,9 @@
 """Starts that the operating system refuses: no process id is left on the host for some seconds.
 
-The refusals are the kernel's: a control group of process ids holds the run, and its limit is what
-runs at the moment. Whatever died cannot be started again, and no thread can be started either. When
-the limit is lifted, the job continues by itself: every total once, in order.
+The kernel refuses the starts: the run is in a control group that limits process ids, and the test
+sets the limit below the present number. A process that died cannot be started again, and no thread
+can be started either. When the test removes the limit, the job continues by itself. Every total is
+then there once, in order.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 GROUPS = Path("/sys/fs/cgroup/pids")
 REFUSED_S = 9.0
-"""Longer than five tries of a start used to take."""
+"""The time without process ids, in seconds. It is longer than five tries of a start took in an
+earlier version.
+"""
 
 
 class ProcessIds:
-    """How many processes and threads a run may have."""
+    """The control group that limits the processes and threads of a run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def take(self, run: Run) -> None:
-        """The run and everything that it starts from now on counts."""
+        """Move a run into the group. The processes that it starts from now on belong to it too."""
         self._procs().write_text(str(run.process.pid))
 
     def exhaust(self) -> None:
-        """Nothing more may be started; what is freed is taken away too."""
+        """Allow no further process or thread, even if another one ends."""
         (self._folder / "pids.max").write_text("1")
 
     def free(self) -> None:
@@ -60,7 +63,7 @@ def process_ids() -> Iterator[ProcessIds]:
     while True:
         try:
             folder.rmdir()
-        except OSError:  # a process of it is not reaped yet
+        except OSError:  # a process of the group is not reaped yet
             if time.monotonic() > end_s:
                 raise
             time.sleep(0.1)

@@ -1,10 +1,10 @@
-"""Another parallelism after a crash: no transaction of an older life lingers and hides output.
+"""Another parallelism after a crash: no open transaction of an older run stays and hides output.
 
-One job lives again and again, each time with another parallelism, and every life ends by a kill of
-everything: once before its first checkpoint is published, with transactions open that nobody will
-ever name, and once just after it was, with transactions open that the next life must end. In `make
-test` it goes through three parallelisms; `-m soak` takes all pairs that were ever found to matter,
-on both versions of Kafka.
+One job runs several times. It runs twice with each parallelism, and each run ends with a kill of
+all processes. The first kill comes before the first checkpoint is published: no publication will
+ever list the open transactions. The second kill comes just after the publication: the next run must
+end the open transactions. `make test` uses three parallelisms. `-m soak` uses all pairs that have
+ever caused problems, on both versions of Kafka.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 RECORDS = 600
 PACE = 200
 WHOLE = (1, 2, 3, 5, 6, 5, 2, 5, 3, 2, 1)
-"""1-2, 2-3, 3-5, 5-6, 6-5, 5-2, 2-5, 5-3, 3-2 and 2-1, in one walk."""
+"""The pairs 1-2, 2-3, 3-5, 5-6, 6-5, 5-2, 2-5, 5-3, 3-2 and 2-1, in one sequence."""
 
 
 def test_killed_before_and_after_the_first_checkpoint_of_each_parallelism_it_is_exact(
@@ -42,8 +42,10 @@ def test_killed_so_on_the_whole_walk_it_is_exact(any_kafka: EmbeddedKafka, tmp_p
 def test_under_another_prefix_what_a_killed_life_left_open_hides_nothing(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """Ids begin with the job and its journal: another storage is another prefix. What is taken over
-    begins anew, as the operator has asked, so only what readers can see is judged.
+    """Transactional ids begin with the job and its journal: another storage gives another prefix.
+
+    With `--take-over` the job starts without state, as the operator asks. The test therefore checks
+    only the records that readers can see.
     """
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     job.write(RECORDS, seed=0)
@@ -51,7 +53,7 @@ def test_under_another_prefix_what_a_killed_life_left_open_hides_nothing(
     left = set(job.open_transactions())
     job.run("--take-over", config={"checkpoint.storage": "elsewhere"})
     assert not left & set(job.open_transactions())
-    job.assert_exact()  # nothing of the first life was ever published
+    job.assert_exact()  # the first run published nothing
     assert_nothing_is_hidden(job)
 
 
@@ -67,13 +69,13 @@ def live_and_die(kafka: EmbeddedKafka, folder: Path, walk: Sequence[int]) -> Non
 
 
 def assert_nothing_is_hidden(job: Job) -> None:
-    """The last stable offset is the high watermark of every partition."""
+    """Check that the last stable offset equals the high watermark in every partition."""
     for sink in job.sinks:
         assert checker.hidden_offsets(job.bootstrap, job.topics[sink]) == 0
 
 
 def die_at(point: str, job: Job, parallelism: int) -> None:
-    """Run until the first checkpoint of this life comes to this point, and kill everything."""
+    """Run until the first checkpoint of this run reaches a point, and kill all processes."""
     trap = Trap(point, holds=True)
     with job.started(traps=[trap], pace=PACE, parallelism=parallelism) as run:
         run.until_snapped(0)
@@ -82,7 +84,7 @@ def die_at(point: str, job: Job, parallelism: int) -> None:
 
 
 def assert_only_the_living_write(run: Run) -> None:
-    """Transactions are open, as something was just prepared, and all are of the live attempt."""
+    """Check that transactions are open, as some are just prepared, all of the live attempt."""
     parsed = {id_: parse_transactional_id(id_) for id_ in run.job.open_transactions()}
     assert parsed, run.story()
     live = run.job.claims()[-1]

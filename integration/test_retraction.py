@@ -1,9 +1,9 @@
-"""What becomes of a publication that the broker has aborted in part, on real brokers.
+"""A publication of which the broker has aborted some transactions, on real brokers.
 
-All processes are stopped just after a publication and killed, so that its transactions stay open.
-Then the test plays the world: it lets them time out, or fences one as another client would, or lets
-a late EndTxn(commit) arrive. The next run must take the publication back where nothing of it is
-visible, and state a loss, loudly and for as long as nobody accepts it, where something is.
+All processes are stopped just after a publication and then killed, so its transactions stay open.
+Then the test lets them time out, fences one as another client would, or sends a late
+EndTxn(commit). If no record of the publication is visible, the next run must roll it back. If some
+records are visible, every run must report the loss and fail until the user accepts the loss.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from tidegate.ports.kafka import EndTxnResult, TransactionState
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 RECORDS = 9_000
-"""So that the third publication comes before the input ends, on a busy machine too."""
+"""A number of records so high that the third publication comes before the input ends, also on a
+busy machine.
+"""
 PACE = 300
 
 HASTY = {
@@ -35,19 +37,24 @@ HASTY = {
     "checkpoint.timeout": "2 s",
     "checkpoint.tolerated_outage": "6 s",
 }
-"""A transaction timeout of 10 s: before it, a busy machine, too, lists what is open."""
+"""Settings with a transaction timeout of 10 s. Even on a busy machine, the test lists the open
+transactions before this timeout.
+"""
 
 
 def die_after_a_publication(
     job: Job, config: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Run until a publication stands that names several, kill everything; they are all open."""
+    """Run until a publication lists several transactions, and kill all processes.
+
+    Returns these transactions, which are all open.
+    """
     for _ in range(5):
         trap = Trap("jobmaster.published", 3, stops=True)
         with job.started("--bounded", traps=[trap], pace=PACE, config=config) as run:
             run.until(run.plan.snapped, "stopped", 150)
         named: list[dict[str, Any]] = job.journal()[-1]["transactions"]
-        if len(named) > 1:  # not so if the machine was busy: the sources had read nothing
+        if len(named) > 1:  # there can be only one if the machine is busy and sources read nothing
             break
     assert len(named) > 1
     assert {txn["transactional_id"] for txn in named} <= set(job.open_transactions())
@@ -55,20 +62,23 @@ def die_after_a_publication(
 
 
 def half_a_fence(bootstrap: str, transactional_id: str) -> None:
-    """One InitProducerId, as of a client that does not live to repeat it: the broker aborts."""
+    """Send one InitProducerId, like a client that dies before it repeats the request.
+
+    The broker aborts the transaction.
+    """
     with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         take(log, transactional_id)
         until_state(log, transactional_id, TransactionState.COMPLETE_ABORT)
 
 
 def whole_fence(bootstrap: str, transactional_id: str) -> None:
-    """A client takes the id for its own."""
+    """Fence the id like a client that takes it over: repeat InitProducerId until it succeeds."""
     with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         log.fence(TransactionalId(transactional_id))
 
 
 def late_commit(bootstrap: str, txn: Mapping[str, Any]) -> None:
-    """The EndTxn of the dead JobMaster arrives at last."""
+    """Send the EndTxn(commit) that the dead JobMaster did not send."""
     with closing(KafkaTransactionAdmin({"bootstrap.servers": bootstrap})) as log:
         id_ = TransactionalId(txn["transactional_id"])
         outcome = log.end(id_, txn["producer_id"], txn["epoch"], commit=True)
@@ -126,7 +136,9 @@ def test_what_an_intruder_aborts_after_a_commit_is_lost_and_said_so(
 def test_a_whole_fence_proves_nothing_and_is_called_a_loss(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """It leaves the same as two fences of a committed transaction do: that must not be doubled."""
+    """A whole fence leaves the same state as two fences of a committed transaction. The records of
+    a committed transaction must not be written twice.
+    """
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     job.write(RECORDS, seed=3)
     named = die_after_a_publication(job)

@@ -1,5 +1,5 @@
-"""A broker that asks who one is: what a principal may not do is refused by name, before anything
-starts, and a password appears nowhere.
+"""A broker with authentication and ACLs. Before anything starts, an error names each missing right,
+and no password appears anywhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
 
 
 class Secured(NamedTuple):
-    """Two doors of one broker: whoever uses the first may do everything."""
+    """The addresses of two listeners of one broker. Clients of `plain` have all rights."""
 
     plain: str
     sasl: str
@@ -103,7 +103,7 @@ def run(
 
 
 def write_settings(folder: Folder, secured: Secured) -> None:
-    """The door that asks who one is, and the user, in the folder's settings."""
+    """Write the listener with authentication, and the user, to the folder's settings."""
     folder.write(
         "tidegate.toml",
         f"""
@@ -122,7 +122,7 @@ def secret(password: str) -> dict[str, str]:
 
 
 def everything_in(folder: Folder) -> str:
-    """All that a run has left behind, but for the pipeline."""
+    """Return the text of all files in a folder."""
     files = [path for path in folder.path.rglob("*") if path.is_file()]
     return "\n".join(path.read_text(errors="replace") for path in files)
 
@@ -149,7 +149,8 @@ def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
         assert_golden(name, folder.normalised(refused.err.rstrip("\n")))
         assert not (tmp_path / ".tidegate" / "logs").exists(), "a process was started"
         secured.grant(*right)
-    # READ on the source, WRITE on the sink and on the ids: no group, nothing of the cluster.
+    # The job has READ on the source, and WRITE on the sink and the transactional ids. It has no
+    # right on consumer groups or on the cluster.
     refusal = "offsets could not be committed to the consumer group"
     with folder.started(kafka=False, bounded=False, environment=secret(PASSWORD)) as live:
         live.until(lambda: refusal in folder.logs(), "refused by the group")
@@ -160,7 +161,7 @@ def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
     folder.assert_exact(30)
     assert PASSWORD not in everything_in(folder)
 
-    # The brokers' maximum may not be read without a right on the cluster: they say it themselves.
+    # Without a right on the cluster the job cannot read the brokers' maximum, so they refuse it.
     folder.orders(3, first=30)
     late = run(folder, secured, config={"checkpoint.tolerated_outage": "20min"})
     assert late.code == 2, late.err
@@ -194,7 +195,7 @@ def test_rights_that_are_taken_away_for_a_while_are_waited_for(
         assert " 1 restarts" in live.err.splitlines()[-1]
         secured.take_away(*read)
         folder.orders(3, first=60)
-        kill_slots(live)  # unless the reader has failed of it already
+        kill_slots(live)  # the reader may already have failed because of the missing right
         named = "Grant the job's principal READ on it. Kafka has repeated this for 4 s"
         live.until(lambda: named in live.err, "told why it restarts")
         secured.grant(*read)
@@ -227,7 +228,7 @@ def test_a_setting_that_only_one_of_the_two_clients_knows(secured: Secured, tmp_
 
 
 def as_user(secured: Secured, password: str = PASSWORD) -> list[str]:
-    """Options that make the user `job` of a command."""
+    """Return the options with which a command authenticates as the user `job`."""
     properties = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",
@@ -281,8 +282,8 @@ def test_a_wrong_password_of_txn(
 ) -> None:
     run_txn = in_folder(monkeypatch, tmp_path)
     answer = run_txn("list", *as_user(secured, WRONG), kafka=secured.sasl)
-    # The library may see the connection's end before the refusal that came with it: then it tries
-    # until its time is up, and the error can only say what to look at.
+    # The client library may see the end of the connection before the refusal that came with it.
+    # Then it retries until its timeout, and the error can only say what to check.
     assert answer.code in {1, 2}
     assert answer.out == ""
     assert "credentials" in answer.err

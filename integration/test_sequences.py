@@ -1,16 +1,20 @@
-"""Sequence numbers that go wrong, and markers that are written twice: what Kafka and librdkafka
-have lost or doubled records by, on a real broker whose requests a proxy spoils one by one.
+"""Wrong sequence numbers, and transaction markers that are written twice.
 
-A producer numbers what it writes to each partition. Brokers take the first number of a producer
-that is new to a partition, whatever it is (KAFKA-15591), and answer OUT_OF_ORDER_SEQUENCE_NUMBER
-where a later one is missing. Clients have gone on wrongly from there: librdkafka took a new epoch,
-and with it a new transaction, in the middle of one (librdkafka#3575), or wrote again under the new
-epoch what it had written under the old one (librdkafka#4953). A coordinator whose marker was
-written and not answered for repeats it, and was refused for ever (KAFKA-19999).
+Kafka and librdkafka have lost or duplicated records in these cases. The tests use a real broker
+behind a proxy that disturbs single requests.
+
+A producer numbers its records in each partition. A broker accepts any first number of a producer
+that is new to a partition (KAFKA-15591). It answers OUT_OF_ORDER_SEQUENCE_NUMBER if a later number
+is missing. Clients have then continued wrongly. librdkafka took a new epoch, and with it a new
+transaction, in the middle of a transaction (librdkafka#3575). It also wrote records again under the
+new epoch that it had written under the old one (librdkafka#4953). A coordinator repeats a marker
+that was written but not acknowledged. The partition's leader then refused it for ever
+(KAFKA-19999).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +55,9 @@ YOUNG_S = 1.0
 
 @dataclass(slots=True)
 class Meddled:
-    """A broker with a proxy in front of what slots use, and one in front of what it uses itself."""
+    """A broker with two proxies: one in front of the listener of the slots, and one in front of the
+    listener that the broker uses itself.
+    """
 
     kafka: EmbeddedKafka
     slots: Meddler
@@ -59,7 +65,7 @@ class Meddled:
 
     @contextmanager
     def job(self, folder: Path) -> Iterator[Job]:
-        """A job; the proxies are calm before it and behind it."""
+        """Make a job. The proxies pass all requests before and after the block."""
         try:
             yield Job.make(self.kafka.bootstrap, folder, "TwoSinks")
         finally:
@@ -68,7 +74,7 @@ class Meddled:
     def started(
         self, job: Job, config: Mapping[str, str] | None = None
     ) -> AbstractContextManager[Run]:
-        """The job's slots reach the broker through their proxy, and its coordinator itself."""
+        """Start the job. Its slots use their proxy; its JobMaster connects directly."""
         environment = {KAFKA + "SLOT": self.slots.address}
         return job.started(pace=PACE, run_mains=MAINS, environment=environment, config=config)
 
@@ -101,14 +107,14 @@ def start_meddled(version: str, folder: Path) -> Iterator[Meddled]:
         kafka = EmbeddedKafka.start(version, directory=folder, owned=True, properties=properties)
         with kafka:
             yield Meddled(kafka, slots, itself)
-            kafka.kill()  # in order takes seconds, and nobody needs the data
+            kafka.kill()  # a clean stop takes seconds, and the data is not used
 
 
 Choice = Callable[[Request], bool]
 
 
 def those_with_number(number: int) -> Choice:
-    """Of the requests of a transactional id for a partition, the one with this number."""
+    """Make a function that selects the n-th request of each transactional id for a partition."""
     seen: Counter[tuple[str, frozenset[tuple[str, int]]]] = Counter()
 
     def chosen(request: Request) -> bool:
@@ -121,12 +127,12 @@ def those_with_number(number: int) -> Choice:
 
 @dataclass(slots=True)
 class Begun:
-    """Finds the requests of transactions that have begun a moment ago."""
+    """A filter for requests of transactions that are younger than `YOUNG_S`."""
 
     _at_s: dict[tuple[str, frozenset[tuple[str, int]]], float] = field(default_factory=dict)
 
     def goes_on(self, request: Request) -> bool:
-        """Whether it is not the first for its partition, and the first is younger than a second."""
+        """Return whether a request follows the first one for its partition within a second."""
         writes = (str(request.produced().transactional_id), request.partitions())
         if request.begins():
             self._at_s[writes] = time.monotonic()
@@ -137,9 +143,9 @@ class Begun:
 def test_a_request_that_is_refused_is_not_overtaken_by_the_next(
     meddled: Meddled, tmp_path: Path
 ) -> None:
-    """The broker takes any first sequence of a producer that is new to a partition (KAFKA-15591),
-    and librdkafka counts what is before an acknowledged record as written: the refused records were
-    lost, in a transaction that was committed, and nobody was told.
+    """A broker accepts any first sequence of a producer that is new to a partition (KAFKA-15591).
+    librdkafka treats the records before an acknowledged record as written. Together this lost the
+    refused records, in a committed transaction and without an error.
     """
     slots, chosen = meddled.slots, those_with_number(1)
     slots.overtaken, before = 0, slots.kept
@@ -164,25 +170,29 @@ def test_a_request_that_is_refused_is_not_overtaken_by_the_next(
 def test_a_hole_in_a_sequence_fails_the_transaction_and_loses_nothing(
     meddled: Meddled, tmp_path: Path
 ) -> None:
-    """A leader acknowledges records and loses them. The next ones are out of order; a client that
-    goes on under another epoch commits a transaction without the ones before (librdkafka#3575), or
-    writes them twice (librdkafka#4953).
+    """A leader acknowledges records and loses them, so the next ones are out of order.
+
+    A client that continues under another epoch commits the transaction without the lost records
+    (librdkafka#3575), or writes records twice (librdkafka#4953).
     """
-    slots, begun = meddled.slots, Begun()
+    slots, begun, armed = meddled.slots, Begun(), threading.Event()
     slots.produce_errors.clear()
     before = slots.kept
 
     def rule(request: Request) -> Fate:
-        # One at the beginning of a long transaction: the next request follows before its end. Of a
-        # transaction's last or first records for a partition nobody would hear that they are lost.
-        spoils = request.kind == PRODUCE and slots.kept == before and begun.goes_on(request)
-        return Told(WRITTEN) if spoils else PASS
+        # The lost request is near the start of a transaction of five seconds, so another one
+        # follows before the end. No later request would show the loss of a partition's first or
+        # last records. The first transaction of an attempt lasts 0.2 s, which is too short.
+        young = request.kind == PRODUCE and begun.goes_on(request)
+        return Told(WRITTEN) if young and armed.is_set() and slots.kept == before else PASS
 
     with meddled.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
         with meddled.started(job, LONG) as run:
             with fed(job):
+                run.until_published(1)
+                armed.set()
                 run.until(lambda: OUT_OF_ORDER in slots.produce_errors, "a hole", 60)
                 run.until(lambda: len(job.claims()) > 1, "another attempt", 60)
                 run.until_published(1)
@@ -192,7 +202,9 @@ def test_a_hole_in_a_sequence_fails_the_transaction_and_loses_nothing(
 
 
 def test_answers_to_writes_that_are_lost_double_nothing(meddled: Meddled, tmp_path: Path) -> None:
-    """The broker has written, and the connection ends before it says so; the producer repeats."""
+    """The broker writes the records, and the connection ends before its answer. The producer
+    repeats the request.
+    """
     slots = meddled.slots
     produced = [0]
 
@@ -217,8 +229,8 @@ def test_answers_to_writes_that_are_lost_double_nothing(meddled: Meddled, tmp_pa
 def test_markers_whose_answers_are_lost_end_their_transactions(
     meddled: Meddled, tmp_path: Path
 ) -> None:
-    """KAFKA-19999: a coordinator that repeats a marker is refused by the partition's leader for
-    ever, and the transaction stays in PrepareCommit or PrepareAbort.
+    """KAFKA-19999: the partition's leader refuses a repeated marker of a coordinator for ever. The
+    transaction then stays in PrepareCommit or PrepareAbort.
     """
     itself = meddled.itself
     markers = [0]
@@ -235,7 +247,7 @@ def test_markers_whose_answers_are_lost_end_their_transactions(
         with job.started(pace=PACE) as run:
             with fed(job):
                 run.until(lambda: itself.lost == LOST, "lost answers", 60)
-                kill_a_slot(run)  # what is open is aborted, which takes markers, too
+                kill_a_slot(run)  # its open transactions are aborted, which also needs markers
                 run.until_published(2)
             run.until(job.is_settled, "settled", 120)
             run.kill()

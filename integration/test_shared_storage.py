@@ -1,7 +1,7 @@
-"""A session cluster whose hosts do not see the same checkpoint storage, or the same Kafka cluster.
+"""A session cluster whose hosts do not see the same checkpoint storage.
 
-Each TaskManager has a working folder of its own, as on a host of its own, and the path of
-`checkpoint.storage` begins with `/proc/self/cwd`: it leads each process to its own disk.
+Each TaskManager has its own working folder, as if it ran on its own host. The path of
+`checkpoint.storage` begins with `/proc/self/cwd`, so each process uses a storage in its own folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ STORAGE = "/proc/self/cwd/.tidegate/checkpoints"
 
 @contextmanager
 def session_cluster(folders: list[Path], bootstrap: str) -> Iterator[str]:
-    """A JobManager and a TaskManager in the first folder, a TaskManager in each other one."""
+    """Run a JobManager and a TaskManager in the first folder, and a TaskManager in each other one.
+
+    Yields the JobManager's address.
+    """
     port = choose_ports(1)[0].client
     for folder in folders:
         (folder / "tidegate.toml").write_text(
@@ -97,7 +100,9 @@ def wait_until_read(folder: Folder, count: int) -> None:
 def test_a_host_without_the_shared_volume_completes_no_checkpoint(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Checkpoints were completed, and the first restore elsewhere found no files."""
+    """In an earlier version the checkpoints completed, and the first restore on another host found
+    no files.
+    """
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()

@@ -1,4 +1,4 @@
-"""What lasts longer than ten seconds says why, in the status and in the log."""
+"""The status and the log give the reason for every wait of more than ten seconds."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 
 def reports(run: Run) -> list[dict[str, Any]]:
-    """All that the run has reported."""
+    """Return all reports of a run."""
     lines = run.output.read_text(encoding="utf-8").splitlines()
     return [each for each in map(json.loads, lines) if each["event"] == "report"]
 
 
 def waits(run: Run) -> list[tuple[str, str]]:
-    """State and explanation of each report that has one."""
+    """Return the state and the explanation of each report that has an explanation."""
     return [(each["state"], each["waiting_for"]) for each in reports(run) if each["waiting_for"]]
 
 
@@ -96,7 +96,7 @@ def test_missing_slots_are_named_and_a_replaced_jobmanager_says_so(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address on which nobody listens."""
+    """Find ports of the loopback address on which no process listens."""
     with ExitStack() as held:
         made = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in made]
@@ -104,7 +104,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def jobmanager(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A JobManager of the session cluster `silence`."""
+    """Run a JobManager of the session cluster `silence`."""
     words = ["-c", f"jobmanager.port={port}", "-c", "cluster.name=silence"]
     with (folder / f"jobmanager-{port}.log").open("wb") as log:
         server = subprocess.Popen(
@@ -149,7 +149,7 @@ def test_a_bounded_run_says_how_much_an_open_transaction_hides(
         )
         producer.produce(job.topics["orders"], value.encode(), b"hidden", partition=0)
     assert producer.flush(30) == 0
-    job.write(50, seed=2)  # those of partition 0 lie behind the transaction, too
+    job.write(50, seed=2)  # the open transaction also hides the orders of partition 0
     with job.started("--bounded") as run:
         assert run.wait() == 0, run.story()
         end = json.loads(run.output.read_text(encoding="utf-8").splitlines()[-1])

@@ -1,4 +1,4 @@
-"""The sink on real brokers: what is prepared survives its process, and nothing else gets in."""
+"""The sink on real brokers: a prepared transaction survives its process, and holds nothing else."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SinkBench:
         return self.acks[-1]
 
     def commit(self) -> None:
-        """End all that the last acknowledgement names, and tell the writer."""
+        """Commit all transactions of the last acknowledgement, and inform the writer."""
         names = [each.transactional_id for each in self.acks[-1]]
         for name in names:
             self.cluster.commit(name)
@@ -104,9 +104,10 @@ def numbers(cluster: KafkaUnderTest, topic: str) -> list[int]:
 
 
 def killed_after_prepare(cluster: KafkaUnderTest, topic: str, *mistakes: str) -> list[int]:
-    """What readers see when the writer is killed in mid-interval, what its last acknowledgement
-    names is ended by this process, the rest is fenced, and the writer's successor writes what was
-    in no acknowledgement again.
+    """Kill a writer within an interval, recover from it, and return the numbers that readers see.
+
+    This process commits the transactions of the writer's last acknowledgement, and fences its other
+    transactional ids. A second writer then writes again the records that no acknowledgement covers.
     """
     intervals, records = (1, 40) if mistakes else (3, 40)
     bootstrap, job = cluster.settings["bootstrap.servers"], cluster.unique("sink")
@@ -157,7 +158,7 @@ def test_what_was_prepared_is_ended_by_another_process_exactly(
 def test_control_a_reused_producer_is_seen_as_duplication(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
-    """The half interval rides on the transaction that the acknowledgement names."""
+    """The records of the half interval are in the transaction of the acknowledgement."""
     found = killed_after_prepare(cluster, topic, "reuse")
     assert found != list(range(80))
     assert sorted(found) == sorted([*range(80), *range(40, 60)])
@@ -166,7 +167,7 @@ def test_control_a_reused_producer_is_seen_as_duplication(
 def test_order_holds_across_a_barrier_while_the_flush_is_slow(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
-    """The interval before needs 400 requests one after the other, the next only one."""
+    """The first interval needs 400 requests one after the other, and the second only one."""
     slow = {"batch.num.messages": 100}
     bench = SinkBench(cluster, topic, kafka=slow, warm=2)
     eventually(lambda: len(cluster.log.list(f"tidegate.{bench.job}.")), lambda n: n >= 2)

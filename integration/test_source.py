@@ -1,4 +1,4 @@
-"""The source on real brokers: bounded splits end by position, whatever stands at their tails."""
+"""The source on real brokers: bounded splits end by position, whatever their last offsets hold."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SourceBench:
 
 
 def splits_of(cluster: KafkaUnderTest, topic: str, partitions: int) -> list[SourceSplit]:
-    """From the beginning to the ends as they are now."""
+    """Make splits from the beginning to the present ends."""
     ends = cluster.admin.latest([TopicPartition(topic, number) for number in range(partitions)])
     return [
         SourceSplit(
@@ -95,7 +95,7 @@ def test_it_ends_behind_markers_and_aborted_records(cluster: KafkaUnderTest) -> 
 def test_a_source_without_an_end_passes_markers_and_aborted_records(
     cluster: KafkaUnderTest,
 ) -> None:
-    """Or retention would delete the very offset at which a restart begins."""
+    """Otherwise retention would delete the offset at which a restart begins."""
     topic = cluster.make_topic(1)
     split = SourceSplit(source=Uid("src"), topic=topic, partition=0, offset=0)
     bench = SourceBench(cluster, KafkaSource(topic, value=Utf8()), split)

@@ -1,4 +1,4 @@
-"""A standing cluster of processes: servers that are killed and started again by somebody else."""
+"""A session cluster of processes: servers that are killed, and started again by a supervisor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_job_of_a_standing_cluster_is_exact_when_its_servers_are_killed(tmp_pa
         kills = ("taskmanager1", "jobmanager", "taskmanager2")
         took_s = exact_through_kills(cluster, kills, rate=1_000)
         print({name: round(seconds, 1) for name, seconds in took_s.items()})
-        # It has ended; a later submit goes on from its final checkpoint, and is cancelled.
+        # The job has ended. A later submit continues from its final checkpoint, and is cancelled.
         assert (
             tidegate("submit", "pipelines.order_totals:OrderTotals", folder=tmp_path).returncode
             == 0
@@ -46,7 +46,9 @@ def test_a_job_of_a_standing_cluster_is_exact_when_its_servers_are_killed(tmp_pa
 def test_a_stop_waits_for_a_jobmanager_that_is_down(
     tmp_path: Path, command: str, state: str
 ) -> None:
-    """And a submit of another cluster that was never accepted leaves the job to this one."""
+    """The storage also holds a submission of another cluster that was never accepted. The job stays
+    with this cluster.
+    """
     with Processes(tmp_path) as cluster:
         cluster.begin(rate=200)
         wait_for(cluster, "first checkpoint", has_checkpoint)

@@ -1,4 +1,4 @@
-"""Where a source begins, and where a bounded run ends, on a real broker."""
+"""The start of a source, and the end of a bounded run, on a real broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Copy(Pipeline, name="{job}"):
 """
 PARTITIONS = 2
 T0_MS = (int(time.time()) - 3600) * 1000
-"""Timestamp of the first record, an hour ago; each next one is a second later."""
+"""The timestamp of the first record in ms, an hour ago. Each next record is a second later."""
 
 
 def make(path: Path, bootstrap: str, start: str = "") -> Folder:
@@ -38,7 +38,7 @@ def make(path: Path, bootstrap: str, start: str = "") -> Folder:
 
 
 def write(folder: Folder, *numbers: int) -> None:
-    """Numbers as text, even ones to partition 0 and odd ones to partition 1, a second apart."""
+    """Write numbers as text, a second apart: even ones to partition 0, odd ones to partition 1."""
     producer = Producer({"bootstrap.servers": folder.bootstrap, "log_level": 0})
     for number in numbers:
         producer.produce(
@@ -101,7 +101,9 @@ STARTS = {
     "group": ("'group'", [2, 4, 6, 8, 9]),
     "group_without": ("'group'", list(range(10))),
 }
-"""Sources of one job that all read the same topic, each from elsewhere, and what each must read."""
+"""The sources of one job. They read one topic from different starts. Each entry holds the start,
+and the numbers that the source must read.
+"""
 
 
 def with_all_starts() -> str:
@@ -132,7 +134,7 @@ def test_each_source_begins_where_it_says_and_goes_on_from_its_checkpoint(
     assert outcome.code == 0, outcome.err
     found = {name: copies(folder, name) for name in STARTS}
     assert found == {name: expected for name, (_, expected) in STARTS.items()}
-    write(folder, 10, 11)  # between two runs, also for the one that began at the end
+    write(folder, 10, 11)  # between two runs; the source that began at the end reads them too
     assert folder.run(reference="job:Copy").code == 0
     found = {name: copies(folder, name) for name in STARTS}
     assert found == {name: [*expected, 10, 11] for name, (_, expected) in STARTS.items()}
@@ -177,7 +179,7 @@ def test_a_bounded_run_ends_at_the_ends_of_its_start(kafka: EmbeddedKafka, tmp_p
     folder = make(tmp_path, kafka.bootstrap)
     write(folder, *range(4))
     with folder.started(reference="job:Copy") as run:
-        # The claim comes before the ends are asked for, the first checkpoint after.
+        # The job reads the end offsets after its claim and before its first checkpoint.
         run.until(lambda: any(e["kind"] == "publication" for e in folder.journal()), "published")
         write(folder, *range(4, 8))
         assert run.wait().code == 0
@@ -239,7 +241,7 @@ class Copy(Pipeline, name="{job}"):
     def define(self) -> None:
         self.words.process(Held()).to(self.copies)
 """
-"""A copy whose slots wait before their sources start, until the test says how it goes on."""
+"""A copy whose slots wait before their sources start, until the test lets them continue or fail."""
 
 
 def make_held(path: Path, bootstrap: str, start: str) -> Folder:
@@ -248,7 +250,7 @@ def make_held(path: Path, bootstrap: str, start: str) -> Folder:
 
 
 def has_looked(folder: Folder) -> bool:
-    """Whether the first attempt has stored where the submission begins."""
+    """Return whether the first attempt has stored the initial offsets of the submission."""
     checkpoints = folder.path / ".tidegate" / "checkpoints" / folder.job
     return any(checkpoints.glob("beginnings/*.json"))
 
@@ -292,7 +294,7 @@ def test_a_fixed_start_that_retention_overtakes_before_the_first_checkpoint_fail
     with folder.started(reference="job:Copy", bounded=False) as run:
         run.until(lambda: has_looked(folder), "looked for its start")
         write(folder, *range(4, 10))
-        # Partition 0 has offsets 0 to 4, of which the job is to read 2 to 4.
+        # Partition 0 has the offsets 0 to 4, and the job must read 2 to 4.
         origin = TopicPartition(words, 0, 5)
         admin.delete_records([origin])[origin].result(TIMEOUT_S)
         (folder.path / "fail").touch()

@@ -1,7 +1,8 @@
-"""Code whose state changes between two runs of a job, by the command that users have, on a broker.
+"""Changes of a job's declared state between two runs, with the user's command on a real broker.
 
 Each run is `tidegate run --bounded` on the same checkpoint storage. A change that would lose state
-is refused with exit code 2 and both remedies; after the remedy the job continues exactly.
+is refused with exit code 2, and the error names both remedies. After the remedy the job continues,
+and its output is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CUSTOMERS = ("ann", "bob", "eve", "joe")
 
 
 def spend(folder: Folder, amount: int) -> None:
-    """One order of each customer."""
+    """Write one order of each customer."""
     records: list[tuple[bytes | None, bytes | None]] = [
         (name.encode(), json.dumps({"customer": name, "amount": amount}).encode())
         for name in CUSTOMERS
@@ -31,7 +32,7 @@ def spend(folder: Folder, amount: int) -> None:
 
 
 def totals(folder: Folder) -> set[int]:
-    """The newest total of each customer."""
+    """Return the set of the customers' newest totals."""
     newest: dict[str, int] = {}
     for message in folder.read("totals"):
         value = json.loads(message.value() or b"")
@@ -49,7 +50,7 @@ def test_a_renamed_state_is_refused_and_goes_on_with_renamed_from(
     config = {"state.backend": backend}
 
     def run(declared: str, amount: int, *options: str) -> Outcome:
-        """Run code whose last declared state has the totals."""
+        """Run code whose last declared state holds the totals."""
         state = declared.rsplit("\n", 1)[-1].split("=", 1)[0].strip()
         changed = text.replace(TOTAL, declared).replace("self.total.", f"self.{state}.")
         folder.write("job.py", changed)
@@ -60,7 +61,7 @@ def test_a_renamed_state_is_refused_and_goes_on_with_renamed_from(
     assert run(TOTAL, 100, "-p", "2").code == 0
     assert totals(folder) == {100}
 
-    # Before, this started from nothing: 100, then 1, and exit code 0.
+    # An earlier version started without state: the totals were 100, then 1, with exit code 0.
     read = len(folder.read("totals"))
     refused = run("count = ValueState(int, default=0)", 1, "-p", "2")
     assert refused.code == 2, refused.err
@@ -70,13 +71,13 @@ def test_a_renamed_state_is_refused_and_goes_on_with_renamed_from(
     assert len(folder.read("totals")) == read
 
     renamed = 'count = ValueState(int, default=0, renamed_from="total")'
-    assert run(renamed, 0, "-p", "1").code == 0  # at another parallelism; the order waits still
+    assert run(renamed, 0, "-p", "1").code == 0  # another parallelism; it reads the waiting orders
     assert totals(folder) == {101}
     assert run(renamed, 1, "-p", "2").code == 0
     assert run("count = ValueState(int, default=0)", 1, "-p", "2").code == 0
     assert totals(folder) == {103}
 
-    # Dropped, and a state of the same name later: it begins empty.
+    # The state is dropped. A later state of the same name starts empty.
     dropped = 'dropped_states = ("count",)\n    fresh = ValueState(int, default=0)'
     assert run(dropped, 1, "-p", "1").code == 0
     assert totals(folder) == {1}
@@ -106,7 +107,7 @@ def test_a_type_that_cannot_read_every_stored_value_is_refused_at_submit(
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.edit("job.py", "import Iterable\n", "import Iterable\nfrom typing import Literal\n")
     folder.edit("job.py", TOTAL, LEVELS)
-    # No stored level is 'silver', but the code says that one may be.
+    # No stored level is 'silver', but the declared type allows 'silver'.
     folder.edit("job.py", "        yield", "        self.level.value = 'gold'\n        yield")
     text = (folder.path / "job.py").read_text()
     spend(folder, 2**53)

@@ -1,5 +1,7 @@
-"""What user code may put into state, on a real broker: a sum beyond 64 bits goes on exactly, and a
-value that no checkpoint can store ends the job, or refuses its record under a policy.
+"""Values that user code puts into state, on a real broker.
+
+A sum beyond 64 bits stays exact. A value that no checkpoint can store ends the job; with a policy,
+the job refuses only the record that made it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ CUSTOMERS = 3
 
 
 def spend(folder: Folder, each: int) -> None:
-    """So many orders of each customer."""
+    """Write `each` orders of each customer."""
     records: list[tuple[bytes | None, bytes | None]] = [
         (f"c{c}".encode(), json.dumps({"customer": f"c{c}", "amount": AMOUNT}).encode())
         for _ in range(each)
@@ -47,7 +49,7 @@ def test_a_sum_beyond_64_bits_is_exact_through_a_kill_and_a_restore(
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, partitions=2)
     config = {"state.backend": backend}
-    spend(folder, 6)  # beyond 2**64 from the fourth of each customer on
+    spend(folder, 6)  # from the fourth order of a customer on, the sum needs more than 64 bits
     with folder.started("-p", "2", bounded=False, config=config) as run:
         run.until(lambda: len(folder.read("totals")) >= 6 * CUSTOMERS, "with the first sums", 90)
         killed = run.until(partial(publishing, folder, 0), "publishing", 60)
@@ -58,7 +60,7 @@ def test_a_sum_beyond_64_bits_is_exact_through_a_kill_and_a_restore(
     assert killed
     assert outcome.code == 0, outcome.err
     spend(folder, 2)
-    assert folder.run("-p", "1", config=config).code == 0  # at another parallelism
+    assert folder.run("-p", "1", config=config).code == 0  # with another parallelism
     assert_sums(folder, 12)
 
 
@@ -75,14 +77,14 @@ def test_a_value_that_no_checkpoint_can_store_ends_the_job_once_with_its_key(
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, TOTALS.replace(TEXT, WRITES_TEXT))
     folder.send("orders", [(b"c", b'{"customer": "ann", "amount": 7}')])
-    outcome = folder.run("--json")  # with the default strategy, which restarts without end
+    outcome = folder.run("--json")  # the default restart strategy has no limit of restarts
     assert outcome.code == 1, outcome.err
     said = " ".join(outcome.err.split())
     assert "State 'total' of step 'running' cannot be stored for key 'ann'" in said
     assert "it is a str, not an int" in said
     report = json.loads(outcome.out.splitlines()[-1])
     assert report["restarts"] == 0
-    # The job goes on from its checkpoint with corrected code: nothing wrong was stored.
+    # No wrong value was stored, so the job continues from its checkpoint with corrected code.
     folder.write("job.py", TOTALS)
     assert folder.run().code == 0
     assert [json.loads(each.value() or b"")["total"] for each in folder.read("totals")] == [7]

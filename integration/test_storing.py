@@ -1,6 +1,7 @@
-"""The storage that fails on purpose does to calls what its rules say, and nothing else.
+"""The storage that fails on purpose follows its rules, and changes nothing else.
 
-On the real local store: what a rule lets through has to be there.
+The tests use the real local store. They check that the store holds each write that a rule lets
+through.
 """
 
 from __future__ import annotations

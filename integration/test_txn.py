@@ -1,7 +1,8 @@
-"""`tidegate txn` on real brokers: what is open is listed, what holds readers back is found and
-freed, and what hangs is told from what does not.
+"""`tidegate txn` on real brokers.
 
-What it prints is compared with golden files after ages, times, ports and ids were replaced.
+The command lists open transactions. It finds and ends transactions that block readers, and
+distinguishes hanging transactions from others. The tests compare its output with golden files,
+after they have replaced ages, times, ports and ids.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ assert producer.flush() == 0
 print("written", flush=True)
 time.sleep(600)
 """
-"""A producer in a process of its own, which is killed with its transaction open."""
+"""A producer in a separate process, which is killed while its transaction is open."""
 NEVER_FORGOTTEN = {"broker.session.timeout.ms": "60000"}
-"""A killed broker stays in the metadata for longer than the test asks: gone from them, it is not
-named any more.
+"""A long session, so that a killed broker stays in the metadata during the test. `tidegate txn` can
+name only brokers that are in the metadata.
 """
 
 
@@ -146,7 +147,7 @@ def test_a_killed_producer_that_holds_readers_back_is_found_and_freed(
 def lenient(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedKafka]:
-    """A broker that takes transactional records which no coordinator was told of."""
+    """A broker that accepts transactional records of a partition that no coordinator knows."""
     directory = tmp_path_factory.mktemp("lenient")
     with EmbeddedKafka.start(
         request.param, directory=directory, owned=True, properties=LENIENT
@@ -251,7 +252,7 @@ def test_with_a_broker_down_the_others_answer_and_nothing_is_concluded_from_its_
         )
         assert hanging.json["hanging"] == [], "its coordinator may be the one that is silent"
         del producers
-        for node in range(3):  # those who stop in order would wait for the dead one's session
+        for node in range(3):  # a clean stop would wait for the session of the dead broker
             kafka.kill(node)
 
 

@@ -1,5 +1,7 @@
-"""`tidegate txn` and the transactions of tidegate's own jobs: whose they are is told, and what a
-checkpoint has promised is not aborted.
+"""`tidegate txn` and the transactions of tidegate's own jobs.
+
+The command names the job of a transaction. It does not abort a transaction that a checkpoint
+needs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def txn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Txn:
 
 
 class Journal:
-    """A job's journal, written by hand in the format of the real one."""
+    """A job's journal that the test writes itself, in the real format."""
 
     def __init__(self, folder: Path, job: str) -> None:
         self.folder, self.job = folder, JobName(job)
@@ -148,7 +150,7 @@ def test_a_running_job_s_transactions_are_its_own(
             return any(entry["kind"] == "publication" for entry in folder.journal())
 
         live.until(published, "through with its first checkpoint, which comes soon", 60)
-        folder.orders(30)  # open from here on
+        folder.orders(30)  # from here on a transaction is open
 
         def listed() -> list[dict[str, Any]]:
             answer = txn("list", "--job", folder.job, "--json", kafka=kafka.bootstrap)

@@ -1,12 +1,13 @@
-"""Unclean leader elections on three real brokers: of a job's input, of its output, of the topics in
-which Kafka keeps transactions and consumer groups.
+"""Unclean leader elections on three real brokers: of a job's input topic, of its output topic, and
+of the topics in which Kafka keeps transactions and consumer groups.
 
-Kafka has then lost records that it had acknowledged. Where the job can see it, the job ends and
-says what is lost: positions of its input, transactions that a checkpoint has published. What no
-client is told of, committed output that is gone, is shown here too, so that the documents say true.
+Kafka has then lost acknowledged records. If the job can detect the loss, it ends with an error that
+names the lost data: positions of its input, or transactions that a checkpoint has published. No
+client can detect that committed output is gone. A test shows this case too, because the
+documentation describes it.
 
-One cluster has two elections, one for user topics and one for Kafka's own; each takes seconds, so
-what several tests look at is prepared together.
+One cluster has two elections: one for user topics, and one for Kafka's own topics. Each takes
+seconds, so each is prepared once for several tests.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 REPEATED_S = 10.0
 KEPT, READ = 60, 100
-"""Records that both replicas have, and that the job has read."""
+"""The number of records that both replicas have, and the number that the job has read."""
 STATE_TOPICS = ("__transaction_state", "__consumer_offsets")
 
 
@@ -42,7 +43,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UncleanCluster
 
 
 def job_on(cluster: UncleanCluster, path: Path, *, orders: bool, totals: bool) -> Folder:
-    """A job whose input and output lose records in the election, or keep them."""
+    """Make a job. `orders` and `totals` say whether its input and output lose records in the
+    election.
+    """
     path.mkdir()
     folder = Folder(path, cluster.bootstrap)
     for name, loses in (("orders", orders), ("totals", totals)):
@@ -53,13 +56,13 @@ def job_on(cluster: UncleanCluster, path: Path, *, orders: bool, totals: bool) -
 
 @dataclass(slots=True)
 class Elected:
-    """Three jobs that have read 100 orders each, after the election of a log of 60."""
+    """Three jobs that have each read 100 orders. The elected replica has only 60 of them."""
 
     stopped: Folder
     running: Folder
     run: FolderRun
     writing: Folder
-    """Its output topic has lost records, its input none."""
+    """A job whose output topic has lost records. Its input topic has lost no records."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +94,7 @@ def elected(cluster: UncleanCluster, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def assert_truncated(folder: Folder, outcome: Outcome, code: int, end: int) -> None:
-    """The job says which records of which log are gone."""
+    """Check that the error of the job names the lost records and their partition."""
     assert outcome.code == code, outcome.err
     said = paragraph(outcome.err)
     topic = re.escape(folder.topics["orders"])
@@ -106,14 +109,16 @@ def assert_truncated(folder: Folder, outcome: Outcome, code: int, end: int) -> N
 
 
 def test_a_log_that_an_election_has_truncated_ends_the_job_that_runs(elected: Elected) -> None:
-    """The log has outgrown the position by then: 40 records of it were skipped."""
+    """The new log is longer than the job's position when the job reads on. In an earlier version
+    the job skipped 40 of its records.
+    """
     assert_truncated(elected.running, elected.run.wait(180.0), 1, KEPT + 3 * READ)
 
 
 def test_a_log_that_an_election_has_truncated_is_refused_by_a_job_that_was_stopped(
     elected: Elected,
 ) -> None:
-    """First with nothing written since, then grown beyond the position."""
+    """The first start finds no new records, and the second a log beyond the position."""
     folder = elected.stopped
     outcome = folder.run()
     assert outcome.took_s >= REPEATED_S
@@ -125,7 +130,7 @@ def test_a_log_that_an_election_has_truncated_is_refused_by_a_job_that_was_stopp
 def test_output_that_an_election_has_removed_stays_away_and_nothing_else_is_wrong(
     elected: Elected,
 ) -> None:
-    """Kafka tells no client that committed records are gone, so the job goes on behind them."""
+    """Kafka reports the loss of committed records to no client, so the job continues after them."""
     folder = elected.writing
     assert folder.read("totals") == [], "all of it was written while one replica was away"
     folder.orders(READ, first=READ)
@@ -141,10 +146,10 @@ def test_output_that_an_election_has_removed_stays_away_and_nothing_else_is_wron
 
 @dataclass(slots=True)
 class Forgotten:
-    """Jobs whose transactions and group offsets one replica alone knew, and which has died."""
+    """Two jobs whose transactions and group offsets only a replica knew that has since died."""
 
     published: Job
-    """A checkpoint is published, and nothing that it names is committed."""
+    """A job with a published checkpoint. None of the listed transactions is committed."""
     ended: Folder
 
 
@@ -184,7 +189,7 @@ def test_a_job_that_owes_nothing_goes_on_without_the_offsets_of_its_group(
 def test_published_transactions_that_the_coordinator_has_forgotten_are_a_loss_by_name(
     forgotten: Forgotten,
 ) -> None:
-    """The job stays failed until somebody accepts it, and says which transactions are gone."""
+    """Every run fails and names the lost transactions until the user accepts the loss."""
     job = forgotten.published
     named = job.journal()[-1]["transactions"]
     for _ in range(2):
@@ -196,7 +201,7 @@ def test_published_transactions_that_the_coordinator_has_forgotten_are_a_loss_by
     job.write(200, seed=2)
     with job.started("--accept-loss", "--bounded") as run:
         assert run.wait(120.0) == 0, run.story()
-    # What was written stays open in the partitions, and no coordinator will ever end it.
+    # The transactions stay open in the partitions, and no coordinator will ever end them.
     asked = tidegate("txn", "why-stuck", job.topics["large"], "--kafka", job.bootstrap, "--json")
     held = [each["held_by"] for each in json.loads(asked.stdout)["partitions"] if each["held_by"]]
     assert {each["cause"] for each in held} == {"unclaimed"}, "younger than 15 minutes"

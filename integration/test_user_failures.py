@@ -1,4 +1,4 @@
-"""Code of users that raises: what they read, and how often it is tried again."""
+"""User code that raises an error: the message that the user reads, and the number of restarts."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ def place_of_the_bad_one(folder: Folder) -> tuple[int | None, int | None]:
 
 
 def last_words(folder: Folder, outcome: Outcome) -> str:
-    """What comes after the line that says how the job ended.
+    """Return the text after the line with the end of the job.
 
-    Without what each version of Python adds: marks below the lines, and guesses at names.
+    Parts that depend on the version of Python are removed: marks below the lines, and suggestions
+    of names.
     """
     assert outcome.code == 1, outcome.err
     lines = outcome.err.rstrip("\n").partition(" restarts\n")[2].splitlines()
@@ -77,7 +78,7 @@ def test_a_user_reads_where_their_code_failed_and_on_which_record(
     outcome = folder.run(config={"restart.strategy": "none"})
     assert " 0 restarts" in outcome.err
     said = outcome.err.splitlines()[-1]
-    if step != "sink-key":  # which fails with the first record
+    if step != "sink-key":  # that step fails at the first record
         partition, offset = place_of_the_bad_one(folder)
         assert f"{folder.topics['orders']}-{partition} at offset {offset}" in said
     assert_golden(f"user-code-{step}", last_words(folder, outcome))
@@ -188,7 +189,7 @@ class Running(KeyedProcess[str, Order, Total]):
 def test_an_open_that_raises_twice_restarts_the_job_and_then_it_runs(
     kafka: EmbeddedKafka, tmp_path: Path, raised: str, said: str
 ) -> None:
-    """A service that is down for a second must not fail a job for good."""
+    """A service that is down for a second must not fail a job permanently."""
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.edit(
         "job.py",

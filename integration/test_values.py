@@ -1,4 +1,4 @@
-"""What steps may do to records, on a real broker: a run does the same as a test without Kafka."""
+"""Operations of steps on records, on a real broker: a run behaves like a test without Kafka."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_wrong_result_is_refused_and_nothing_of_it_is_written(
     said = folder.normalised(outcome.err)
     assert step in said
     assert what in said
-    # With two subtasks, either may meet its first record first, also behind a shuffle.
+    # With two subtasks, either can be the first to process a record, also after a shuffle.
     where = "-0 at offset 0" if parallelism == 1 else "-[0-9] at offset [0-9]+"
     source = folder.normalised(folder.topics["orders"]) + where
     assert re.search(f"the record that came from {source}", said), said
@@ -196,7 +196,7 @@ def test_a_wrong_field_ends_the_job_with_its_name(
     topics = ("orders", "shares")
     folder = Folder.make(tmp_path, kafka.bootstrap, text, topics=topics)
     right = 0
-    if validate == "all":  # the mistake comes late
+    if validate == "all":  # here the wrong value comes after many correct ones
         right = 3000
         folder.orders(right)
     folder.send("orders", [(b"c", b'{"customer": "ann", "amount": 2}')])

@@ -1,7 +1,7 @@
-"""A checkpoint storage that is unmounted, or replaced, under a running job.
+"""A checkpoint storage that is unmounted or replaced while a job runs.
 
-The job publishes nothing meanwhile, says why within seconds, and continues when the storage is
-back: every total once, in order. Nothing is written below the mount point.
+The job publishes nothing meanwhile, and reports the reason within seconds. It continues when the
+storage is back, and every total is there once, in order. No process writes below the mount point.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from tidegate.drivers.storage.local import LocalStore
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
 TOLD_S = 10.0
-"""How soon the loss must be told, on a busy machine; a look every half second finds it."""
+"""The time within which the job must report the loss on a busy machine, in seconds. The job checks
+the storage every half second.
+"""
 GONE_S = 3.0
-"""Many checkpoint intervals."""
+"""The time without the storage, in seconds: many checkpoint intervals."""
 
 
 class Disk:
-    """A folder that can be mounted at `point`, and taken away again."""
+    """A folder that can be mounted at `point`, and unmounted again."""
 
     def __init__(self, folder: Path, point: Path) -> None:
         self.folder, self.point = folder, point
@@ -46,7 +48,10 @@ class Disk:
             pytest.skip(f"a folder cannot be mounted here: {mounted.stderr.strip()}")
 
     def is_mounted(self) -> bool:
-        """A bind mount within one file system is none for `os.path.ismount`."""
+        """Return whether the folder is mounted.
+
+        `os.path.ismount` does not recognize a bind mount within one file system.
+        """
         mounts = parse_mounts(MOUNTS.read_text(encoding="utf-8"))
         return any(mount.point == str(self.point) for mount in mounts)
 
@@ -68,8 +73,10 @@ CONFIG = {"checkpoint.storage": "mounted/checkpoints"}
 
 @contextmanager
 def publishing(folder: Folder, config: Mapping[str, str] = CONFIG) -> Iterator[Run]:
-    """A run that has published 30 orders. The block loses the storage, writes 30 more orders, and
-    brings the storage back; behind it all of them are published, each once.
+    """Yield a run that has published 30 orders.
+
+    The block must remove the storage, write 30 more orders, and bring the storage back. After the
+    block, this function checks that all orders are published once.
     """
     with folder.started(bounded=False, config=config) as run:
         folder.orders(30)
@@ -161,7 +168,7 @@ def test_a_second_storage_behind_the_same_path_is_not_written_to(
 def test_a_standing_jobmanager_that_starts_without_its_storage_waits_for_it(
     tmp_path: Path, disk: Disk
 ) -> None:
-    """An empty mount point is no new storage: its jobs would be forgotten."""
+    """An empty mount point must not count as a new storage. The JobManager would lose its jobs."""
     log = tmp_path / "log"
 
     def serve() -> subprocess.Popen[bytes]:

@@ -1,4 +1,6 @@
-"""Records of two topics with different rates meet in a wave by Kafka's time, on a real broker."""
+"""A wave merges the records of two topics with different rates by Kafka's timestamps, on a real
+broker.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,8 @@ def send(bootstrap: str, topic: str, step_s: int, partitions: int) -> None:
 def test_a_keyed_process_sees_the_records_of_two_topics_about_in_the_order_of_their_time(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """A task sends what it has read at least after FLUSH_RECORDS records. So no record comes later
-    than one whose time is later by more than what a partition has in so many records.
+    """A task sends its output after at most FLUSH_RECORDS records. This limits the disorder: a
+    record follows a later record only within the time that a partition spans in so many records.
     """
     folder = Folder(tmp_path, kafka.bootstrap)
     for name, partitions in {"fast": FAST_PARTITIONS, "slow": 1, "seen": 1}.items():

@@ -1,4 +1,6 @@
-"""Keys that are datetimes of a zone, in the hour that a clock change repeats, on a real broker."""
+"""Keys that are datetimes with a time zone, in the repeated hour of a clock change, on a real
+broker.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Totals(Pipeline, name="{job}"):
         self.readings.key_by(local_time).process(Sums(), uid="sums").to(self.totals)
 """
 INSTANTS = ["2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"]
-"""Both are 2:30 in Berlin."""
+"""Two instants with the same local time in Berlin, 2:30."""
 
 
 def test_two_instants_of_one_clock_time_have_a_total_each(

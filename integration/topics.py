@@ -1,7 +1,7 @@
-"""Makes the topics of the container demo, once the brokers are there.
+"""Creates the topics of the container demo when the brokers run.
 
-`python -m integration.topics` waits for the cluster and creates each topic that is not there yet,
-with the brokers' own number of replicas; it may be run again.
+`python -m integration.topics` waits for the cluster, and creates each topic that does not exist
+yet. The brokers' default sets the number of replicas. The command can be repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WAIT_S = 180.0
 
 
 def main() -> int:
-    """Wait, create, and say so."""
+    """Wait for the brokers, create the topics, and print a line for each."""
     parser = argparse.ArgumentParser(prog="python -m integration.topics", description=__doc__)
     parser.add_argument("--bootstrap", required=True, help="all brokers of the cluster")
     parser.add_argument("--partitions", type=int, default=4)
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def await_brokers(bootstrap: str, count: int, timeout_s: float = WAIT_S) -> None:
-    """Return when a cluster of so many brokers answers; TimeoutError when it does not."""
+    """Wait until a cluster of `count` brokers answers. Raise TimeoutError after `timeout_s`."""
     end_s = time.monotonic() + timeout_s
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     while True:

@@ -1,7 +1,8 @@
 """`tidegate txn` for integration tests: run it, read its answer, leave a transaction open for it.
 
-The command runs in the test's own process, because a new one would take seconds to import its
-clients; it goes through the console script's `main`, so exit codes and errors are the user's.
+The command runs in the test's own process, because a new process would take seconds to import its
+clients. It runs through `main` of the console script, so tests see the exit codes and errors that
+users see.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class Answer(NamedTuple):
 
 
 Txn = Callable[..., Answer]
-"""Words of the command, and `kafka=` the brokers."""
+"""A function that runs the command: its words, and `kafka=` with the brokers."""
 TIMEOUT_MS = 900_000
-"""Of transactions: what brokers allow by default."""
+"""The timeout of transactions, in ms: the maximum that brokers allow by default."""
 
 
 def in_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Txn:
-    """`tidegate txn` as users have it, in a folder without settings, but in this process."""
+    """Return a function that runs `tidegate txn` in this process and in a given folder."""
     monkeypatch.chdir(folder)
 
     def run(*words: str, kafka: str) -> Answer:
@@ -58,7 +59,7 @@ def in_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Txn:
 
 
 def opened(bootstrap: str, name: str, topic: str, *, partition: int = 0) -> Producer:
-    """A producer with one record in an open transaction."""
+    """Make a producer with one record in an open transaction."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -75,7 +76,7 @@ def opened(bootstrap: str, name: str, topic: str, *, partition: int = 0) -> Prod
 
 
 def normalised(text: str, bootstrap: str) -> str:
-    """Without what differs from run to run."""
+    """Replace the parts of a text that differ from run to run."""
     text = text.replace(bootstrap, "HOST:PORT")
     text = re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", text)
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME", text)

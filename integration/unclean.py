@@ -1,12 +1,12 @@
-"""Three brokers of which one leads again although it missed what was written meanwhile.
+"""Three brokers, one of which becomes leader although it lacks the newest records.
 
-An unclean leader election is Kafka's way to lose acknowledged records: the only replica that has
-them is away, and an operator (or `unclean.leader.election.enable`) has another one lead. Staged
-here as it happens: `LAGGING` dies, records are written that `LEADER` alone has, `LEADER` dies,
-`LAGGING` comes back and is elected by Kafka's own request. `WITNESS` has no part in it: with it the
-controllers have a majority, and topics that must lose nothing live there.
+Kafka can lose acknowledged records in an unclean leader election: the only replica that has them is
+away, and an operator (or `unclean.leader.election.enable`) makes another replica the leader. This
+module causes such an election in the usual order. `LAGGING` dies. Records are written that only
+`LEADER` has. `LEADER` dies. `LAGGING` comes back, and Kafka's own request elects it. `WITNESS`
+takes no part: it gives the controllers a majority, and holds the topics that must lose nothing.
 
-It is the brokers' side only and knows nothing of jobs.
+This module handles only the brokers and knows nothing of jobs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LAGGING: Final = 1
 WITNESS: Final = 2
 LOSES: Final = (LEADER, LAGGING)
 KEEPS: Final = (WITNESS,)
-"""Nodes that hold the partitions of a topic."""
+"""The nodes of a topic that loses records, and of a topic that keeps them."""
 
 PATIENCE_S: Final = 120.0
 POLL_S: Final = 0.1
 UNCLEAN: Final = 1
-"""The kind of election in Kafka's ElectLeaders request."""
+"""The election type in Kafka's ElectLeaders request."""
 PROPERTIES: Final = {
-    # One replica is enough to acknowledge: else nothing that is acknowledged could be lost.
+    # One replica is enough to acknowledge. Otherwise no acknowledged record could be lost.
     "min.insync.replicas": "1",
     "transaction.state.log.min.isr": "1",
     "replica.lag.time.max.ms": "2000",
@@ -48,7 +48,7 @@ PROPERTIES: Final = {
 
 
 class UncleanCluster:
-    """The brokers, up and whole. A context manager."""
+    """The three brokers, which all run at first. A context manager."""
 
     def __init__(self, version: str, folder: Path) -> None:
         self.kafka = EmbeddedKafka.start(
@@ -58,22 +58,22 @@ class UncleanCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Of all three."""
+        """The addresses of all three brokers."""
         return self.kafka.bootstrap
 
     def topic(self, name: str, nodes: Collection[int]) -> str:
-        """Make a topic of one partition on these nodes; the first leads it."""
+        """Make a topic of one partition on these nodes. The first node leads it."""
         full = unique(name)
         made = NewTopic(full, num_partitions=1, replica_assignment=[[each + 1 for each in nodes]])
         self._client.create_topics([made], operation_timeout=TIMEOUT_S)[full].result(TIMEOUT_S)
-        # Each node must know of it: clients ask any, and a job refuses a topic that is not there.
+        # Every node must know the topic: clients ask any node, and a job refuses a missing topic.
         for each in self.kafka.bootstrap.split(","):
             asked = AdminClient({"bootstrap.servers": each, "log_level": 0})
             self._until(partial(_is_led, asked, full), f"{each} knows {full}")
         return full
 
     def move(self, topic: str, nodes: Collection[int]) -> None:
-        """Move every partition of a topic to these nodes, and have the first lead it."""
+        """Move every partition of a topic to these nodes, and make the first node the leader."""
         replicas = [each + 1 for each in nodes]
         partitions = self._partitions(topic)
         with self._admin() as admin:
@@ -91,7 +91,7 @@ class UncleanCluster:
         )
 
     def fall_behind(self, topics: Collection[str]) -> None:
-        """From now on `LEADER` alone has what is written to these topics."""
+        """Kill `LAGGING`. From now on only `LEADER` has the new records of these topics."""
         self.kafka.kill(LAGGING)
         self._until(
             lambda: all(
@@ -103,27 +103,27 @@ class UncleanCluster:
         )
 
     def elect_unclean(self, topics: Collection[str]) -> None:
-        """`LEADER` dies, and `LAGGING` leads these topics without what it has missed."""
+        """Kill `LEADER`, and make `LAGGING` lead these topics. It lacks the new records."""
         wanted = {topic: list(self._partitions(topic)) for topic in topics}
         self.kafka.kill(LEADER)
-        # A broker is up when it finds coordinators, and theirs may be among these topics.
+        # `restart` returns when the broker finds coordinators, and these topics may hold theirs.
         with ThreadPoolExecutor(1) as beside:
             up = beside.submit(self.kafka.restart, LAGGING)
-            # The witness hears first who is away and who is back; Kafka elects only then.
+            # Kafka elects only after the witness knows which broker is away and which is back.
             self._until(lambda: self._alive() == {LAGGING, WITNESS}, "the lagging one is back")
             with self._admin() as admin:
                 self._until(lambda: self._elected(admin, wanted), "the lagging one leads")
             up.result()
 
     def mend(self) -> None:
-        """`LEADER` comes back and takes over the log of the one that leads now."""
+        """Restart `LEADER`. It adopts the log of the present leader."""
         self.kafka.restart(LEADER)
 
     def _elected(self, admin: KafkaAdminClient, wanted: Mapping[str, list[int]]) -> bool:
         try:
             admin.elect_leaders(UNCLEAN, dict(wanted), raise_errors=False)
         except KafkaError:
-            return False  # the dead broker was the controller, and there is no other one yet
+            return False  # the dead broker was the controller, and no other is elected yet
         return all(
             each.leader == LAGGING + 1
             for topic in wanted
@@ -131,7 +131,7 @@ class UncleanCluster:
         )
 
     def _alive(self) -> set[int]:
-        """The nodes that the witness believes to be up."""
+        """Return the nodes that run, as the witness knows."""
         asked = AdminClient({"bootstrap.servers": self._address(WITNESS), "log_level": 0})
         return {id_ - 1 for id_ in asked.list_topics(timeout=TIMEOUT_S).brokers}
 
@@ -139,8 +139,10 @@ class UncleanCluster:
         return self.bootstrap.split(",")[node]
 
     def _partitions(self, topic: str) -> dict[int, Any]:
-        """The topic as the witness, which nobody kills, knows it. A client that has learned of the
-        other brokers may ask one that is dead, so each question has a client of its own.
+        """Return the partitions of a topic, as the witness knows them. No test kills the witness.
+
+        A client that has learned of the other brokers may ask a dead one, so each call uses a new
+        client.
         """
         asked = AdminClient({"bootstrap.servers": self._address(WITNESS), "log_level": 0})
         found: dict[int, Any] = asked.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
@@ -159,7 +161,7 @@ class UncleanCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for node in (LEADER, LAGGING, WITNESS):  # in order takes seconds, and nobody needs the data
+        for node in (LEADER, LAGGING, WITNESS):  # a clean stop takes seconds; the data is not used
             self.kafka.kill(node)
         self.kafka.stop()
 

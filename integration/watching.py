@@ -1,12 +1,13 @@
-"""Watches what committed readers of a topic get to see, and when; and whether it stays.
+"""Watches when records of a topic become visible to committed readers, and whether they stay.
 
-A `read_committed` consumer in a thread of its own. It counts, and it remembers per moment how young
-the newest record was: with that the demo can say when the first output of a new attempt became
-visible, as any reader of the topic would have noticed it. And it keeps a running digest of what it
-has seen of each partition: at the end, `taken_back` compares it with what a new reader finds. What
-was visible once must be there for ever, in the same place, with nothing slipped in between.
+The watcher is a `read_committed` consumer in its own thread. It counts records, and for each batch
+it keeps the time of arrival and the timestamp of the youngest record. With these the demo can tell
+when the first output of a new attempt became visible to any reader. The watcher also keeps a
+running digest of the records of each partition. At the end, `taken_back` compares the digest with
+the records that a new reader finds. A record that was visible once must stay for ever, at the same
+offset, with no record inserted before it.
 
-As independent as the checker: it imports confluent_kafka and the standard library.
+Like the checker, this module imports only confluent_kafka and the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 BATCH = 2_000
 BATCH_S = 0.02
-"""How exact a moment is: a call returns when it is over or the batch is full."""
+"""The resolution of the recorded times, in seconds: `consume` returns after this time, or earlier
+if the batch is full.
+"""
 
 PASSING = frozenset(
     {
@@ -37,11 +40,11 @@ PASSING = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,
     }
 )
-"""What a reader hears while brokers are away, and goes on reading after."""
+"""Errors that a reader gets while brokers are away. It continues to read after them."""
 
 
 class Seen(NamedTuple):
-    """A record as it was seen."""
+    """A record as the watcher saw it."""
 
     partition: int
     offset: int
@@ -50,23 +53,23 @@ class Seen(NamedTuple):
 
 
 class Trace:
-    """Everything that was seen of one partition, in order: how many records, and their digest."""
+    """The number and the digest of all records seen of one partition, in order."""
 
     def __init__(self) -> None:
         self.count = 0
         self.offset = -1
-        """Of the last."""
+        """The offset of the last record; -1 before the first."""
         self._digest = hashlib.blake2b(digest_size=16)
 
     def add(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """One more."""
+        """Add one record."""
         self.count += 1
         self.offset = offset
         self._digest.update(repr((offset, key, value)).encode())
 
     @property
     def digest(self) -> bytes:
-        """Of all so far."""
+        """The digest of all records so far."""
         return self._digest.digest()
 
 
@@ -75,14 +78,16 @@ class Arrival(NamedTuple):
 
     seen_ms: int
     written_ms: int
-    """When the youngest of them was handed to its producer."""
+    """Time at which the youngest of them was given to its producer."""
 
 
 class CommittedOutput:
-    """What has become visible in a topic since it was made. All times are wall clock, in ms."""
+    """All records that become visible in a topic, from its first offset. All times are wall clock
+    times in ms.
+    """
 
     def __init__(self, bootstrap: str, topic: str, *, keep: bool = False) -> None:
-        """`keep`: every record, for `kept`; not for long runs."""
+        """Prepare the consumer. `keep` stores every record for `kept`; avoid it in long runs."""
         self._topic = topic
         self._kept: list[Seen] | None = [] if keep else None
         self._traces: dict[int, Trace] = {}
@@ -121,21 +126,24 @@ class CommittedOutput:
 
     @property
     def records(self) -> int:
-        """Committed records seen so far."""
+        """The number of committed records seen so far."""
         return self._records
 
     def kept(self) -> list[Seen]:
-        """All that was seen so far, each partition in order. RuntimeError if it cannot be read."""
+        """Return all records seen so far, each partition in order.
+
+        Raises RuntimeError if the topic cannot be read. The list is empty without `keep`.
+        """
         with self._changed:
             if self._failure:
                 raise RuntimeError(self._failure)
             return list(self._kept or ())
 
     def taken_back(self, end: Iterable[tuple[int, int, bytes | None, bytes | None]]) -> list[str]:
-        """What was seen and is not so any more, in a sentence for each partition.
+        """Describe which visible records have changed or disappeared, in a sentence per partition.
 
-        `end`: partition, offset, key and value of every committed record that is there now, each
-        partition in order.
+        `end` holds the partition, offset, key and value of every committed record that is there
+        now, each partition in order.
         """
         with self._changed:
             if self._failure:
@@ -153,8 +161,10 @@ class CommittedOutput:
         ]
 
     def first_of(self, since_ms: int, timeout_s: float) -> int | None:
-        """When the first record that was written at or after this time was seen; None if none
-        was within the timeout, RuntimeError when the topic cannot be read.
+        """Return the time at which the first record written at or after `since_ms` was seen.
+
+        Returns None if no such record arrives before the timeout. Raises RuntimeError if the topic
+        cannot be read.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:

@@ -1,6 +1,7 @@
-"""Agreement: a pipeline writes and keeps the same live with kills, bounded, and in a backfill.
+"""Agreement: a pipeline writes the same output and keeps the same state in three kinds of runs.
 
-`shapes.py` has pipelines that together use what the API has, `inputs.py` what each pipeline reads,
-`cases.py` which pipelines there are and how their outputs are compared, `runs.py` the three ways to
-run one, `outcome.py` what a run has left. `integration/test_agreement.py` compares.
+The three kinds are a live run with kills, a bounded run, and a backfill. `shapes.py` holds
+pipelines that together use the whole API. `inputs.py` holds the input of each pipeline. `cases.py`
+lists the pipelines and says how their outputs are compared. `runs.py` holds the three ways to run
+one. `outcome.py` reads the result of a run. `integration/test_agreement.py` compares.
 """

@@ -1,13 +1,18 @@
-"""Which pipelines agree, with what they read and how their outputs are compared.
+"""The pipelines that must agree, with their inputs and the comparison of their outputs.
 
-Every pipeline of `pipelines/` is found here by itself. What it reads, and what is to be known of
-its outputs, stands in `CASES`, in one entry: a pipeline without one fails the suite and says so.
+This module finds every pipeline of `pipelines/` by itself. One entry of `CASES` gives its input,
+and the facts about its outputs. A pipeline without an entry fails the suite, and the failure names
+it.
 
-A sink that is written exactly once is compared record by record, those of one group in their order;
-the group is the record's key unless the entry gives a finer one. A sink that is written at least
-once is compared as a set, one without a guarantee as a set too, of which a run with kills may lack
-some. What depends on how partitions interleave is listed under `interleaves`, with the reason and
-with what can be compared all the same.
+The comparison of a sink depends on its guarantee:
+
+- An exactly-once sink is compared record by record, and the records of one group in their order.
+  The group is the record's key, unless the entry gives a finer one.
+- An at-least-once sink is compared as a set.
+- A sink without a guarantee is compared as a set too, and a run with kills may lack some records.
+
+Outputs that depend on how partitions interleave are listed under `interleaves`, with the reason,
+and with the parts that can still be compared.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ class Interleaves:
 
     reason: str
     compared: tuple[Of, ...]
-    """What is compared of the records, each as a multiset."""
+    """The parts of a record that are compared, each as a multiset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +60,15 @@ class Case:
     name: str
     pipeline: type[Pipeline]
     inputs: Mapping[str, Dataset]
-    """By source."""
+    """Datasets by source."""
     groups: Mapping[str, Of] = field(default_factory=dict)
-    """By sink: finer than the record's key, where records of one key come by several ways."""
+    """Groups by sink, finer than the record's key. They are for records of one key that arrive on
+    several paths.
+    """
     interleaves: Mapping[str, Interleaves] = field(default_factory=dict)
-    """By sink."""
+    """Outputs by sink that depend on how partitions interleave."""
     state_interleaves: Mapping[str, str] = field(default_factory=dict)
-    """By the uid of a step: why its final state is not compared."""
+    """The reason why a step's final state is not compared, by the uid of the step."""
     silent: frozenset[str] = frozenset()
     """Sinks that get nothing from this input."""
     timestamps: frozenset[str] = frozenset()
@@ -69,7 +76,7 @@ class Case:
 
 
 def in_value(*fields: str) -> Of:
-    """These fields of a JSON record."""
+    """Return a function that returns these fields of a JSON record."""
 
     def of(message: Message) -> object:
         value: dict[str, Any] = msgspec.json.decode(message.value() or b"{}")
@@ -79,15 +86,20 @@ def in_value(*fields: str) -> Of:
 
 
 def place(message: Message) -> object:
-    """Where a dead letter was read, which is a group of its own: letters of one partition come by
-    several subtasks."""
+    """Return the topic, partition and offset at which a dead letter's record was read.
+
+    Each dead letter is a group of its own, because the dead letters of one partition come from
+    several subtasks.
+    """
     wanted = {"tidegate.source.topic", "tidegate.source.partition", "tidegate.source.offset"}
     headers: list[tuple[str, Any]] = list(message.headers() or [])  # type: ignore[arg-type]
     return tuple(value for name, value in headers if name in wanted)
 
 
 def payment_id(message: Message) -> object:
-    """The account, which is the key, and the payment's id, which stands first in the value."""
+    """Return the account, which is the key, and the payment's id, which comes first in the
+    value.
+    """
     value = message.value() or b""
     return message.key(), value[1 : 1 + (value[0] >> 1)]
 
@@ -98,7 +110,7 @@ CASES: Final = (
         "click-dedup",
         ClickDedup,
         {"clicks": Dataset(clicks)},
-        # The sinks have the user as key, the step user and page.
+        # The key of the sinks is the user, the key of the step is user and page.
         groups={
             "unique": in_value("user", "page"),
             "repeated": in_value("user", "page"),
@@ -106,11 +118,11 @@ CASES: Final = (
         },
     ),
     Case(
-        # With one version of each account it is the same whether a payment waited for it.
+        # Each account has one version. So the output is the same, whether a payment waited or not.
         "payments-enriched",
         PaymentsEnriched,
         {"payments": Dataset(payments, size=2_700), "accounts": Dataset(accounts(1), size=30)},
-        groups={"unmatched": payment_id},  # has no keys, so its records are in any partition
+        groups={"unmatched": payment_id},  # without keys, its records are in any partition
     ),
     Case(
         "payments-enriched-versions",
@@ -169,7 +181,7 @@ CASES: Final = (
 
 
 def discovered() -> list[type[Pipeline]]:
-    """Every pipeline of `pipelines/`."""
+    """Return every pipeline of `pipelines/`."""
     found = []
     for module in pkgutil.walk_packages(pipelines.__path__, "pipelines."):
         for each in vars(importlib.import_module(module.name)).values():
@@ -180,6 +192,6 @@ def discovered() -> list[type[Pipeline]]:
 
 
 def case_of(name: str) -> Case:
-    """The case of that name."""
+    """Return the case with this name."""
     (found,) = [case for case in CASES if case.name == name]
     return found

@@ -1,11 +1,11 @@
-"""What the pipelines read: records by topic, and the three states in which a topic may be.
+"""The inputs of the pipelines: records by topic, and the three states in which a topic may be.
 
-    plain          written by an idempotent producer
-    gaps           a compacted topic: a third of the records is gone, and their offsets with them
-    transactions   committed in transactions, between them records of transactions that were aborted
+    plain          An idempotent producer has written it.
+    gaps           A compacted topic: a third of the records and their offsets are missing.
+    transactions   The records were committed in transactions, between aborted transactions.
 
-A topic never changes once it is written: compaction is awaited and then switched off. So every run
-reads the same.
+A topic never changes after it is written: the test waits for the compaction, and then switches it
+off. So every run reads the same records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Log = Literal["plain", "gaps", "transactions"]
 
 PARTITIONS: Final = 3
 IN_TRANSACTION: Final = 40
-"""Records of a transaction."""
+"""Number of records of a transaction."""
 COMPACTED: Final = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.01",
@@ -43,12 +43,12 @@ COMPACTED: Final = {
 }
 NEVER_CHANGES: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
 BROKER: Final = {"log.cleaner.backoff.ms": "200"}
-"""Of the broker: compaction would begin after 15 s."""
+"""Settings of the broker. With its default, compaction would begin after 15 s."""
 COMPACTION_S_MAX: Final = 60.0
 
 
 class Record(NamedTuple):
-    """A record to write: those with the same route are in one partition, in order."""
+    """A record to write. Records with the same route are in one partition, in order."""
 
     route: str
     key: bytes
@@ -60,22 +60,24 @@ class Record(NamedTuple):
 
 
 Records = Callable[[], Iterator[Record]]
-"""The same records in each call, without end."""
+"""A function that returns the same endless sequence of records in each call."""
 
 
 class Dataset(NamedTuple):
-    """What one source reads."""
+    """The records that one source reads."""
 
     records: Records
     size: int = 1_000
 
     def all(self) -> list[Record]:
-        """As a list."""
+        """Return the records as a list."""
         return list(islice(self.records(), self.size))
 
 
 def events(prefix: str, *, bad: bool = False, tombstones: bool = False) -> Records:
-    """Events of 40 keys; names, keys and routes begin with the prefix, so that topics differ."""
+    """Return events of 40 keys. Names, keys and routes begin with the prefix, so that topics
+    differ.
+    """
 
     def made() -> Iterator[Record]:
         chance = random.Random(prefix)
@@ -93,7 +95,7 @@ def events(prefix: str, *, bad: bool = False, tombstones: bool = False) -> Recor
 
 
 def orders() -> Iterator[Record]:
-    """Of `pipelines.order_totals`."""
+    """Yield the input of `pipelines.order_totals`."""
     chance = random.Random("orders")
     for number in count():
         customer = f"customer-{chance.randrange(60):02d}"
@@ -107,7 +109,9 @@ def orders() -> Iterator[Record]:
 
 
 def clicks() -> Iterator[Record]:
-    """Of `pipelines.click_dedup`: a third repeats an earlier one, and some cannot be decoded."""
+    """Yield the input of `pipelines.click_dedup`. A third of the clicks repeats an earlier one, and
+    some cannot be decoded.
+    """
     chance = random.Random("clicks")
     sent: list[dict[str, Any]] = []
     for number in count():
@@ -127,7 +131,9 @@ def clicks() -> Iterator[Record]:
 
 
 def payments() -> Iterator[Record]:
-    """Of `pipelines.payments_enriched`; six accounts never come, one of them has many payments."""
+    """Yield the payments of `pipelines.payments_enriched`. Six accounts never arrive, and one of
+    these six has many payments.
+    """
     write = _avro("payment")
     chance = random.Random("payments")
     for number in count():
@@ -142,7 +148,7 @@ def payments() -> Iterator[Record]:
 
 
 def accounts(versions: int) -> Records:
-    """So many versions of each of 30 accounts."""
+    """Return this number of versions of each of 30 accounts."""
 
     def made() -> Iterator[Record]:
         write = _avro("account")
@@ -175,7 +181,7 @@ def _avro(name: str) -> Callable[[dict[str, Any]], bytes]:
 
 
 def write_topic(bootstrap: str, dataset: Dataset, log: Log) -> str:
-    """A new topic with the records, in that state."""
+    """Create a topic with the records, in the given state, and return its name."""
     topic = unique("agreement")
     config = COMPACTED if log == "gaps" else NEVER_CHANGES
     create_topic(bootstrap, topic, partitions=PARTITIONS, config=config)
@@ -202,7 +208,9 @@ def _produce(producer: Producer, topic: str, records: Sequence[Record]) -> None:
 
 
 def _write_transactions(bootstrap: str, topic: str, records: Sequence[Record]) -> None:
-    """Each third transaction is aborted at first, and so is one behind the last record."""
+    """Write the records in transactions. Before every third one an aborted transaction writes the
+    same records, and another aborted one follows the last record.
+    """
     settings = {"bootstrap.servers": bootstrap, "transactional.id": f"writer-{topic}"}
     producer = Producer(settings)
     producer.init_transactions(TIMEOUT_S)
@@ -223,13 +231,16 @@ def _abort(producer: Producer, topic: str, records: Sequence[Record]) -> None:
 
 
 def _write_compacted(bootstrap: str, topic: str, records: Sequence[Record]) -> None:
-    """Write in five parts, so that there are closed segments, and wait until each third record is
-    gone from them: those have one key in each partition.
+    """Write the records, and wait until compaction has removed nearly every third one.
+
+    The records are written in five parts, so that the log has closed segments. Every third record
+    has the same key as the other such records of its partition.
     """
     filler = [
         record if number % 3 else record._replace(key=b"filler-%d" % record.partition)
         for number, record in enumerate(
-            # Of the others only the newest one of a key would be left.
+            # Each other record gets its own key. Otherwise only the newest record of a key would
+            # remain.
             record._replace(key=record.key + b"-%d" % number)
             for number, record in enumerate(records)
         )
@@ -243,7 +254,7 @@ def _write_compacted(bootstrap: str, topic: str, records: Sequence[Record]) -> N
         assert time.monotonic() < end_s, f"{topic} is not compacted: {left} records"
         time.sleep(0.2)
     _configure(bootstrap, topic, NEVER_CHANGES)
-    while True:  # a round of the cleaner that has begun comes to its end
+    while True:  # a cleaner round that has begun runs to its end
         left = len(read_all(bootstrap, topic))
         time.sleep(1.0)
         if len(read_all(bootstrap, topic)) == left:

@@ -1,8 +1,9 @@
-"""What a run has left: the records of each sink, and the state of its last checkpoint.
+"""The outcome of a run: the records of each sink, and the state of its last checkpoint.
 
-State is read as a restore reads it: the files that the manifest names, checked by size and checksum
-and laid out, all key groups of a step in one store. The pairs of that store are the same whatever
-the parallelism and the backend were, because keys and values have one encoding.
+State is read as a restore reads it. The files that the manifest lists are checked by size and
+checksum and placed in a folder, and all key groups of a step go into one store. The pairs of that
+store do not depend on the parallelism or the backend of the run, because keys and values have one
+encoding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import Uid
 
 BACKEND: Final = "memory"
-"""Of the store that the state is read into."""
+"""State backend of the store into which the state is read."""
 
 State = dict[bytes, bytes]
 
@@ -39,13 +40,16 @@ _FOLDER = re.compile(rb"\(.*/")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run. `lossy`: it was killed, so that a sink without a guarantee may lack records."""
+    """The outcome of one run.
+
+    `lossy`: the run was killed, so that a sink without a guarantee may lack records.
+    """
 
     how: str
     messages: dict[str, list[Message]]
-    """By sink."""
+    """Records by sink."""
     state: dict[str, State]
-    """By the uid of a step."""
+    """State by the uid of a step."""
     positions: dict[tuple[str, str, int], int]
     """The next offset of each source, topic and partition."""
     lossy: bool = False
@@ -53,18 +57,18 @@ class Outcome:
 
 @dataclass(slots=True)
 class Differences:
-    """Why two outcomes do not agree; nothing where they do."""
+    """The reasons why two outcomes do not agree. The list is empty if they agree."""
 
     found: list[str] = field(default_factory=list)
 
     def add(self, where: str, one: object, other: object) -> None:
-        """Note it, shortly."""
+        """Note a difference, shortened to 300 characters for each side."""
         if one != other:
             self.found.append(f"{where}: {str(one)[:300]}\n    and not {str(other)[:300]}")
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    """The manifests in a job's folder of the checkpoint storage, oldest first."""
+    """Return the manifests in a job's folder of the checkpoint storage, oldest first."""
     found = [decode_manifest(path.read_bytes(), str(path)) for path in folder.glob("manifests/*")]
     return sorted(found, key=lambda manifest: manifest.checkpoint)
 
@@ -78,7 +82,7 @@ def take_outcome(
     *,
     lossy: bool = False,
 ) -> Outcome:
-    """What the job of `graph` has left. `topics` are by sink."""
+    """Return the outcome of the job of `graph`. `topics` are by sink."""
     manifest = manifests(storage / graph.name)[-1]
     with ThreadPoolExecutor() as pool:
         read = pool.map(partial(read_all, bootstrap), topics.values())
@@ -99,7 +103,7 @@ def take_outcome(
 
 
 def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
-    """All pairs of a step's state."""
+    """Return all pairs of a step's state."""
     drivers = SystemDrivers()
     keyed = [keyed for part in manifest.subtasks for keyed in part.keyed if keyed.uid == uid]
     with tempfile.TemporaryDirectory() as folder:
@@ -124,7 +128,7 @@ def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
 
 
 def differences(case: Case, graph: StreamGraph, outcome: Outcome, reference: Outcome) -> list[str]:
-    """Where a run does not agree with the reference."""
+    """Return the differences between a run and the reference. The list is empty if they agree."""
     differ = Differences()
     differ.add("positions", outcome.positions, reference.positions)
     for uid, expected in reference.state.items():
@@ -174,7 +178,7 @@ def _compare_sink(
 
 
 def _multisets(one: Any, other: Any) -> tuple[object, object]:
-    """What each has and the other has not."""
+    """Return the elements that only the first has, and those that only the second has."""
     found, due = Counter(one), Counter(other)
     return sorted((found - due).elements(), key=repr), sorted((due - found).elements(), key=repr)
 
@@ -194,8 +198,10 @@ def _grouped(
 
 
 def content(message: Message, with_time: bool) -> tuple[Any, ...]:
-    """What is compared of a record. A dead letter says in which file its step stands: from the
-    folder of the process, which is not the same in all runs.
+    """Return the parts of a record that are compared.
+
+    A dead letter holds the file of its step, relative to the folder of the process. The folder is
+    not the same in all runs, so it is removed.
     """
     headers = tuple(
         (name, _FOLDER.sub(b"(", value) if name == STEP and value else value)

@@ -1,7 +1,7 @@
 """The three ways to run a case: live with kills, bounded, and as a backfill.
 
-Each run is a job of its own with topics of its own for its sinks; all read the same topics. The
-first two are the command that users have, with real processes.
+Each run is a job of its own with its own sink topics. All runs read the same source topics. The
+live and the bounded run use the command that users have, with real processes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ from tidegate.backfill.executor import Executor
 from tidegate.graph.stream_graph import StreamGraph
 
 KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
-"""A slot while it writes, a JobMaster behind the commit point, a slot at a barrier."""
+"""The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot
+at a barrier.
+"""
 PACE_MIN: Final = 250
-"""Records that a source subtask reads in a second, live: there are several checkpoints to kill."""
+"""The least number of records that a source subtask reads per second in a live run. It is low, so
+that the run has several checkpoints to interrupt.
+"""
 READING_S: Final = 4
-"""How long a live run reads about, where its input is large."""
+"""Approximate duration of a live run in seconds, if its input is large."""
 LIVE_S_MAX: Final = 90.0
 
 
@@ -64,25 +68,27 @@ class Prepared:
     case: Case
     bootstrap: str
     topics: dict[str, str]
-    """By source."""
+    """Topics by source."""
     folder: Path
     references: dict[str, Outcome] = field(default_factory=dict)
-    """Bounded runs by backend: they are made once."""
+    """Outcomes of bounded runs by backend. Each bounded run is made once."""
 
     @classmethod
     def make(cls, case: Case, log: Log, bootstrap: str, folder: Path) -> Prepared:
-        """Write what the sources read."""
+        """Write the input of the sources."""
         topics = {
             source: write_topic(bootstrap, dataset, log) for source, dataset in case.inputs.items()
         }
         return cls(case, bootstrap, topics, folder)
 
     def graph(self, name: str = "named") -> StreamGraph:
-        """The graph of a job of that name."""
+        """Return the graph of a job of that name."""
         return build(types.new_class("Job", (self.case.pipeline,), {"name": name}))
 
     def bounded(self, backend: str = "rocksdb", parallelism: int = 2) -> Outcome:
-        """`tidegate run --bounded`, the reference."""
+        """Run `tidegate run --bounded` once for each backend, and return its outcome, the
+        reference.
+        """
         if backend not in self.references:
             job = self._job()
             job.run(config={"state.backend": backend}, parallelism=parallelism)
@@ -90,7 +96,9 @@ class Prepared:
         return self.references[backend]
 
     def live(self, backend: str = "rocksdb", parallelism: int = 2) -> Outcome:
-        """`tidegate run` with kills, stopped when it has read everything."""
+        """Run `tidegate run` with kills, and stop it when it has read everything. Return its
+        outcome.
+        """
         job = self._job()
         ends = self.ends()
         pace = max(PACE_MIN, sum(ends.values()) // (parallelism * READING_S))
@@ -112,7 +120,7 @@ class Prepared:
         backend: str = "rocksdb",
         executor: Executor | None = None,
     ) -> tuple[Outcome, list[WaveDone]]:
-        """A backfill from the beginning, and its waves."""
+        """Run a backfill from the beginning, and return its outcome and its waves."""
         name, folder, sinks = self._place()
         module = name.replace("-", "_")
         self._write_module(folder / f"{module}.py", name)
@@ -128,7 +136,7 @@ class Prepared:
         return take_outcome(how, self.graph(name), storage, self.bootstrap, sinks), waves
 
     def ends(self) -> dict[tuple[str, str, int], int]:
-        """Where each source's partitions end."""
+        """Return the end offset of each partition of each source."""
         settings = {"bootstrap.servers": self.bootstrap, "group.id": "unused"}
         consumer = Consumer(settings)
         try:
@@ -143,7 +151,7 @@ class Prepared:
             consumer.close()
 
     def _has_read(self, job: Job, ends: Mapping[tuple[str, str, int], int]) -> bool:
-        with suppress(FileNotFoundError):  # it was just deleted
+        with suppress(FileNotFoundError):  # the file was just deleted
             found = manifests(job.folder / ".tidegate" / "checkpoints" / job.name)
             reached = {
                 (split.source, split.topic, split.partition): split.offset
@@ -167,7 +175,7 @@ class Prepared:
         )
 
     def _place(self) -> tuple[str, Path, dict[str, str]]:
-        """A name of a job, its folder, and new topics for its sinks."""
+        """Return a job name, its new folder, and new topics for its sinks."""
         name = unique("agreeing")
         folder = self.folder / name
         folder.mkdir()

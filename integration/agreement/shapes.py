@@ -1,8 +1,9 @@
-"""Pipelines that together use what the API has: every kind of step, state, policy and guarantee.
+"""Pipelines that together use the whole API: every kind of step, state, policy and guarantee.
 
-Each is written so that what it gives for a key depends only on the records of one partition, unless
-`cases.py` says otherwise. So a keyed step behind a keyed step has a finer key than that one: the
-records of a coarser key would come from several subtasks, in an order that is another in each run.
+The output of each pipeline for a key depends only on the records of one partition, unless
+`cases.py` says otherwise. Therefore a keyed step that follows a keyed step has a finer key. The
+records of a coarser key would come from several subtasks, and their order would differ between
+runs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tidegate import (
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What is read; no two have the same name."""
+    """An input event. No two events have the same name."""
 
     name: str
     key: str
@@ -41,7 +42,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What is written: the event, and what the state of `group` said after it."""
+    """An output: the event, and the contents of the state of `group` after the event."""
 
     name: str
     key: str
@@ -66,7 +67,7 @@ Whole = ConsumerRecord[str, Event | None]
 
 
 class BySign(Process[Event, Event]):
-    """Odd amounts leave by the side, by the words that `open` has prepared."""
+    """A step that sends odd amounts to a side output, with the words that `open` has prepared."""
 
     odd = SideOutput(str)
 
@@ -84,7 +85,9 @@ class BySign(Process[Event, Event]):
 
 
 def copied(record: Whole) -> ProducerRecord[str, Event]:
-    """A record in full, with a header that says where it was; a tombstone stays one."""
+    """Return the full record with a header that holds its position. A tombstone stays a
+    tombstone.
+    """
     where = f"{record.partition}:{record.offset}".encode()
     headers = (*record.headers, ("was", where))
     return ProducerRecord(record.key, record.value, headers, timestamp_ms=record.timestamp_ms)
@@ -97,13 +100,15 @@ def value_of(record: Whole) -> Event:
 
 
 def halves(event: Event) -> Iterable[Result]:
-    """None, one or two results."""
+    """Yield zero, one or two results."""
     for part in range(event.amount % 3):
         yield Result(f"{event.name}/{part}", event.key, event.amount)
 
 
 class Plain(Pipeline, name=None):
-    """map, filter, flat_map and process; records in full with tombstones; all three guarantees."""
+    """A pipeline of map, filter, flat_map and process, with full records, tombstones and all three
+    guarantees.
+    """
 
     events = KafkaSource.records("in", key=Utf8(), value=Json(Event), tombstones=True)
     copies = KafkaSink.records("copies", key=Utf8(), value=Json(Event))
@@ -116,7 +121,7 @@ class Plain(Pipeline, name=None):
         value=Utf8(),
         key_by=lambda name: name,
         guarantee="none",
-        linger="1 min",  # records that nobody flushes are lost
+        linger="1 min",  # records that are not flushed are lost
     )
 
     def define(self) -> None:
@@ -133,7 +138,7 @@ class Plain(Pipeline, name=None):
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """A key that is a record: finer than (key, part)."""
+    """A key that is a record. It is finer than (key, part)."""
 
     key: str
     part: int
@@ -141,7 +146,9 @@ class Corner:
 
 
 class Counted(KeyedProcess[str, Event, Result]):
-    """Values of several kinds: a number, an optional record, a list that changes in place."""
+    """A step whose state has several kinds of values: a number, an optional record, a list that
+    changes in place.
+    """
 
     count = ValueState(int, default=0)
     last = ValueState(Event | None, default=None)
@@ -158,7 +165,9 @@ class Counted(KeyedProcess[str, Event, Result]):
 
 
 class Recent(KeyedProcess[tuple[str, int], Result, Result]):
-    """A list of the last totals; it begins anew with some of them, which leave by the side."""
+    """A step with a list of the last totals. Some totals clear the list, and go to a side
+    output.
+    """
 
     totals = ListState(int)
     restarts = SideOutput(Result)
@@ -178,7 +187,7 @@ class Recent(KeyedProcess[tuple[str, int], Result, Result]):
 
 
 class Ledger(KeyedProcess[Corner, Result, Result]):
-    """A map whose entries come, change and go."""
+    """A step with a map whose entries are added, changed and removed."""
 
     entries = MapState(int, Decimal)
 
@@ -196,12 +205,14 @@ class Ledger(KeyedProcess[Corner, Result, Result]):
 
 
 def corner(result: Result) -> Corner:
-    """Finer than the group of the step before."""
+    """Return a key that is finer than the group of the previous step."""
     return Corner(result.key, result.amount % 2, result.name[-1])
 
 
 class ThreeLevels(Pipeline, name=None):
-    """Three keyed steps one behind the other, with every kind of state and a sink at each."""
+    """A pipeline of three keyed steps in sequence, with every kind of state, and a sink at each
+    step.
+    """
 
     events = KafkaSource("in", value=Json(Event))
     first = KafkaSink("first", value=Json(Result), key_by=lambda result: result.group)
@@ -233,7 +244,7 @@ def key_of(event: Event) -> str:
 
 
 def renamed(event: MutableEvent) -> MutableEvent:
-    """Changes the record that it is given, as Python users do."""
+    """Change the given record in place, as Python users do."""
     event.name += "/changed"
     return event
 
@@ -247,7 +258,7 @@ def frozen(event: MutableEvent) -> Event:
 
 
 class Joined(KeyedProcess[str, Result, Result]):
-    """Counts what comes through another keyed step, and what comes from a source of its own."""
+    """A step that counts the results of another keyed step and of a source of its own."""
 
     count = ValueState(int, default=0)
 
@@ -259,8 +270,9 @@ class Joined(KeyedProcess[str, Result, Result]):
 
 
 class Unions(Pipeline, name=None):
-    """Two topics in one keyed step, a third that joins behind it, a sink that ends two chains, and
-    a branch that changes its records. Each topic has keys of its own.
+    """A pipeline with two topics in one keyed step and a third topic that joins after it.
+
+    One sink ends two chains, and one branch changes its records. Each topic has its own keys.
     """
 
     left = KafkaSource("left", value=Json(MutableEvent))
@@ -279,7 +291,7 @@ class Unions(Pipeline, name=None):
         counted = united.key_by(
             key_of,
             on_error="dead_letter",
-            dead_letters="keyless",  # by two edges into one sink
+            dead_letters="keyless",  # two edges lead into this one sink
         ).process(Counted(), uid="counted")
         counted.union(self.later.map(as_result)).key_by(lambda result: result.key).process(
             Joined(), uid="joined-count"
@@ -290,7 +302,7 @@ class Unions(Pipeline, name=None):
 
 
 class Refusing(KeyedProcess[str, Event, Result]):
-    """Raises on some records after it has changed its state."""
+    """A step that raises on some records after it has changed its state."""
 
     count = ValueState(int, default=0)
     names = ListState(str)
@@ -320,7 +332,7 @@ def key_of_sink(result: Result) -> str:
 
 
 class Policies(Pipeline, name=None):
-    """Records that fail at every place where a policy may stand, and a side output beside."""
+    """A pipeline whose records fail at every place that allows a policy, with a side output."""
 
     events = KafkaSource(
         "in", value=Json(Event), on_bad_record="dead_letter", dead_letters="undecodable"
@@ -350,7 +362,7 @@ class Policies(Pipeline, name=None):
 
 
 class RegionTotal(KeyedProcess[str, Result, Result]):
-    """Counts and adds up for a region, whose customers are in several partitions."""
+    """A step that counts and adds up for a region, whose customers are in several partitions."""
 
     sums = MapState(str, int)
 
@@ -362,7 +374,9 @@ class RegionTotal(KeyedProcess[str, Result, Result]):
 
 
 class Regions(Pipeline, name=None):
-    """A coarser key behind a finer one: each count is given once, and to which record is chance."""
+    """A pipeline in which a coarser key follows a finer one. Each count occurs once, and chance
+    decides which record gets it.
+    """
 
     events = KafkaSource("in", value=Json(Event))
     regions = KafkaSink("regions", value=Json(Result), key_by=lambda result: result.group)

@@ -1,14 +1,15 @@
-"""Attacks on real clusters, and the record of them: `make chaos` writes `docs/kill-matrix.md`.
+"""Attacks on real clusters, and their record: `make chaos` writes `docs/kill-matrix.md`.
 
-`scenarios` says what an attack is and what it is given; `matrix` and `cells` are the attacks on our
-own processes, at every named step of the commit protocol; `broker_faults`, `network_faults` and
-`storage_faults` are those on what they stand on; `backfills` has all that are made on backfills
-(`backfill_cells`, `backfill_strikes`, `backfill_faults`, `backfill_storage`). All are listed in
-`__main__.MODULES`. `report` keeps the results and renders them. Nothing here judges: that is the
-independent checker's.
+`scenarios` defines an attack and its surroundings. `matrix` and `cells` attack our own processes,
+at every named step of the commit protocol. `broker_faults`, `network_faults` and `storage_faults`
+attack the systems that a cluster depends on. `backfills` holds all attacks on backfills
+(`backfill_cells`, `backfill_strikes`, `backfill_faults`, `backfill_storage`). `__main__.MODULES`
+lists all of them. `report` keeps the results and renders them. None of these modules judges an
+output: the independent checker does.
 
-What faults are made with: `proxy` is a network that can fail, `switchboard` lays every connection
-of a cluster through it, `storing` is a storage that fails by rules, `mains` and `command` are the
-processes' mains with both, `cluster` is brokers to attack, `live` a job that is fed and watched
-meanwhile, `stories` a row of attacks on it. Nothing of this is known to the framework.
+Other modules make the faults. `proxy` is a network that can fail, and `switchboard` routes every
+connection of a cluster through it. `storing` is a storage that fails by rules. `mains` and
+`command` are the processes' mains with both. `cluster` starts brokers to attack. `live` is a job
+that gets input and is watched during attacks, and `stories` is a sequence of attacks on it. The
+framework knows nothing of these modules.
 """

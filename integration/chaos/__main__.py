@@ -1,8 +1,8 @@
-"""`make chaos`: attack everything, write down what came of it; exit code 1 if a cell is wrong.
+"""`make chaos`: run all attacks and record the results. The exit code is 1 if a cell is wrong.
 
-`make chaos CELLS='steps/4.3.0/*'` runs what matches (several patterns, separated by blanks),
-`MISSING=1` what has no right result yet. Each result is written as soon as it is known, so a run
-may be interrupted and taken up again.
+`make chaos CELLS='steps/4.3.0/*'` runs the cells that match (several patterns are separated by
+blanks). `MISSING=1` runs only cells that have no right result yet. Each result is written as soon
+as it is known, so a run may be interrupted and continued later.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from integration.chaos.report import Record
 from integration.chaos.scenarios import Result, Scenario, Stage
 
 MODULES: tuple[ModuleType, ...] = (matrix, broker_faults, network_faults, storage_faults, backfills)
-"""Each brings scenarios."""
+"""Modules that provide scenarios."""
 
 DOCS = Path(__file__).parents[2] / "docs"
 RIGHT, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the chosen cells; the exit code."""
+    """Run the chosen cells, and return the exit code."""
     given = _options(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     scenarios = [scenario for module in MODULES for scenario in module.scenarios()]
@@ -58,14 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def results_of(scenario: Scenario, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-    """Of each of these cells, whatever happens."""
+    """Yield a result for each of these cells, even if the scenario raises."""
     owed = list(cells)
     try:
         for result in scenario.run(cells, stage):
             owed.remove(result.cell)
             yield result
         reason = "no result"
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is the verdict
+    except Exception as error:  # noqa: BLE001  # every error is a verdict
         reason = f"{type(error).__name__}: {error}"
     for cell in owed:
         words = cell.split("/")

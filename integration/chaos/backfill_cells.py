@@ -1,11 +1,11 @@
-"""The cells of backfills on Spark: which process is struck, by which signal, at which point.
+"""The cells of backfills on Spark: each has a struck process, a signal and a point.
 
-A point is where one process of a backfill stands while another, or that very process, is struck:
+At a point, one process of a backfill waits while that process or another one is struck.
 `integration/killing/traps.py` says what it has just done. `Cell.excuse` says where a cell is
-impossible. Each cell has one of two pipelines, in turn over versions, victims and signals: keyed
-state with one sink, and two sinks of which one belongs to tasks that read Kafka.
+impossible. Each cell has one of two pipelines, in turn over versions, victims and signals. One has
+keyed state and one sink. The other has two sinks, and one of them belongs to tasks that read Kafka.
 
-What the faults are that are no strike at a point: `backfill_faults`.
+`backfill_faults` holds the faults that are not a strike at a point.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ VICTIMS: Final = {
 KILL, FREEZE = "SIGKILL", "SIGSTOP"
 SIGNALS: Final = (KILL, FREEZE)
 PIPELINES: Final = {"keyed": "Totals", "two sinks": "TwoSinks"}
-"""The pipelines of `integration.killing.jobs` by what they are."""
+"""The pipelines of `integration.killing.jobs` by their names in the record."""
 
 IDLE: Final = "no task runs then, and an idle worker holds nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a process stands when one is struck."""
+    """The position of a process at the time of a strike."""
 
     point: str
-    """As `integration.killing.traps` names it."""
+    """Name of the point in `integration.killing.traps`."""
     says: str
 
     @property
     def in_task(self) -> bool:
-        """Whether a Python worker stands there, in the middle of a task."""
+        """Whether the process at the point is a Python worker in the middle of a task."""
         return self.point.startswith("slot.")
 
 
@@ -58,7 +58,7 @@ POINTS: Final = (
     Point("driver.returned", "`foreachBatch` returns"),
     Point("query.committed", "Spark has committed the micro-batch"),
 )
-"""In the order of a wave."""
+"""The points in the order of a wave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +72,25 @@ class Cell:
 
     @property
     def pipeline(self) -> str:
-        """What the job is."""
+        """Name of the job's pipeline in the record."""
         turns = (VERSIONS.index(self.version), list(VICTIMS).index(self.victim))
         return list(PIPELINES)[(sum(turns) + SIGNALS.index(self.signal)) % len(PIPELINES)]
 
     @property
     def key(self) -> str:
-        """Its name in the record."""
+        """Name of the cell in the record."""
         pipeline = self.pipeline.replace(" ", "-")
         words = (SECTION, self.version, pipeline, self.signal, self.point.point, self.victim)
         return "/".join(words)
 
     @property
     def excuse(self) -> str:
-        """Why this process cannot be struck at this point; empty where it can."""
+        """Reason why this process cannot be struck at this point. The text is empty if it can."""
         return IDLE if self.victim == WORKER and not self.point.in_task else ""
 
 
 def all_cells() -> Iterator[Cell]:
-    """Every possible one."""
+    """Yield every possible cell."""
     for version in VERSIONS:
         for signal in SIGNALS:
             for victim in VICTIMS:
@@ -101,7 +101,7 @@ def all_cells() -> Iterator[Cell]:
 
 
 def cell_of(version: str, signal: str, victim: str, point: str) -> Cell:
-    """The cell of a point by its name."""
+    """Return the cell of a point by the point's name."""
     [found] = [each for each in POINTS if each.point == point]
     return Cell(version, signal, victim, found)
 
@@ -118,7 +118,7 @@ SAMPLED: Final = (
 
 
 def sample() -> dict[tuple[str, str, str], list[Cell]]:
-    """Those cells, by version, signal and victim."""
+    """Return the cells of the sample, by version, signal and victim."""
     return {
         (version, sign, victim): [cell_of(version, sign, victim, point) for point in points]
         for version, sign, victim, points in SAMPLED

@@ -1,15 +1,21 @@
-"""Faults of a backfill that are no strike at one point of a wave. Each cell has a job of its own.
+"""Faults of a backfill that are not a strike at one point of a wave. Each cell has its own job.
 
-Slow tasks of which Spark runs a copy; outputs of a level that are lost before all of the next level
-have read them; workers that die as often as Spark tolerates, and once more; another number of
-executors after a crash; a broker that restarts in the middle of a wave. Each cell demands that its
-fault has happened: that a copy ran, that a task was run again, that a process was killed.
+The faults are:
 
-What is lost is lost on one core: the tasks of a level run one after the other, so that the first
-has read what the second one misses. Spark runs the sender again, and its second run has another
-run id. Spark 4.3 compares checksums, and runs the level again as a whole, or fails the job where it
-cannot. Where that is switched off, only the run check of the driver is left for tasks of the last
-level, and must refuse.
+- A slow task, of which Spark runs a copy.
+- An output of a level that is lost before all tasks of the next level have read it.
+- Workers that die as often as Spark tolerates, and once more.
+- A crash, after which the number of executors or the parallelism is different.
+- A broker that restarts in the middle of a wave.
+
+Each cell demands that its fault has happened: that a copy ran, that a task was repeated, that a
+process was killed.
+
+Outputs are lost on one core. There the tasks of a level run one after the other, so the first task
+has read an output that the second one misses. Spark repeats the sender, and its second run has
+another run id. Spark 4.3 compares checksums, and repeats the whole level, or fails the job if it
+cannot do that. If the checksums are off, only the run check of the driver protects tasks of the
+last level, and it must refuse the wave.
 """
 
 from __future__ import annotations
@@ -49,7 +55,9 @@ RUN_AGAIN: Final = "the wave is run again"
 NOT_ONE_EXECUTION: Final = "are not of one execution"
 ONE_CORE: Final = "local[1,4]"
 FAILURES_MAX: Final = 4
-"""As often a task may fail in `local[N,4]`, and everywhere else by default."""
+"""Number of failures of one task with which Spark fails the job: in `local[N,4]`, and by default
+everywhere else.
+"""
 CHECKSUMS: Final = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
@@ -65,12 +73,14 @@ DOWN_S: Final = 2.0
 SHUFFLED: Final = re.compile(r"shuffle_(\d+)_(\d+)_")
 
 Run = Callable[[BackfillSubject, Stage], str]
-"""Makes the fault and has the backfill end; a note for the reader of the record."""
+"""A function that makes the fault, runs the backfill to its end, and returns a note for readers of
+the record.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What befalls one job."""
+    """A fault of one job."""
 
     name: str
     words: str
@@ -86,7 +96,7 @@ class Fault:
 
 
 def a_copy_runs(subject: BackfillSubject, stage: Stage, *, frozen: bool) -> str:
-    """Hold one task up until its copy has taken its place."""
+    """Hold one task until its copy has taken its place."""
     cluster = cluster_of(stage)
     runs = new_folder_of_runs(subject)
     subject.write(4 * WAVE)
@@ -132,8 +142,10 @@ def an_output_is_lost(
     retries: bool,
     refuses: bool,
 ) -> str:
-    """Delete what one task of a level has written when the first task behind it stands at `point`,
-    and has read all of it. `refuses`: whether the run check must refuse the wave.
+    """Delete the output of one task of a level when the first task of the next level has read all
+    of it and waits at `point`.
+
+    `refuses`: whether the run check must refuse the wave.
     """
     del stage
     runs = new_folder_of_runs(subject)
@@ -181,7 +193,7 @@ def lose_an_output(folder: Path) -> None:
 
 
 def a_task_fails(subject: BackfillSubject, stage: Stage, *, times: int, gives_up: bool) -> str:
-    """Kill the worker of the one task that has a sink so many times in a row."""
+    """Kill the worker of the one task that has a sink, `times` times in sequence."""
     del stage
     subject.write(2 * WAVE)
     settings = subject.options.settings | ({"restart.strategy": "none"} if gives_up else {})
@@ -208,7 +220,7 @@ def a_task_fails(subject: BackfillSubject, stage: Stage, *, times: int, gives_up
 
 
 def resumed(subject: BackfillSubject, stage: Stage, *, parallelism: int) -> str:
-    """Kill the driver behind a publication, and go on with more cores."""
+    """Kill the driver after a publication, and continue with more cores."""
     del stage
     subject.write(4 * WAVE)
     with subject.driver(Trap("jobmaster.published")) as driver:
@@ -224,7 +236,9 @@ def resumed(subject: BackfillSubject, stage: Stage, *, parallelism: int) -> str:
 
 
 def the_broker_restarts(subject: BackfillSubject, stage: Stage, *, point: str) -> str:
-    """Kill the only broker while a process stands at a point, and start it again soon."""
+    """Kill the only broker while a process waits at a point, and start it again after `DOWN_S`
+    seconds.
+    """
     broker = broker_to_kill(stage, subject.job.bootstrap)
     subject.write(3 * WAVE)
     with subject.driver(Trap(point, holds=True)) as driver:
@@ -239,7 +253,7 @@ def the_broker_restarts(subject: BackfillSubject, stage: Stage, *, point: str) -
 
 
 def broker_of(stage: Stage, version: str) -> EmbeddedKafka:
-    """A node of its own, which cells may kill."""
+    """Return a cluster of one node, which cells may kill."""
 
     def start(folder: Path, stack: ExitStack) -> EmbeddedKafka:
         cluster = EmbeddedKafka.start(version, directory=folder, owned=True)
@@ -249,7 +263,7 @@ def broker_of(stage: Stage, version: str) -> EmbeddedKafka:
 
 
 def broker_to_kill(stage: Stage, bootstrap: str) -> EmbeddedKafka:
-    """The node at this address."""
+    """Return the node at this address."""
     [found] = [
         each
         for version in ("3.9.1", "4.3.0")
@@ -259,7 +273,7 @@ def broker_to_kill(stage: Stage, bootstrap: str) -> EmbeddedKafka:
 
 
 def new_folder_of_runs(subject: BackfillSubject) -> Path:
-    """Where tasks leave a file when they begin."""
+    """Make the folder in which tasks leave a file when they begin."""
     folder = subject.job.folder / "runs"
     folder.mkdir()
     return folder
@@ -291,8 +305,8 @@ FAULTS: Final = (
                 level=level,
                 point=point,
                 retries=retries,
-                # With an output, Spark gives up all others of that executor. So it repeats whole
-                # levels, but for the last one, whose reports it has already.
+                # When one output is lost, Spark drops all outputs of that executor. So it repeats
+                # whole levels, except the last one, whose reports it already has.
                 refuses=not retries and level == levels - 2,
             ),
         )
@@ -350,12 +364,12 @@ class Alone:
 
     @property
     def cells(self) -> Sequence[str]:
-        """Its name."""
+        """Name of the only cell."""
         pipeline = self.fault.pipeline.replace(" ", "-")
         return [f"{SECTION}/{self.version}/{pipeline}/fault/{self.fault.name}"]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """See `scenarios.Scenario`."""
+        """Make the fault (see `scenarios.Scenario`)."""
         fault = self.fault
         folder = stage.new_folder(f"backfill {self.version} {fault.name}")
         broker = (broker_of if fault.own_broker else Stage.broker)(stage, self.version)

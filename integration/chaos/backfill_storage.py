@@ -1,8 +1,8 @@
 """A checkpoint storage that fails while a backfill runs, in its tasks and in its driver.
 
-One driver, whose waves are held at a point until a rule (`storing`) is set, and let go on. The wave
-must be published in spite of the rule, by another try where need be, and the rule must have met
-something. Then comes the next rule.
+There is one driver. Its waves are held at a point until the test sets a rule (`storing`), and then
+continue. The wave must be published in spite of the rule, after a retry if necessary, and the rule
+must have affected a call. Then the test sets the next rule.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ TASK, DRIVER = "slot", "jobmaster"
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A rule, and where the wave stands when it is set."""
+    """A rule, and the point at which the wave waits when the rule is set."""
 
     name: str
     words: str
     rule: Rule
     at: Trap = WAVE_BEGINS
     forgets: bool = False
-    """Whether the state on this host is lost, so that it comes from the storage."""
+    """Whether the state on this host is deleted, so that it comes from the storage."""
 
 
 def _create(does: Does, times: int) -> Rule:
-    """What befalls the journal entries that the driver creates: a claim, or a publication."""
+    """Return a rule for the journal entries that the driver creates: a claim, or a publication."""
     return Rule(does=does, call="create", path=JOURNAL, role=DRIVER, times=times)
 
 
@@ -123,7 +123,7 @@ class Storing:
 
     @property
     def cells(self) -> Sequence[str]:
-        """A rule each."""
+        """Names of the cells, one for each rule."""
         return [self._cell(each) for each in FAILINGS]
 
     def _cell(self, failing: Failing) -> str:
@@ -131,7 +131,7 @@ class Storing:
         return f"{SECTION}/{self.version}/{pipeline}/storage/{failing.name}"
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """See `scenarios.Scenario`."""
+        """Set these rules one after the other (see `scenarios.Scenario`)."""
         left = [each for each in FAILINGS if self._cell(each) in cells]
         while left:
             done = self._job(left, stage)
@@ -140,7 +140,9 @@ class Storing:
             left = left[len(done) :]
 
     def _job(self, failings: Sequence[Failing], stage: Stage) -> list[Met]:
-        """What was met before the first failure, if there was one, and the failed one."""
+        """Run one job, and return the rules that were set, up to and including the first that
+        failed.
+        """
         folder = stage.new_folder(f"backfill {self.version} storage")
         bootstrap = stage.broker(self.version).bootstrap
         done: list[Met] = []

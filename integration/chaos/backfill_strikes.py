@@ -1,23 +1,23 @@
-"""Strikes at the processes of a backfill: the cells of `backfill_cells`, carried out.
+"""Strikes at the processes of a backfill: they carry out the cells of `backfill_cells`.
 
-The process that comes to the point is held there, the victim is struck, and the process goes on.
-What recovery is depends on the victim:
+The process that reaches the point is held there, the victim is struck, and the process continues.
+The recovery depends on the victim:
 
-- A **driver** or its **JVM** that is killed ends the command, and all processes of its session end
-  by themselves. The same command, given again, goes on, and is struck, too
+- If a **driver** or its **JVM** is killed, the command ends, and all processes of its session end
+  by themselves. The repeated command continues, and is struck, too
   (`kill_one_after_the_other`).
-- A **driver**, its **JVM** or a **Python worker** that is frozen holds its command up, and Spark
-  does not notice. A second command takes the job over, as from another host: nobody can prove that
-  the first is dead. When the second one has claimed, the victim is continued: its command must end
-  as deposed, and the second one is struck then (`freeze_one_after_the_other`).
-- A **Python worker** that is killed is replaced by Spark, and the wave goes on
+- If a **driver**, its **JVM** or a **Python worker** is frozen, the command hangs, and Spark does
+  not notice. A second command takes over the job, as if from another host, because no process can
+  prove that the first one is dead. When the second one has claimed, the victim is continued. Its
+  command must end as fenced, and the second one is struck then (`freeze_one_after_the_other`).
+- If a **Python worker** is killed, Spark replaces it, and the wave continues
   (`strike_in_session`).
-- An **executor's JVM** that is killed or frozen is given up by Spark, with what it has written for
-  others, and the wave goes on without it. One that is frozen in a task is continued when the wave
-  is done. All that were frozen must be gone soon (`strike_in_session`, on a standalone cluster).
+- If an **executor's JVM** is killed or frozen, Spark drops it together with its outputs, and the
+  wave continues without it. One that is frozen in a task is continued after the wave. All frozen
+  ones must exit soon (`strike_in_session`, on a standalone cluster).
 
-Cells of one version, signal and victim share a job. A cell that goes wrong ends its job, and what
-is left goes on with a new one.
+Cells of one version, signal and victim share a job. A cell that goes wrong ends its job, and the
+remaining cells continue with a new job.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from integration.spark.standalone import EXECUTOR_CLASS, Cluster, standalone_clu
 
 ON_CLUSTER: Final = {
     "spark.executor.memory": "512m",
-    # A frozen executor is given up after twelve seconds in place of two minutes.
+    # Spark drops a frozen executor after twelve seconds instead of two minutes.
     "spark.network.timeout": "12s",
     "spark.network.timeoutInterval": "2s",
     "spark.executor.heartbeatInterval": "2s",
@@ -84,7 +84,7 @@ class Struck:
     verdict: str = EXACT
 
     def result(self, stage: Stage) -> Result:
-        """As it is recorded."""
+        """Return the result that is recorded."""
         cell = self.cell
         return Result(
             cell=cell.key,
@@ -101,18 +101,18 @@ class Struck:
 
 
 class Series:
-    """Cells of one version, signal and victim. They share a job."""
+    """Cells of one version, signal and victim. They share a job, until one goes wrong."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = {cell.key: cell for cell in cells}
 
     @property
     def cells(self) -> Sequence[str]:
-        """Their names."""
+        """Names of the cells."""
         return list(self._cells)
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """See `scenarios.Scenario`."""
+        """Carry out these cells (see `scenarios.Scenario`)."""
         left = [self._cells[key] for key in cells]
         while left:
             done = _job(left, stage)
@@ -122,7 +122,9 @@ class Series:
 
 
 def _job(cells: Sequence[Cell], stage: Stage) -> list[Struck]:
-    """What was struck before the first failure, if there was one, and the failed one."""
+    """Run one job, and return the cells that were struck, up to and including the first that
+    failed.
+    """
     first = cells[0]
     folder = stage.new_folder(f"backfill {first.version} {first.signal} {first.victim}")
     done: list[Struck] = []
@@ -133,7 +135,7 @@ def _job(cells: Sequence[Cell], stage: Stage) -> list[Struck]:
             subject.judge_the_whole()
         except (AssertionError, WrongError, TimeoutError, subprocess.TimeoutExpired) as error:
             (folder / "story.txt").write_text(str(error), encoding="utf-8")
-            # What went wrong behind the last cell is every cell's.
+            # An error after the last cell is the verdict of every cell.
             at_the_end = len(done) == len(cells) and isinstance(error, WrongError)
             for struck in done if at_the_end else done[-1:]:
                 struck.verdict = short(error)
@@ -144,7 +146,7 @@ Attack = Callable[[BackfillSubject, Sequence[Cell], list[Struck], Stage], None]
 
 
 def _attack_of(cell: Cell) -> Attack:
-    """How the cells of a victim and a signal are carried out."""
+    """Return the function that carries out the cells of a victim and a signal."""
     if cell.victim == EXECUTOR or (cell.victim, cell.signal) == (WORKER, KILL):
         return strike_in_session
     return kill_one_after_the_other if cell.signal == KILL else freeze_one_after_the_other
@@ -153,7 +155,9 @@ def _attack_of(cell: Cell) -> Attack:
 def kill_one_after_the_other(
     subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
 ) -> None:
-    """Drivers that go on one where the other was killed, and a last one that is left alone."""
+    """Run drivers of which each continues where the previous one was killed, and a last one without
+    a strike.
+    """
     del stage
     for cell in cells:
         done.append(Struck(cell))
@@ -182,7 +186,9 @@ class Frozen:
     context: ExitStack
 
     def thaw(self) -> None:
-        """Let it go on: it must end as deposed, and nothing of it may be left."""
+        """Continue the victim. WrongError unless the driver ends as fenced, and leaves no
+        process.
+        """
         os.kill(self.victim, signal.SIGCONT)
         said = self.driver.lines()
         code = self.driver.process.wait(WAIT_S)
@@ -197,7 +203,9 @@ class Frozen:
 def freeze_one_after_the_other(
     subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
 ) -> None:
-    """Drivers that take over from the one that is frozen, and are frozen when that one is gone."""
+    """Run drivers of which each takes over from a frozen one, and is frozen when that one is
+    gone.
+    """
     del stage
     with ExitStack() as all_of_them:
         before: Frozen | None = None
@@ -226,7 +234,7 @@ def freeze_one_after_the_other(
 def strike_in_session(
     subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
 ) -> None:
-    """One driver, in whose waves one process after the other is struck."""
+    """Run one driver, and strike one process after the other in its waves."""
     subject.write((2 * len(cells) + 3) * WAVE)
     traps = [trap for cell in cells for trap in (Trap(cell.point.point, holds=True), WAVE_BEGINS)]
     cluster, changes = None, {}
@@ -256,7 +264,7 @@ def strike_in_session(
                 # The lost run has left a transaction open, which the claim of the next wave aborts.
                 done[-1].recovery_s = ((subject.first_output(at_ms) - at_ms) / 1000,)
             if cell.signal == FREEZE:
-                # One that was idle is found out by the next wave, and its worker kills it.
+                # The next wave detects a frozen executor that was idle, and its worker kills it.
                 until(partial(_is_gone, victim), "the frozen executor is gone")
             subject.judge_so_far()
         ends_well(driver)
@@ -269,7 +277,7 @@ def _victim(driver: Driver, cell: Cell, holder: int) -> int:
 
 
 def freeze(pid: int) -> None:
-    """Stop a process, and wait until it stands still."""
+    """Stop a process, and wait until it has stopped."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stands still")
 
@@ -282,7 +290,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _repeated(runs: Path) -> int:
-    """Tasks that were run more than once."""
+    """Return the number of tasks that were run more than once."""
     return sum(len(found) > 1 for found in task_runs(runs).values())
 
 
@@ -290,7 +298,7 @@ def _repeated(runs: Path) -> int:
 
 
 def cluster_of(stage: Stage) -> Cluster:
-    """Two workers, which Spark takes for two hosts; one cluster for all who ask."""
+    """Return a cluster of two workers, which Spark treats as two hosts. All users share it."""
 
     def start(folder: Path, stack: ExitStack) -> Cluster:
         return stack.enter_context(standalone_cluster(folder, hosts=("127.0.0.1", "127.0.0.2")))
@@ -299,7 +307,7 @@ def cluster_of(stage: Stage) -> Cluster:
 
 
 def executors_of(cluster: Cluster) -> list[psutil.Process]:
-    """The JVMs of executors that run now."""
+    """Return the JVMs of executors that run now."""
     return [
         child
         for worker in cluster.workers
@@ -309,7 +317,7 @@ def executors_of(cluster: Cluster) -> list[psutil.Process]:
 
 
 def _executor(cluster: Cluster, holder: int) -> int:
-    """The executor in which a held task runs; any where the held process is no task."""
+    """Return the executor in which a held task runs, or any if the held process is not a task."""
     above = {process.pid for process in psutil.Process(holder).parents()}
     running = executors_of(cluster)
     found = [each for each in running if each.pid in above] or running

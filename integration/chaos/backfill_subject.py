@@ -1,10 +1,10 @@
-"""A job that is backfilled under attack: fed in pieces, watched by a committed reader, judged.
+"""A job that is backfilled under attack, with input in pieces, a committed reader, and a verdict.
 
-Its drivers are processes of their own (`integration/spark/drivers.py`), one after the other or two
-at a time, and each goes on where the journal ends. `judge_so_far` asks the independent checker
-whether what is visible is the beginning of what is due. `judge_at_the_end` asks it about the whole
-output, after a last driver has read everything, and compares what was seen meanwhile with what is
-there then. Nothing here decides what is right.
+Its drivers are processes of their own (`integration/spark/drivers.py`). They run one after the
+other, or two at a time, and each continues where the journal ends. `judge_so_far` asks the
+independent checker whether the visible output is a prefix of the expected output. After a last
+driver has read everything, `judge_at_the_end` asks the checker about the whole output. It also
+compares the records that the reader saw with the final output. Nothing here decides what is right.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from integration.spark.drivers import Driver, DriverOptions, running_driver
 from integration.watching import CommittedOutput
 
 WAVE: Final = 2_000
-"""Offsets of a wave: a quarter of them in each partition."""
+"""Offsets of a wave. A quarter of them is in each partition."""
 WAIT_S: Final = 240.0
-"""For what takes some seconds on a quiet machine."""
+"""Seconds to wait for events that take some seconds on a quiet machine."""
 POLL_S: Final = 0.1
 
 
 class BackfillSubject:
-    """A job, its input, and who looks at its output."""
+    """A job, its input, and the readers of its output."""
 
     def __init__(self, job: Job, outputs: dict[str, CommittedOutput]) -> None:
         self.job, self.outputs = job, outputs
@@ -57,7 +57,7 @@ class BackfillSubject:
     @classmethod
     @contextmanager
     def made(cls, bootstrap: str, folder: Path, pipeline: str) -> Iterator[BackfillSubject]:
-        """With topics of its own. Nothing is in them, and nothing runs."""
+        """Make a job with its own, empty topics. Nothing runs yet."""
         job = Job.make(bootstrap, folder, pipeline)
         with ExitStack() as open_:
             outputs = {
@@ -68,9 +68,10 @@ class BackfillSubject:
             yield cls(job, outputs)
 
     def write(self, count: int) -> None:
-        """So many more orders."""
+        """Write this number of further orders."""
         made = list(itertools.islice(orders(next(self._seeds)), count))
-        # Remembered first: what is visible must never be ahead of what is known.
+        # The orders are remembered first, because the visible output must never be ahead of the
+        # known input.
         before = len(self._written)
         self._written += [checker.Record(0, before + n, *each) for n, each in enumerate(made)]
         produce(self.job.bootstrap, self.job.topics["orders"], made)
@@ -82,15 +83,17 @@ class BackfillSubject:
         environment: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> Iterator[Driver]:
-        """One more driver, which goes on where the journal ends. `changes` are of its options."""
+        """Start another driver, which continues where the journal ends. `changes` are changes of
+        its options.
+        """
         plan = Plan.of(self.job.folder / unique("traps"), traps)
         options = msgspec.structs.replace(self.options, **changes)
         with running_driver(options, plan, environment=environment) as driver:
             yield driver
 
     def first_output(self, since_ms: int) -> int:
-        """When the first record that was written at or after this time became visible, in
-        milliseconds since the epoch.
+        """Return when the first record that was written at or after this time became visible, in
+        milliseconds since the epoch. WrongError if there is none in time.
         """
         found = next(iter(self.outputs.values())).first_of(since_ms, WAIT_S)
         if found is None:
@@ -98,11 +101,13 @@ class BackfillSubject:
         return found
 
     def publications(self) -> int:
-        """In the journal so far."""
+        """Return the number of publications in the journal so far."""
         return sum(entry["kind"] == "publication" for entry in self.job.journal())
 
     def judge_so_far(self) -> None:
-        """WrongError if a committed reader has seen what is not due, or not in its order."""
+        """Judge the visible output. WrongError if a committed reader has seen a record that is not
+        expected, or in another order.
+        """
         for sink, output in self.outputs.items():
             seen = [checker.Record(*record) for record in output.kept()]
             verdict = checker.judge(
@@ -116,13 +121,15 @@ class BackfillSubject:
                 raise WrongError(f"{sink}: {verdict}")
 
     def judge_at_the_end(self, **changes: Any) -> None:
-        """Have a last driver read everything, and judge the whole output."""
+        """Let a last driver read everything, and judge the whole output."""
         with self.driver(**changes) as driver:
             ends_well(driver)
         self.judge_the_whole()
 
     def judge_the_whole(self) -> None:
-        """WrongError unless everything is there, once, and nothing is left open."""
+        """Judge the whole output. WrongError unless everything is there, once, and no transaction
+        is open.
+        """
         verdict = self.job.compare()
         if not verdict.exact:
             raise WrongError(str(verdict))
@@ -137,7 +144,9 @@ class BackfillSubject:
 
 
 def ends_well(driver: Driver) -> None:
-    """WrongError unless it ends by itself, with its waves done, and leaves no process."""
+    """Wait until the driver ends. WrongError unless it ends by itself, with its waves done, and
+    leaves no process.
+    """
     lines = driver.lines()
     code = driver.process.wait(WAIT_S)
     if (code, lines[-1:]) != (0, ["closed"]):
@@ -146,7 +155,7 @@ def ends_well(driver: Driver) -> None:
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait for what becomes true."""
+    """Wait until a condition is true. WrongError if it is not true in time."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end_s:
@@ -155,7 +164,7 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S)
 
 
 def until_snapped(driver: Driver, number: int) -> int:
-    """Wait until a trap has caught a process; its pid."""
+    """Wait until a trap has caught a process, and return its pid."""
 
     def caught() -> bool:
         if driver.plan.pid(number) is not None:
@@ -172,10 +181,10 @@ def until_snapped(driver: Driver, number: int) -> int:
 
 
 def tail(driver: Driver) -> str:
-    """What a driver has logged last."""
+    """Return the last lines that a driver has logged."""
     return driver.logged()[-1500:]
 
 
 def short(error: Exception) -> str:
-    """An error as a verdict."""
+    """Return an error as a short verdict."""
     return " ".join(str(error).split())[:300] or type(error).__name__

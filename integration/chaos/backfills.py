@@ -1,7 +1,7 @@
 """All scenarios of backfills on Spark. They need the environment of `make test-spark`.
 
-Nothing here imports Spark: a driver is a process of its own, and a cluster is started by the one
-scenario that needs it.
+This module imports no Spark: a driver is a process of its own, and the scenarios that need a
+cluster start it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from integration.chaos.scenarios import VERSIONS, Result, Scenario
 
 
 def scenarios() -> Iterator[Scenario]:
-    """One for each version, signal and victim, and one for each other fault."""
+    """Yield a scenario for each version, signal and victim, one for the storage, and one for each
+    other fault.
+    """
     jobs: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in all_cells():
         jobs.setdefault((cell.version, cell.signal, cell.victim), []).append(cell)

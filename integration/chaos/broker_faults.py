@@ -1,10 +1,13 @@
-"""Brokers that die under a running job: each in turn, coordinators, leaders, one by one, all.
+"""Faults in which brokers die under a running job: each in turn, coordinators, leaders, one by one,
+all.
 
-On three brokers, replicated threefold, two in sync. Every node that was attacked is started again
-before the next attack. Two stories end otherwise than in output that goes on: when all brokers were
-away for longer than the delivery timeout the job restarts, and is exact; when they were away for
-longer than the transaction timeout while a publication was not ended, output is lost, and the job
-must say so, stay failed when it is started again, and go on only when the operator accepts it.
+There are three brokers, with three replicas and two in sync to write. Every attacked node is
+started again before the next attack. In two stories the output does not simply continue:
+
+- All brokers are away for longer than the delivery timeout. The job restarts, and is exact.
+- All brokers are away for longer than the transaction timeout, while a publication is not ended.
+  Output is then lost. The job must report the loss, and stay failed when it is started again. It
+  may continue only after the operator accepts the loss.
 """
 
 from __future__ import annotations
@@ -35,11 +38,14 @@ SHORT: Final = {
     "checkpoint.tolerated_outage": "4 s",
 }
 TRANSACTION_TIMEOUT_S: Final = 12.0
-"""What SHORT comes to: two checkpoint timeouts and the tolerated outage. The delivery timeout of
-records in a transaction is the same."""
+"""Seconds of the transaction timeout that follows from SHORT: two checkpoint timeouts and the
+tolerated outage. The delivery timeout of records in a transaction is the same.
+"""
 OUTAGE_S: Final = TRANSACTION_TIMEOUT_S + 3.0
 LONG_OUTAGE_S: Final = 45.0
-"""So long that a recovery has asked Kafka in vain (30 s, then it says so)."""
+"""Seconds after which a recovery has asked Kafka without success for 30 s, and has reported
+that.
+"""
 ABORTED_S_MAX: Final = 60.0
 
 IN_TURN: Final = tuple(range(NODES))
@@ -52,7 +58,9 @@ WORDS: Final = {
 
 
 def brokers_of(stage: Stage, version: str, nodes: int = NODES) -> Brokers:
-    """The brokers of this run: all up, with a calm network in front of them."""
+    """Return the brokers of this run: all are up, with a network without faults in front of
+    them.
+    """
 
     def start(folder: Path, stack: ExitStack) -> Brokers:
         network = stack.enter_context(Network())
@@ -62,14 +70,15 @@ def brokers_of(stage: Stage, version: str, nodes: int = NODES) -> Brokers:
     for link in brokers.links.values():
         link.set(FLOWING)
     dead = [node for node, alive in enumerate(brokers.kafka.alive) if not alive]
-    if dead:  # what a story that failed has left
+    if dead:  # nodes that a failed story has left dead
         brokers.start(*dead)
     return brokers
 
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """One broker at a time is away; the job never restarts for want of it, or if it does, recovers.
+    """One broker at a time is away. The job does not restart because of it, or it recovers from the
+    restart.
 
     `kind`: broker, coordinator, leader or rolling.
     """
@@ -89,7 +98,7 @@ class OneByOne:
         ]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """One job, each attack after the other."""
+        """Run one job, and make one attack after the other."""
         brokers = brokers_of(stage, self.version)
         with LiveJob(
             brokers.bootstrap,
@@ -143,7 +152,7 @@ def _start_again(brokers: Brokers, attacked: list[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AllAway:
-    """All brokers are killed while nothing that is published waits to be ended."""
+    """All brokers are killed while no published transaction waits to be ended."""
 
     version: str
     pipeline: str
@@ -153,7 +162,7 @@ class AllAway:
         return [f"brokers/{self.version}/{self.pipeline.replace(' ', '-')}/all-away"]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """Kill, wait, start, recover."""
+        """Kill all brokers, wait, start them again, and let the job recover."""
         brokers = brokers_of(stage, self.version)
         with LiveJob(
             brokers.bootstrap,
@@ -192,7 +201,10 @@ def _all_away(brokers: Brokers, live: LiveJob) -> float:
 
 
 def _told_clearly(live: LiveJob) -> str:
-    """An unreachable broker is the user's to mend: a sentence that names it, and no traceback."""
+    """Return a problem unless the job has named the brokers in a sentence, without a traceback.
+
+    An unreachable broker is for the user to repair.
+    """
     said = live.told()
     if "Traceback" in said:
         return "a traceback is shown"
@@ -201,7 +213,7 @@ def _told_clearly(live: LiveJob) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A publication is ended in part, then everything is away until the broker aborts the rest."""
+    """A publication is ended in part, then everything is away until the brokers abort the rest."""
 
     version: str
     pipeline: str
@@ -212,10 +224,10 @@ class Loss:
         return [f"brokers/{self.version}/{self.pipeline.replace(' ', '-')}/loss"]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """Lose, start twice in vain, accept, go on."""
+        """Lose output, start the job twice without success, accept the loss, and continue."""
         brokers = brokers_of(stage, self.version, self.nodes)
-        # The JobMaster stands still after the first EndTxn of its third publication, which names
-        # what several slots have written; then everything is killed.
+        # The JobMaster is stopped after the first EndTxn of its third publication, which lists
+        # transactions of several slots. Then all processes are killed.
         traps = [
             Trap("jobmaster.published", 3, holds=True),
             Trap("jobmaster.ended", stops=True),
@@ -270,7 +282,9 @@ def _last_publication(live: LiveJob) -> int:
 
 
 def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
-    """Until the brokers have ended all of these; the set-up is void if all ended well."""
+    """Wait until the brokers have ended all of these transactions. Return a problem unless some
+    were committed and others aborted, because the test would then prove nothing.
+    """
     log = KafkaTransactionAdmin({"bootstrap.servers": live.job.bootstrap})
     try:
         end_s = time.monotonic() + ABORTED_S_MAX
@@ -295,7 +309,9 @@ def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
 
 
 def _fails_loudly(live: LiveJob, which: str) -> str:
-    """Start the job without a word to the loss: it must end, and say what was lost."""
+    """Start the job without accepting the loss. Return a problem unless it ends and says what was
+    lost.
+    """
     with live.started(traps=()) as run:
         code = run.wait(RECOVERY_S_MAX)
         said = live.told(run)
@@ -305,8 +321,8 @@ def _fails_loudly(live: LiveJob, which: str) -> str:
 
 
 def _only_the_lost_is_missing(live: LiveJob) -> str:
-    """After the operator has accepted the loss: nothing twice, nothing out of order, no other
-    loss.
+    """Return a problem unless only the accepted loss is missing: nothing is there twice or out of
+    order, and no other output is lost.
     """
     said = live.finish(lossy=True)
     verdict = live.job.compare()
@@ -319,7 +335,7 @@ def _only_the_lost_is_missing(live: LiveJob) -> str:
 
 
 def scenarios() -> Iterator[OneByOne | AllAway | Loss]:
-    """All of them."""
+    """Yield all scenarios of this module."""
     for version in VERSIONS:
         yield OneByOne(version, "keyed", ("broker", "coordinator"))
         yield OneByOne(version, "two sinks", ("leader",))

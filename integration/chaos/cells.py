@@ -1,11 +1,12 @@
-"""The cells of the matrix: which named step, which process, which signal, which Kafka, which
+"""The cells of the matrix: each has a named step, a process, a signal, a version of Kafka and a
 pipeline.
 
-A step of the commit protocol (the table in ARCHITECTURE.md) is carried out by one process, its
-*carrier*. A cell says which process is struck while the carrier stands at a point of the step: the
-carrier itself, which then ends or freezes on the spot, or another, for whose end the carrier is
-held at that point. `Step.excuse` says where a cell is impossible. Of the three pipelines each cell
-has one, in turn: every step and process meets all three over the versions and signals.
+One process carries out a step of the commit protocol (the table in ARCHITECTURE.md). It is the
+step's *carrier*. A cell names the process that is struck while the carrier is at a point of the
+step. If that is the carrier itself, it ends or freezes at the point. Otherwise the carrier is held
+at the point until the other process is struck. `Step.excuse` says where a cell is impossible. Each
+cell has one of the three pipelines, in turn. So over the versions and signals, every step and
+process is combined with all three.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VICTIMS: Final = {
 }
 KILL, FREEZE = "SIGKILL", "SIGSTOP"
 PIPELINES: Final = {"stateless": "LargeOrders", "keyed": "Totals", "two sinks": "TwoSinks"}
-"""The pipelines of `integration.killing.jobs` by what they are."""
+"""The pipelines of `integration.killing.jobs` by their names in the record."""
 
 NO_SLOT = "no slot runs between the end of an attempt and the deployment of the next"
 SLOTS_LEFT = "the slots have left before the job is closed"
@@ -37,25 +38,27 @@ class Step:
     """A point of a step."""
 
     step: str
-    """As ARCHITECTURE.md names it."""
+    """Name of the step in ARCHITECTURE.md."""
     point: str
-    """As `integration.killing.traps` names it."""
+    """Name of the point in `integration.killing.traps`."""
     says: str
-    """Where the carrier stands."""
+    """Progress of the carrier at the point."""
     when: str = "middle"
-    """`start`, `middle` or `end` of a run; `recovery`: after a kill that brings it about."""
+    """The part of a run that reaches the point: `start`, `middle` or `end`. `recovery` means that
+    another kill must first cause a recovery.
+    """
     stateful: bool = False
-    """Only of pipelines with keyed state."""
+    """Whether the point exists only in pipelines with keyed state."""
     slow: bool = False
-    """It comes after several checkpoints only."""
+    """Whether the point is reached only after several checkpoints."""
 
     @property
     def carrier(self) -> str:
-        """The process that carries the step out."""
+        """The process that carries out the step."""
         return SLOT if self.point.startswith("slot.") else JOBMASTER
 
     def excuse(self, victim: str) -> str:
-        """Why this process cannot be struck at this point; empty where it can."""
+        """Return why this process cannot be struck at this point. The text is empty if it can."""
         if victim != SLOT:
             return ""
         if self.point in {"jobmaster.closing", "jobmaster.closed"}:
@@ -124,13 +127,13 @@ STEPS: Final = (
     ),
     Step(step="final checkpoint, close", point="jobmaster.closed", says="closed", when="end"),
 )
-"""In the order of the protocol."""
+"""The points in the order of the protocol."""
 
 ELSEWHERE: Final = {
-    "take a publication back (retract)": "it takes a broker that has aborted what is prepared, "
+    "roll a publication back": "it takes a broker that has aborted what is prepared, "
     "which no kill brings about: `integration/test_retraction.py`"
 }
-"""Named steps without cells, and why."""
+"""Reasons of the named steps that have no cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +148,22 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Its name in the record."""
+        """Name of the cell in the record."""
         pipeline = self.pipeline.replace(" ", "-")
         words = (SECTION, self.version, pipeline, self.signal, self.step.point, self.victim)
         return "/".join(words)
 
     @property
     def own(self) -> bool:
-        """The carrier itself is struck."""
+        """Whether the carrier itself is struck."""
         return self.step.carrier == self.victim
 
     @property
     def new_attempt(self) -> bool:
-        """The strike ends the attempt, or the recovery, that it comes upon.
+        """Whether the strike ends the attempt, or the recovery, that runs at that time.
 
-        A TaskManager that runs no slot yet may go without that, and nobody gives up a JobManager
-        that is frozen: the command that started it waits for its end.
+        The loss of a TaskManager that runs no slot yet may need no new attempt. A frozen JobManager
+        is never declared lost: the command that started it waits for its end.
         """
         if self.step.when == "end" or (self.victim, self.signal) == (JOBMANAGER, FREEZE):
             return False
@@ -168,7 +171,7 @@ class Cell:
 
 
 def all_cells(versions: Sequence[str] = VERSIONS) -> Iterator[Cell]:
-    """Every possible one."""
+    """Yield every possible cell."""
     for version_number, version in enumerate(versions):
         for signal_number, signal in enumerate((KILL, FREEZE)):
             turn = version_number + 2 * signal_number
@@ -191,13 +194,13 @@ ESSENTIAL: Final = (
     "jobmaster.ended",
     "jobmaster.settling",
 )
-"""Points at which the carrier is killed on every version, whatever the seed."""
+"""Points at which the carrier is killed on every version, with every seed."""
 
 COMING_BACK: Final = ("slot.described", "jobmaster.publishing")
-"""Points at which the carrier is frozen, on one version or the other."""
+"""Points at which the carrier is frozen, on one of the versions."""
 
 ROUND: Final = 3
-"""Seeds in a row whose samples have every point among them."""
+"""Number of successive seeds whose samples together have every point."""
 
 SAMPLED: Final = {
     ("3.9.1", KILL): "two sinks",
@@ -209,10 +212,11 @@ SAMPLED: Final = {
 
 
 def sample(seed: int) -> dict[tuple[str, str], list[Cell]]:
-    """The essential points on both versions and a third of the others; by version and signal.
+    """Return the essential points on both versions and a third of the others, by version and
+    signal.
 
-    Points, victims, versions and signals change from seed to seed: `ROUND` seeds in a row have
-    every point, and in time all cells are tried.
+    Points, victims, versions and signals change from seed to seed. `ROUND` successive seeds have
+    every point, and over time all cells are tried.
     """
     jobs: dict[tuple[str, str], dict[str, Cell]] = {job: {} for job in SAMPLED}
     for number, step in enumerate(STEPS):

@@ -1,9 +1,10 @@
-"""Brokers to attack: three, replicated threefold, two in sync to write, quick to notice a death.
+"""Brokers to attack: three of them, with three replicas and two in sync to write, which notice a
+death quickly.
 
-`Brokers` starts them as processes that belong to this one. Clients of tests and the brokers among
-themselves use the plain listener, which nothing befalls; slots and JobMasters have a listener each,
-whose advertised addresses are proxies of a `Network`, so that the network between one of them and
-all brokers can fail while everybody else goes on.
+`Brokers` starts them as processes that belong to this one. Test clients and the brokers themselves
+use the plain listener, which no fault affects. Slots have a listener of their own, and so have
+JobMasters. The advertised addresses of these listeners are proxies of a `Network`. So the network
+between one of these roles and all brokers can fail while all other connections keep working.
 """
 
 from __future__ import annotations
@@ -28,28 +29,33 @@ NODES: Final = 3
 PARTIES: Final = ("slot", "jobmaster")
 STATE_TOPIC: Final = "__transaction_state"
 START_S_MAX: Final = 300.0
-"""Three at once take 5 s on a quiet machine. No fault is measured by it."""
+"""Seconds for the start of the brokers. Three at once take 5 s on a quiet machine. No fault is
+measured by this limit.
+"""
 WHOLE_S_MAX: Final = 180.0
-"""A broker that comes back must have caught up within this time."""
+"""Seconds within which a restarted broker must have caught up."""
 STOP_S_MAX: Final = 60.0
 POLL_S: Final = 0.1
 SETTINGS: Final = {
     "unclean.leader.election.enable": "false",
-    "replica.lag.time.max.ms": "5000",  # of 30 s: a follower that hangs must not hold up writers
+    "replica.lag.time.max.ms": "5000",  # not 30 s: a hanging follower must not hold up writers
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 
 
 class Brokers:
-    """A cluster. A context manager."""
+    """A cluster of brokers, as a context manager."""
 
     def __init__(
         self, version: str, folder: Path, network: Network | None = None, *, nodes: int = NODES
     ) -> None:
-        """Started when it returns. `network`: where there is none, all use the plain listener."""
+        """Start the brokers, and return when every replica is in sync.
+
+        Without a `network`, all processes use the plain listener.
+        """
         self._network, self._nodes = network, nodes
         self.links = {party: Link(network) for party in PARTIES} if network else {}
-        """Between all slots, or all JobMasters, and all brokers."""
+        """Links between all slots, or all JobMasters, and all brokers."""
         self._ways: dict[str, dict[int, str]] = {party: {} for party in PARTIES}
         self.kafka = EmbeddedKafka.start(
             version,
@@ -64,12 +70,12 @@ class Brokers:
 
     @property
     def bootstrap(self) -> str:
-        """Of the plain listener."""
+        """Bootstrap servers of the plain listener."""
         return self.kafka.bootstrap
 
     @property
     def environment(self) -> dict[str, str]:
-        """Leads slots and JobMasters to the listeners that are theirs."""
+        """Environment variables that lead slots and JobMasters to their listeners."""
         return {
             KAFKA + party.upper(): ",".join(ways.values())
             for party, ways in self._ways.items()
@@ -100,22 +106,24 @@ class Brokers:
     # --- attacks --------------------------------------------------------------------------------
 
     def kill(self, *nodes: int) -> None:
-        """By SIGKILL, from 0."""
+        """Kill these nodes with SIGKILL. The first node is 0."""
         for node in nodes:
             self.kafka.kill(node)
 
     def stop(self, node: int) -> None:
-        """In order, as an operator does: the broker hands its leaderships over."""
+        """Stop a node with SIGTERM, as an operator does: the broker hands over its leaderships
+        first.
+        """
         os.kill(self.kafka.pids[node], signal.SIGTERM)
         self._until(lambda: not self.kafka.alive[node], f"end of node {node}", STOP_S_MAX)
 
     def start(self, *nodes: int) -> None:
-        """Again, on their data, and wait until all replicas are in sync."""
+        """Restart these nodes on their data, and wait until all replicas are in sync."""
         self.kafka.restart(*nodes, timeout_s=START_S_MAX)
         self.until_whole()
 
     def leaders(self, topics: Iterable[str]) -> set[int]:
-        """Nodes that lead a partition of these topics."""
+        """Return the nodes that lead a partition of these topics."""
         return {
             partition.leader - 1
             for topic in topics
@@ -123,11 +131,11 @@ class Brokers:
         }
 
     def leader(self, topic: str, partition: int) -> int:
-        """The node that leads a partition."""
+        """Return the node that leads a partition."""
         return int(self._described(topic)[partition].leader) - 1
 
     def coordinator(self, transactional_id: str) -> int:
-        """The node that coordinates the transactions of an id."""
+        """Return the node that coordinates the transactions of a transactional id."""
         partitions = self._described(STATE_TOPIC)
         return int(partitions[_java_hash(transactional_id) % len(partitions)].leader) - 1
 
@@ -158,14 +166,14 @@ class Brokers:
             try:
                 if condition():
                     return
-            except Exception as error:  # noqa: BLE001  # of the client: no broker answers just now
+            except Exception as error:  # noqa: BLE001  # from the client: no broker answers
                 what = f"{what} ({error})" if "(" not in what else what
             if time.monotonic() > end_s:
                 raise TimeoutError(f"no {what} within {timeout_s:g} s")
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Stop them."""
+        """Stop the brokers."""
         self.kafka.stop()
 
     def __enter__(self) -> Self:
@@ -182,7 +190,9 @@ def _free_port() -> int:
 
 
 def _java_hash(text: str) -> int:
-    """`Utils.abs(text.hashCode())` of Kafka: which partition of the state topic an id is of."""
+    """Return Kafka's `Utils.abs(text.hashCode())`, which gives the partition of the state topic for
+    an id.
+    """
     value = 0
     for unit in text.encode("utf-16-be")[1::2]:  # ids are ASCII
         value = (31 * value + unit) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
 """`tidegate run` as users have it, on a cluster whose connections a test can fail.
 
-Like `integration.killing.command`, which it extends: the client's own connections, those to its
-JobManager, are laid through the switchboard too.
+This command extends `integration.killing.command`. It also routes the client's own connections to
+its JobManager through the switchboard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate.controlplane.client.local import LocalCluster
 
 
 def laid_cluster(*arguments: Any, **keywords: Any) -> LocalCluster:
-    """A local cluster with the mains that the environment names."""
+    """Return a local cluster with the mains that the environment names."""
     cluster = local_cluster(*arguments, mains=json.loads(os.environ[MAINS]), **keywords)
     if ADDRESS in os.environ:
         cluster._rpc = LaidRpc(cluster._rpc, "client")

@@ -1,10 +1,11 @@
-"""A job that runs while it is attacked: fed all the time, watched as its readers would watch it.
+"""A job that runs while it is attacked, with constant input and with readers as users have them.
 
-`LiveJob` starts the job by the command that users have, feeds it orders at a steady rate, and reads
-its sinks with `read_committed` from the first record on. `attacked` notes when a fault began (or
-ended, where it lasts) and waits until every sink shows output of records that were written after
-that moment. `finish` ends it in order, and says whether everything is exact: output against input
-by the independent checker, and what readers saw while it ran against what is there in the end.
+`LiveJob` starts the job with the command that users have, feeds it orders at a steady rate, and
+reads its sinks with `read_committed` from the first record on. `attacked` gets the time at which a
+fault began (or ended, if it lasts). It waits until every sink shows output of records that were
+written after that time. `finish` ends the job in order, and says whether everything is exact. The
+independent checker compares the output with the input. The records that readers saw during the run
+are compared with the final output.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ from integration.killing.runs import CUSTOMERS, LARGE, Job, Run, Verdict
 from integration.killing.traps import Trap
 
 RATE: Final = 100
-"""Orders a second: enough that every partition has some in each checkpoint."""
+"""Orders per second. At this rate every partition has some orders in each checkpoint."""
 RECOVERY_S_MAX: Final = 300.0
-"""Whether it recovers at all; how fast is measured, and stands in the record."""
+"""Seconds within which a job must recover at all. The actual recovery time is measured and
+recorded.
+"""
 QUIET_S: Final = 5.0
-"""Many checkpoints: without output for so long, all of the input has come out."""
+"""Seconds without output after which all output has arrived. Many checkpoints fit into this
+time.
+"""
 LAG_MS_MAX: Final = 2_000
-"""What a report says of the lag is no older."""
+"""Longest age of the lag in a report, in milliseconds."""
 COMMAND: Final = "integration.chaos.command"
 CALM: Final = {
     "restart.strategy": "fixed_delay",
@@ -44,11 +49,11 @@ CALM: Final = {
     "checkpoint.timeout": "10 s",
     "checkpoint.tolerated_outage": "60 s",
 }
-"""Many faults in a row: the default's pauses would only be waited for."""
+"""Settings for many faults in sequence. The pauses of the defaults would only add waiting time."""
 
 
 class Feeder:
-    """Writes orders in a thread until it is stopped."""
+    """A feeder that writes orders in a thread until it is stopped."""
 
     def __init__(self, bootstrap: str, topic: str, seed: int) -> None:
         self._producer = Producer(
@@ -57,7 +62,7 @@ class Feeder:
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "linger.ms": 5,
-                "message.timeout.ms": 600_000,  # it outlives any fault that the job must outlive
+                "message.timeout.ms": 600_000,  # longer than any fault that the job must survive
                 "reconnect.backoff.max.ms": 1000,
                 "delivery.report.only.error": True,
                 "on_delivery": lambda error, _: self._refused.append(error),
@@ -88,7 +93,7 @@ class Feeder:
             self.large += Decimal(amount) / 100 > LARGE
 
     def stop(self) -> None:
-        """Write no more, and wait until all is acknowledged."""
+        """Stop writing, and wait until all orders are acknowledged."""
         self._ending.set()
         self._thread.join()
         left = self._producer.flush(RECOVERY_S_MAX)
@@ -98,7 +103,9 @@ class Feeder:
 
 
 class Watcher:
-    """What `read_committed` readers of a topic get to see, from its begin on, in a thread."""
+    """A `read_committed` reader of a topic from its beginning, in a thread, which keeps the
+    records.
+    """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self.topic = topic
@@ -109,7 +116,7 @@ class Watcher:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
-                "group.id": "watcher",  # never joined
+                "group.id": "watcher",  # the reader never joins the group
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
@@ -137,11 +144,11 @@ class Watcher:
                     self._changed.notify_all()
 
     def await_newer(self, since_ms: float, end_s: float) -> bool:
-        """Whether a record that its producer was given at this time or later was seen in time."""
+        """Return whether a record with this timestamp or a later one was seen in time."""
         return self._await(lambda: self._newest_ms >= since_ms, end_s)
 
     def await_count(self, count: int, end_s: float) -> bool:
-        """Whether so many records were seen in time."""
+        """Return whether this number of records was seen in time."""
         return self._await(lambda: len(self.seen) >= count, end_s)
 
     def _await(self, condition: Callable[[], bool], end_s: float) -> bool:
@@ -152,14 +159,14 @@ class Watcher:
             return True
 
     def close(self) -> None:
-        """See no more."""
+        """Stop reading."""
         self._ending = True
         self._thread.join()
         self._consumer.close()
 
 
 class LiveJob:
-    """A running job. A context manager; `finish` ends it in order."""
+    """A running job, as a context manager. `finish` ends the job in order."""
 
     def __init__(
         self,
@@ -174,7 +181,10 @@ class LiveJob:
         traps: Sequence[Trap] = (),
         await_output: bool = True,
     ) -> None:
-        """`await_output`: entered when it has written something, else when it was started."""
+        """Prepare the job, which starts on entry.
+
+        `await_output`: entry waits for output of the job. Otherwise it returns after the start.
+        """
         self.job = Job.make(bootstrap, folder, pipeline)
         self._open = ExitStack()
         self._seed, self._environment = seed, dict(environment)
@@ -205,13 +215,13 @@ class LiveJob:
         self._open.close()
 
     def start_again(self, *options: str) -> None:
-        """After its run has ended: another one, without traps, for the rest."""
+        """Start another run without traps, after the first run has ended."""
         self.run = self._open.enter_context(self.started(*self._options, *options, traps=()))
 
     def started(
         self, *options: str, traps: Sequence[Trap] | None = None
     ) -> AbstractContextManager[Run]:
-        """`tidegate run` on this job, with everything that it runs in."""
+        """Run `tidegate run` on this job, with the mains, settings and environment of the story."""
         return self.job.started(
             *options,
             traps=self._traps if traps is None else traps,
@@ -222,7 +232,7 @@ class LiveJob:
         )
 
     def until_output(self, since_ms: float, timeout_s: float = RECOVERY_S_MAX) -> None:
-        """Wait until every sink shows output of records that were written since."""
+        """Wait until every sink shows output of records that were written at or after this time."""
         end_s = time.monotonic() + timeout_s
         for sink, watcher in self.watchers.items():
             while not watcher.await_newer(since_ms, min(end_s, time.monotonic() + 1.0)):
@@ -234,17 +244,19 @@ class LiveJob:
                     raise AssertionError(f"no output after {timeout_s:g} s\n{self.run.story()}")
 
     def attacked(self, since_ms: float | None = None) -> float:
-        """Wait for output of what was written since (now, without); seconds until it was there."""
+        """Wait for output of records written since this time (by default now), and return the
+        seconds that it took.
+        """
         since_ms = time.time() * 1000 if since_ms is None else since_ms
         self.until_output(since_ms)
         self.recoveries_s.append(time.time() - since_ms / 1000)
         return self.recoveries_s[-1]
 
     def finish(self, *, lossy: bool = False) -> str:
-        """End the input, then the job, and judge: EXACT, or what is wrong.
+        """End the input, then the job, and judge. Return EXACT or the problem.
 
-        `lossy`: nobody knows how much output there will be, so its end is when the job has read all
-        of the input and no more comes.
+        `lossy`: the amount of output is not known. So the output ends when the job has read all of
+        the input, and no further output arrives.
         """
         self.feeder.stop()
         if lossy:
@@ -256,7 +268,7 @@ class LiveJob:
                 while watcher.await_count(len(watcher.seen) + 1, time.monotonic() + QUIET_S):
                     pass
             elif not watcher.await_count(counts[sink], end_s):
-                # Judged all the same: what is missing is then said by the checker.
+                # The job is still judged: the checker then says what is missing.
                 break
         self.run.process.send_signal(signal.SIGINT)
         code = self.run.wait(RECOVERY_S_MAX)
@@ -265,7 +277,7 @@ class LiveJob:
         return self.judge()
 
     def _until_all_is_read(self, since_ms: float) -> None:
-        """Wait until the job has read all that was written before."""
+        """Wait until the job has read all orders that were written before this time."""
 
         def has_read() -> bool:
             last = (self.run.reports() or [{}])[-1]
@@ -278,7 +290,7 @@ class LiveJob:
         self.run.until(has_read, "at the end of its input", RECOVERY_S_MAX)
 
     def judge(self) -> str:
-        """What is in Kafka now: EXACT, or what is wrong with it."""
+        """Judge the present content of Kafka. Return EXACT or the problem."""
         verdict = self.job.compare()
         open_, taken_back = self.job.open_transactions(), self.taken_back()
         if verdict.exact and not open_ and not taken_back:
@@ -286,19 +298,19 @@ class LiveJob:
         return _said(verdict, open_, taken_back)
 
     def taken_back(self) -> int:
-        """How many records that readers saw while it ran are not there any more."""
+        """Return how many records that readers saw during the run are no longer there."""
         return sum(
             checker.taken_back(watcher.seen, self.committed(sink))
             for sink, watcher in self.watchers.items()
         )
 
     def committed(self, connector: str) -> list[checker.Record]:
-        """What a topic of the job's holds now."""
+        """Return the records that a topic of the job holds now."""
         return list(checker.read_committed(self.job.bootstrap, self.job.topics[connector]))
 
     def holes(self) -> tuple[int, str]:
-        """Keys of which a single piece of output is missing, with all before and after it there;
-        and what is wrong with the others, if anything is.
+        """Return the number of keys with a single missing output, where all outputs before and
+        after it are there. Also return the problem of the other keys, or an empty text.
         """
         holed, wrong = 0, ""
         orders = self.committed("orders")
@@ -315,8 +327,8 @@ class LiveJob:
         return holed, wrong
 
     def told(self, run: Run | None = None) -> str:
-        """Every error that users of a run were told of: on the terminal, or, for scripts, in a
-        report.
+        """Return every error that a run has shown to its users: on the terminal, or in a report for
+        scripts.
         """
         run = run or self.run
         errors = [report["error"]["message"] for report in run.reports() if report.get("error")]
@@ -324,14 +336,14 @@ class LiveJob:
 
     @property
     def attempts(self) -> int:
-        """Claims in the journal."""
+        """Number of claims in the journal."""
         return sum(entry["kind"] == "claim" for entry in self.job.journal())
 
 
 def _sequences(
     sink: str, orders: list[checker.Record], output: list[checker.Record]
 ) -> tuple[Mapping[str, list[Any]], Mapping[str, list[Any]]]:
-    """What is due and what is there, by key, in order."""
+    """Return the expected and the found values by key, in order."""
     judged, ignored = runs.JUDGED[sink], checker.Verdict()
     field = judged["field"]
     return (

@@ -1,8 +1,8 @@
-"""The mains of all roles with a network and a storage that can fail: the real ones in all else.
+"""The mains of all roles with a network and a storage that can fail. Everything else is real.
 
-`bootstrap` starts them in place of its own where `ClusterSpec.role_mains` says so; traps
-(`killing.mains`) go on working below them. A role reaches Kafka by the listener that is its own,
-where the test's brokers have one, so that what befalls slots need not befall their JobMaster.
+`bootstrap` starts them instead of its own mains if `ClusterSpec.role_mains` names them. The traps
+of `killing.mains` still work in slots and JobMasters. A role reaches Kafka by its own listener, if
+the test's brokers have one. So a fault can affect the slots without affecting their JobMaster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from tidegate.protocol.messages import StartSlot
 from tidegate.slot.main import run_slot as run_real_slot
 
 KAFKA: Final = "TIDEGATE_TEST_KAFKA_"
-"""Environment variables, with the role in capitals behind: that role's bootstrap servers."""
+"""Prefix of environment variables that hold a role's bootstrap servers. The role follows in
+capitals.
+"""
 
 MAINS: Final = {
     role: f"integration.chaos.mains:run_{role}"
@@ -45,12 +47,12 @@ MAINS: Final = {
 def run_slot(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
-    """A slot."""
+    """Run a slot."""
     return run_real_slot(start, SlotDrivers(drivers), task_manager, task_manager_pid)
 
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
-    """A JobMaster."""
+    """Run a JobMaster."""
     laid = JobMasterDrivers(drivers)
     return run_real_jobmaster(job, address, epoch, laid)
 
@@ -64,7 +66,7 @@ def run_taskmanager(
     drivers: Drivers,
     processes: Processes,
 ) -> int:
-    """A TaskManager."""
+    """Run a TaskManager."""
     laid = SystemDrivers(killing.network_of(drivers))
     laid.rpc = _laid(laid, "taskmanager")
     return run_real_taskmanager(id_, address, epoch, slots, config, laid, processes)
@@ -77,7 +79,7 @@ def run_jobmanager(
     processes: Processes,
     **keywords: Any,
 ) -> int:
-    """A JobManager."""
+    """Run a JobManager."""
     laid = JobManagerDrivers(drivers)
     return run_real_jobmanager(cluster, config, laid, processes, **keywords)
 
@@ -92,7 +94,7 @@ def _of_role(kafka: Mapping[str, str], role: str) -> Mapping[str, str]:
 
 
 class JobManagerDrivers(SystemDrivers):
-    """Of a JobManager: messages and storage."""
+    """Drivers of a JobManager, whose messages and storage can fail."""
 
     def __init__(self, real: Drivers) -> None:
         super().__init__(killing.network_of(real))
@@ -103,7 +105,7 @@ class JobManagerDrivers(SystemDrivers):
 
 
 class JobMasterDrivers(killing.JobMasterDrivers):
-    """Of a JobMaster: messages, storage, Kafka."""
+    """Drivers of a JobMaster, whose messages, storage and Kafka can fail."""
 
     def __init__(self, real: Drivers) -> None:
         super().__init__(Traps(Plan.from_environment()), real)
@@ -120,7 +122,7 @@ class JobMasterDrivers(killing.JobMasterDrivers):
 
 
 class SlotDrivers(killing.SlotDrivers):
-    """Of a slot: messages, exchange, storage, Kafka."""
+    """Drivers of a slot, whose messages, exchange, storage and Kafka can fail."""
 
     def __init__(self, real: Drivers) -> None:
         super().__init__(Traps(Plan.from_environment()), real)
@@ -155,6 +157,6 @@ class SlotDrivers(killing.SlotDrivers):
     def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
         if ADDRESS not in os.environ:
             return super().exchange(job=job, attempt=attempt, ordinal=ordinal)
-        # As across hosts, by TCP: a Unix socket is no network.
+        # The slots use TCP, as across hosts, because a Unix socket has no network that can fail.
         real = SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=HOST)
         return LaidExchange(real, ordinal)

@@ -1,14 +1,14 @@
-"""Strikes at every named step of the commit protocol: the cells of `cells`, carried out.
+"""The scenarios that strike at every named step of the commit protocol, as `cells` lists them.
 
-Some cells of one Kafka version, pipeline and signal share a job (`Life`): it is struck again and
-again, each time after it has recovered from the strike before, and its output is judged after each.
-At the end the job is stopped, started again to read the rest, and judged as a whole. A cell that
-goes wrong ends its job; what is left goes on with a new one.
+Several cells of one Kafka version, pipeline and signal share a job (`Life`). Each strike comes
+after the job has recovered from the previous one, and the output is judged after each. At the end
+the job is stopped, started again to read the rest of its input, and judged as a whole. A cell that
+goes wrong ends its job, and the remaining cells continue with a new job.
 
-A frozen process stays so until it was declared dead, replaced, and its successor has published;
-then it may go on, and must be gone soon. Slots, TaskManagers and JobMasters outlive who would kill
-them (see `mains`), so what comes back is a true zombie, as after a partition of the network. A
-TaskManager is frozen with its slots, as if its machine stood still.
+A frozen process stays frozen until it was declared lost and replaced, and its successor has
+published. Then it may continue, and must exit soon. Slots, TaskManagers and JobMasters outlive the
+processes that kill them (see `mains`). So a frozen process comes back as a true zombie, as after a
+network partition. A TaskManager is frozen together with its slots, as if its machine hung.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ from integration.killing.runs import Run, runs
 from integration.killing.traps import Trap
 
 RATE = 200
-"""Orders a second: each checkpoint has some in every partition."""
+"""Orders per second. At this rate each checkpoint has some orders in every partition."""
 HEARTBEAT_TIMEOUT_S = {KILL: 10.0, FREEZE: 3.0}
-"""Short where somebody must be declared dead, and else long: a busy machine is no fault."""
+"""Heartbeat timeout by signal, in seconds. It is short where a process must be declared lost.
+Otherwise it is long, so that a slow process on a busy machine is not declared lost.
+"""
 FREEZE_S = 1.5 * HEARTBEAT_TIMEOUT_S[FREEZE]
-"""Of a process that nobody gives up."""
+"""Seconds for which a process is frozen that no other process declares lost."""
 WAIT_S = 120.0
 OPTIONS = ("--task-managers", "2", "--slots", "2")
 CONFIG = {
@@ -57,14 +59,16 @@ CONFIG = {
     "restart.delay": "100 ms",
 }
 LIFE_CELLS_MAX = 12
-"""Cells of one job: what it was struck with is recorded when all of its output was judged."""
+"""The most cells of one job. A cell is recorded only after all output of its job was judged."""
 
 report.SECTIONS[SECTION] = (page_of_steps.TITLE, page_of_steps.render)
 
 
 def scenarios() -> list[Series]:
-    """One for each job: the first of every version, signal and pipeline, then the second of each,
-    so that a run that is interrupted has been everywhere.
+    """Return one scenario for each job.
+
+    The first job of every version, signal and pipeline comes first, then the second of each. So an
+    interrupted run has covered all combinations.
     """
     jobs: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in all_cells():
@@ -85,7 +89,9 @@ class Struck:
 
 @dataclass(slots=True)
 class Life:
-    """One run of the command: at most one cell at its start and one at its end."""
+    """The cells of one run of the command, with at most one cell at its start and one at its
+    end.
+    """
 
     start: Cell | None = None
     middle: list[Cell] = field(default_factory=list)
@@ -93,16 +99,16 @@ class Life:
 
     @property
     def cells(self) -> list[Cell]:
-        """In the order in which they are carried out."""
+        """The cells in the order in which they are carried out."""
         return [cell for cell in (self.start, *self.middle, self.end) if cell is not None]
 
 
 def lives(cells: Sequence[Cell]) -> list[Life]:
-    """Cells dealt out to as few runs as they need."""
+    """Distribute cells over as few runs as possible."""
     starts = [cell for cell in cells if cell.step.when == "start"]
     ends = [cell for cell in cells if cell.step.when == "end"]
     middles = [cell for cell in cells if cell.step.when not in {"start", "end"}]
-    # In the order of the protocol, each job would strike one kind of process only.
+    # In the order of the protocol, each job would strike only one kind of process.
     random.Random(len(middles)).shuffle(middles)
     count = max(len(starts), len(ends), -(-len(middles) // LIFE_CELLS_MAX), 1)
     dealt = [Life(middle=middles[number::count]) for number in range(count)]
@@ -114,18 +120,18 @@ def lives(cells: Sequence[Cell]) -> list[Life]:
 
 
 class Series:
-    """Cells that share a job."""
+    """Cells that share a job, until one goes wrong."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = {cell.key: cell for cell in cells}
 
     @property
     def cells(self) -> Sequence[str]:
-        """Their names."""
+        """Names of the cells."""
         return list(self._cells)
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """See `scenarios.Scenario`."""
+        """Carry out these cells (see `scenarios.Scenario`)."""
         left = [self._cells[key] for key in cells]
         first = left[0]
         name = f"{first.version}-{first.pipeline}-{first.signal}"
@@ -138,7 +144,9 @@ class Series:
             left = [cell for cell in left if cell.key not in over]
 
     def _job(self, life: Life, chance: random.Random, stage: Stage, name: str) -> list[Struck]:
-        """What was struck before the first failure, if there was one, and the failed one."""
+        """Run one job, and return the cells that were struck, up to and including the first that
+        failed.
+        """
         cell = life.cells[0]
         folder = stage.new_folder(name)
         bootstrap = stage.broker(cell.version).bootstrap
@@ -162,7 +170,7 @@ class Series:
 
 
 class Attack:
-    """Strikes at one job."""
+    """The strikes at one job."""
 
     def __init__(
         self, subject: Subject, chance: random.Random, done: list[Struck], stage: Stage
@@ -172,8 +180,10 @@ class Attack:
         self._frozen: list[int] = []
 
     def live(self, life: Life) -> None:
-        """One run, with its cells; AssertionError or WrongError at the first that goes wrong, which
-        is then the last of those that are done.
+        """Carry out one run with its cells.
+
+        AssertionError or WrongError at the first cell that goes wrong, which is then the last of
+        the finished cells.
         """
         kind = life.cells[0].signal
         config = {**CONFIG, "cluster.heartbeat_timeout": f"{HEARTBEAT_TIMEOUT_S[kind]:g} s"}
@@ -216,7 +226,7 @@ class Attack:
         self._done.append(Struck(cell))
 
     def _over(self, cell: Cell) -> None:
-        """It has recovered: is what is visible right?"""
+        """Judge the visible output after the job has recovered."""
         self._subject.judge_so_far()
         struck = self._done[-1]
         times = ", ".join(f"{each:.1f} s" for each in struck.recovery_s)
@@ -235,7 +245,7 @@ class Attack:
         run.until(self._steady, "a checkpoint of the live attempt", WAIT_S)
         traps = [self._trap(cell)]
         if cell.step.when == "recovery":
-            # What it recovers from: everything is published, and nothing is ended.
+            # The state to recover from: everything is published, and nothing is ended.
             traps.insert(0, Trap("jobmaster.published"))
             self._done[-1].kills += 1
         claims = len(self._job.claims())
@@ -243,7 +253,7 @@ class Attack:
         self._caught(run, cell, number, claims)
 
     def _caught(self, run: Run, cell: Cell, number: int, claims: int = 0) -> None:
-        """Wait until the carrier stands at the point, strike, and see the job recover."""
+        """Wait until the carrier is at the point, strike, and wait until the job has recovered."""
         pid = self._await_trap(run, number)
         at_ms = round(time.time() * 1000)
         if cell.step.when != "middle":
@@ -257,7 +267,7 @@ class Attack:
             if (cell.victim, cell.signal) == (JOBMANAGER, FREEZE):
                 time.sleep(FREEZE_S)
                 self._wake(gone=False)
-                # Whoever was lost by its silence is known to be lost by now: what was published
+                # A process that was lost by its silence is now known to be lost. A publication from
                 # before may be of an attempt that is over.
                 time.sleep(1.0)
                 seen = self._newest()
@@ -287,10 +297,10 @@ class Attack:
         return pid
 
     def _strike(self, run: Run, cell: Cell, carrier: int, number: int) -> list[int]:
-        """Kill or freeze the cell's victims while the carrier stands there.
+        """Kill or freeze the cell's victims while the carrier is at the point.
 
-        Returns who is known to others in place of the frozen (see `mains`): when it is gone, they
-        were given up.
+        Return the pids that the other processes know in place of the frozen ones (see `mains`).
+        When these pids are gone, the frozen processes were declared lost.
         """
         struck = self._done[-1]
         struck.kills += 1
@@ -298,7 +308,8 @@ class Attack:
             victims, shells = [carrier], []
         else:
             victims = run.until(lambda: self._victims(run, cell, carrier), f"a {cell.victim}")
-            # A TaskManager's is the first; its slots' go only when it, which ends them, goes on.
+            # The shell of the first victim decides. If that victim is a TaskManager, the shells of
+            # its slots exit only after it continues, because it ends them.
             shells = [_parent(victims[0])]
             for pid in victims:
                 with suppress(ProcessLookupError):
@@ -309,7 +320,7 @@ class Attack:
         return shells
 
     def _victims(self, run: Run, cell: Cell, carrier: int) -> list[int]:
-        """Of a TaskManager that is frozen its slots too."""
+        """Return the pids to strike. A TaskManager is frozen with its slots."""
         found = run.processes()
         if cell.victim == JOBMANAGER:
             return [process.pid for process in found[JOBMANAGER]]
@@ -329,7 +340,7 @@ class Attack:
         return [host, *its] if cell.signal == FREEZE else [host]
 
     def _steady(self, after: int = 0) -> bool:
-        """The newest attempt has published, behind an entry."""
+        """Return whether the newest attempt has published, in an entry after `after`."""
         attempt = 0
         published = False
         for entry in self._job.journal():
@@ -340,14 +351,14 @@ class Attack:
         return published
 
     def _newest(self) -> int:
-        """The journal's newest entry."""
+        """Return the number of the journal's newest entry."""
         number: int = self._job.journal()[-1]["number"]
         return number
 
     # --- zombies --------------------------------------------------------------------------------
 
     def _wake(self, *, gone: bool = True) -> None:
-        """Let all that are frozen go on; they must be gone soon, unless they are wanted."""
+        """Let all frozen processes continue. They must exit soon, unless `gone` is false."""
         for pid in self._frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -360,7 +371,7 @@ class Attack:
 
 
 def innermost(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Those that are no shell around another (see `mains`)."""
+    """Return the processes that are not a shell around another one (see `mains`)."""
     parents = {process.ppid() for process in processes}
     return [process for process in processes if process.pid not in parents]
 

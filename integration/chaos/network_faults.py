@@ -1,9 +1,9 @@
 """Faults of the network between any two parties of a cluster, and between them and Kafka.
 
-Every way from one role to another goes through proxies (`switchboard`, `cluster`), and on each all
-of this is done, one after the other, while the job runs: cut, stalled for less and for more than
-the heartbeat timeout, muted, slowed down, made half-open. Ways to Kafka are failed to all brokers,
-and cut to one of three.
+All connections from one role to another go through proxies (`switchboard`, `cluster`). Each of
+these ways suffers all faults, one after the other, while the job runs. It is cut, stalled for less
+and for more than the heartbeat timeout, muted, slowed down, and made half-open. The ways to Kafka
+fail to all brokers together, and one of three brokers is cut off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LASTING: Final[dict[str, tuple[Weather, float]]] = {
     "mute": (MUTE, 3.0),
     "slow": (SLOW, 5.0),
 }
-"""Seconds; the heartbeat timeout is 4 of them."""
+"""States of the network, with their duration in seconds. The heartbeat timeout is 4 s."""
 HALF_OPEN: Final = "half-open"
 FAULTS: Final = (*LASTING, HALF_OPEN)
 
@@ -54,8 +54,8 @@ WAYS: Final = (
     ("slot", "exchange"),
 )
 
-# Requests to a broker that does not answer are given up after 30 and 60 s by default: users who
-# want to be quicker set these, and so does the story, which would otherwise only wait.
+# Requests to a broker that does not answer time out after 30 and 60 s by default. Users who want
+# shorter timeouts set these, and so does the story, which would otherwise only wait.
 QUICK: Final = {
     "kafka.properties.socket.timeout.ms": "5000",
     "kafka.properties.socket.connection.setup.timeout.ms": "3000",
@@ -65,7 +65,10 @@ QUICK: Final = {
 def attacks_on(
     link: Link, way: str, prefix: str, faults: Sequence[str], provoke: Callable[[], object] = bool
 ) -> Iterator[Attack]:
-    """The faults of one way. `provoke` is called under each: makes that the way is gone."""
+    """Yield the faults of one way.
+
+    `provoke` is called during each fault. It causes traffic on the way.
+    """
 
     def begin(weather: Weather) -> None:
         link.set(weather)
@@ -112,7 +115,7 @@ class BetweenProcesses:
         return [f"{self.prefix}/{self.way.replace(' ', '-')}/{fault}" for fault in FAULTS]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """One job, all faults."""
+        """Run one job, and make all faults."""
         kafka = stage.broker(self.version)
         with Network() as network, Switchboard(network) as board:
             link = board.link(self.dials, self.answers)
@@ -125,7 +128,7 @@ class BetweenProcesses:
                 environment={**environment(board)},
                 options=OPTIONS,
             ) as live:
-                # A JobManager speaks to JobMasters of lost slots (and stops) only.
+                # A JobManager calls JobMasters only about lost slots, and to stop them.
                 seldom = (self.dials, self.answers) == ("jobmanager", "jobmaster")
                 provoke = partial(kill_one, live, "slot") if seldom else bool
                 attacks = list(attacks_on(link, self.way, self.prefix, faults, provoke))
@@ -155,7 +158,7 @@ class ToKafka:
         ]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """One job, all faults of both parties."""
+        """Run one job, and make all faults of both parties."""
         brokers = brokers_of(stage, self.version)
         with LiveJob(
             brokers.bootstrap,
@@ -184,17 +187,17 @@ class ToKafka:
 
 
 def environment(board: Switchboard) -> dict[str, str]:
-    """For processes whose connections the board lays."""
+    """Return the environment of processes whose connections the switchboard routes."""
     return {ADDRESS: board.address}
 
 
 def went(link: Link) -> str:
-    """A fault on a way that nobody goes would prove nothing."""
+    """Return a problem if no process uses this way, because a fault on it would prove nothing."""
     return "" if link.proxies else "nobody has ever asked for this way"
 
 
 def scenarios() -> Iterator[BetweenProcesses | ToKafka]:
-    """All of them."""
+    """Yield all scenarios of this module."""
     for dials, answers in WAYS:
         yield BetweenProcesses("4.3.0", "keyed", dials, answers)
     for way in (("slot", "jobmaster"), ("jobmaster", "slot")):

@@ -1,4 +1,6 @@
-"""The section of backfills on Spark: a table of strikes for each version, and the other faults."""
+"""The page's section of backfills on Spark: a table of strikes for each version, and the other
+faults.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ NOT_RUN = "not run yet"
 
 
 def render(results: Sequence[Result], due: Sequence[str]) -> str:
-    """Legend and tables. `due`: all cells of the section."""
+    """Return the legend and the tables. `due` lists all cells of the section."""
     found = {result.cell: result for result in results}
     parts = [LEGEND.strip()]
     for version in VERSIONS:
@@ -70,7 +72,9 @@ def _cell(found: dict[str, Result], cell: Cell) -> str:
 
 
 def _others(found: dict[str, Result], version: str, due: Sequence[str]) -> str:
-    """Each fault that is no strike; one that was not run yet by its name."""
+    """Return the table of faults that are not a strike. A fault that was not run yet is shown by
+    its name.
+    """
     rows = []
     for cell in due:
         _, of, pipeline, kind, name = cell.split("/", 4)

@@ -1,4 +1,4 @@
-"""The section of the matrix itself: a table for each Kafka version and signal."""
+"""The page's section of the matrix itself: a table for each Kafka version and signal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _EXCUSES = {NO_SLOT: "-¹", SLOTS_LEFT: "-²"}
 
 
 def render(results: Sequence[Result]) -> str:
-    """Legend and tables."""
+    """Return the legend and the tables."""
     found = {result.cell: result for result in results}
     parts = [LEGEND.strip()]
     for version in VERSIONS:

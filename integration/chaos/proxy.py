@@ -1,24 +1,27 @@
-"""A TCP proxy whose traffic can be cut, held up, muted, slowed down or forgotten while it runs.
+"""A TCP proxy whose traffic can be cut, stalled, muted, slowed down or made half-open while it
+runs.
 
-A `Proxy` listens on a port of the loopback address and passes every connection on to one target. A
-`Network` owns the event loop that they run in, a thread of its own, and may be told from any other
-thread what befalls which proxies. Only bytes and connections are known here, no protocol.
+A `Proxy` listens on a port of the loopback address and forwards every connection to one target. A
+`Network` owns the event loop of its proxies, which has a thread of its own. Any other thread may
+set the state of any proxy. The proxy handles only bytes and connections, and knows no protocol.
 
-What can befall a proxy (`Weather`), and what it stands for:
+The states of a proxy (`Weather`), and the faults that they stand for:
 
-    flowing     nothing
-    cut         connections are reset and new ones refused: a cable pulled, a port closed
-    stalled     connections are accepted and stay, bytes of either side wait: a switch that hangs.
-                When it flows again they arrive, late
-    mute        what the client sends arrives, what the server answers is lost, and the connections
-                it was lost on are reset when it flows again: requests whose outcome nobody knows
-    slow        bytes arrive late and few at a time
+    flowing     No fault.
+    cut         Connections are reset and new ones refused: a cable pulled, a port closed.
+    stalled     Connections are accepted and stay, bytes of both sides wait: a switch that hangs.
+                When the proxy flows again, the bytes arrive late.
+    mute        The client's bytes arrive, and the server's answers are lost: requests with an
+                unknown outcome. When the proxy flows again, it resets the connections that lost
+                an answer.
+    slow        Bytes arrive late, and few at a time.
 
-and once, at a moment: `forget` makes every present connection half-open. The server sees it reset,
-the client sees nothing: it may go on writing to nobody for ever. New connections are not affected.
+In addition, `forget` makes every present connection half-open, once. The server sees a reset, and
+the client sees nothing: it may continue to write for ever, and no process receives the bytes. New
+connections are not affected.
 
-Invariant: bytes of one direction arrive in order, unaltered, without a hole: what is lost is lost
-with its connection.
+Invariant: the bytes of one direction arrive in order, unaltered and without a hole. Lost bytes are
+lost together with their connection.
 """
 
 from __future__ import annotations
@@ -36,20 +39,22 @@ HOST: Final = "127.0.0.1"
 CHUNK_BYTES: Final = 64 << 10
 CALL_TIMEOUT_S: Final = 10.0
 HELD_BYTES_MAX: Final = 4 << 20
-"""What is swallowed of a muted server before it is made to wait: no test sends more."""
+"""Bytes that the proxy swallows from a muted server before it makes the server wait. No test sends
+more.
+"""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What befalls a proxy from now on."""
+    """The state of a proxy from now on."""
 
     kind: Literal["flowing", "cut", "stalled", "mute", "slow"] = "flowing"
     latency_s: float = 0.0
-    """Slow: every chunk of bytes comes so much later, each way."""
+    """Delay of every chunk of bytes in each direction, in seconds, if `kind` is `slow`."""
     bytes_per_s: float = float("inf")
-    """Slow: of each connection, each way."""
+    """Bytes per second of each connection in each direction, if `kind` is `slow`."""
 
 
 FLOWING: Final = Weather()
@@ -59,12 +64,14 @@ MUTE: Final = Weather("mute")
 
 
 def slow(*, latency_s: float, bytes_per_s: float) -> Weather:
-    """Late and few."""
+    """Return a state in which bytes arrive late and few at a time."""
     return Weather("slow", latency_s, bytes_per_s)
 
 
 class Network:
-    """Proxies and the thread that they run in. A context manager: its end ends all of them."""
+    """Proxies and the thread in which they run. As a context manager, it ends all of them at its
+    end.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -73,14 +80,14 @@ class Network:
         self._proxies: list[Proxy] = []
 
     def proxy(self, target: str, weather: Weather = FLOWING) -> Proxy:
-        """A new proxy in front of `host:port` or `unix:PATH`."""
+        """Make a proxy in front of `host:port` or `unix:PATH`."""
         made = Proxy(target, weather, self.do)
         self.do(made.listen)
         self._proxies.append(made)
         return made
 
     def do(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Run something in the network's thread and wait for it."""
+        """Run a call in the network's thread, wait for it, and return its result."""
 
         async def run() -> T:
             return await call()
@@ -88,7 +95,7 @@ class Network:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(CALL_TIMEOUT_S)
 
     def close(self) -> None:
-        """End every proxy, and the thread."""
+        """End every proxy and the thread."""
         for each in self._proxies:
             self.do(each.end)
         self.do(_cancel_others)
@@ -111,29 +118,31 @@ async def _cancel_others() -> None:
 
 
 class Proxy:
-    """One listening port, and the connections through it."""
+    """A listening port, and the connections through it."""
 
     def __init__(self, target: str, weather: Weather, do: Callable[..., Any]) -> None:
-        """Not for users: `Network.proxy` makes one."""
+        """Make a proxy that does not listen yet. Only `Network.proxy` calls this."""
         self.target = target
         self.address = ""
         self.accepted = 0
-        """Connections so far: shows that a client really goes this way."""
+        """Number of connections so far. It shows that a client really uses this proxy."""
         self._do = do
         self._weather = weather
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._held = _bound(0)
-        """The port while nobody listens on it: bound, it refuses, and nobody else can take it."""
+        """A socket that keeps the port bound while the proxy does not listen. The port then refuses
+        connections, and no other process can take it.
+        """
         self._pipes: set[_Pipe] = set()
 
     @property
     def weather(self) -> Weather:
-        """What befalls it now."""
+        """The present state."""
         return self._weather
 
     def set(self, weather: Weather) -> None:
-        """From now on; returns when it holds."""
+        """Set the state, and return when it is in effect."""
 
         async def change() -> None:
             before, self._weather = self._weather, weather
@@ -151,7 +160,7 @@ class Proxy:
         self._do(change)
 
     def forget(self) -> int:
-        """Make the present connections half-open; how many there were."""
+        """Make the present connections half-open, and return their number."""
 
         async def half_open() -> int:
             open_ = [pipe for pipe in self._pipes if not pipe.forgotten]
@@ -165,13 +174,15 @@ class Proxy:
     # --- in the network's thread ----------------------------------------------------------------
 
     async def listen(self) -> None:
-        """Listen, unless it is made during an outage: then its port is known, and refuses."""
+        """Listen, unless the proxy was made during an outage: then its port is bound and refuses
+        connections.
+        """
         self.address = f"{HOST}:{self._held.getsockname()[1]}"
         if self._weather.kind != "cut":
             self._server = await asyncio.start_server(self._accept, sock=self._held)
 
     async def end(self) -> None:
-        """Stop listening and reset what is connected."""
+        """Stop listening, and reset the connections."""
         for pipe in list(self._pipes):
             pipe.reset()
         self._deafen()
@@ -191,13 +202,13 @@ class Proxy:
         try:
             await pipe.run()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # either side has gone: the other one is told by the reset below
+            pass  # one side is gone; the reset below notifies the other one
         finally:
             self._pipes.discard(pipe)
             pipe.reset()
 
     async def wait_for(self, passes: Callable[[Weather], bool]) -> None:
-        """Until the weather lets it pass."""
+        """Wait until the state lets bytes pass."""
         while not passes(self._weather):
             await self._changed.wait()
 
@@ -210,7 +221,7 @@ def _bound(port: int) -> socket.socket:
 
 
 class _Pipe:
-    """One connection: the client's side, which was accepted, and the target's, which is dialled."""
+    """One connection: the accepted side of the client, and the connected side of the target."""
 
     def __init__(
         self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -219,7 +230,7 @@ class _Pipe:
         self._client = (reader, writer)
         self._server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.lost = False
-        """Whether an answer was swallowed: nothing may follow it."""
+        """Whether an answer was swallowed. No later answer may follow it."""
         self.forgotten = False
 
     async def run(self) -> None:
@@ -268,30 +279,32 @@ class _Pipe:
             sink.write(data)
             await sink.drain()
         if not self.forgotten and not self.lost and sink.can_write_eof():
-            with contextlib.suppress(OSError):  # it has gone meanwhile
+            with contextlib.suppress(OSError):  # the peer is gone meanwhile
                 sink.write_eof()
 
     async def _swallow(self) -> None:
-        """Read what the client of a half-open connection sends, to its end."""
+        """Read and drop the bytes that the client of a half-open connection sends, to its end."""
         with contextlib.suppress(OSError):
             while await self._client[0].read(CHUNK_BYTES):
                 pass
 
     def forget(self) -> None:
-        """The server's side is reset; the client's stays, and hears nothing any more."""
+        """Reset the server's side. The client's side stays open, and receives nothing any
+        longer.
+        """
         self.forgotten = True
         if self._server is not None:
             _reset(self._server[1])
 
     def reset(self) -> None:
-        """Both sides."""
+        """Reset both sides."""
         _reset(self._client[1])
         if self._server is not None:
             _reset(self._server[1])
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close without a goodbye: the peer sees an error and not an end."""
+    """Close with a reset, so that the peer sees an error and not an end."""
     connection = writer.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

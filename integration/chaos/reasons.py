@@ -1,8 +1,9 @@
-"""Why a cell of the matrix takes longer than `SLOW_S`: what is waited for, and what it is good for.
+"""Reasons why a cell of the matrix takes longer than `SLOW_S`: what the job waits for, and the
+purpose of that wait.
 
-The page shows every cell that is slower, with its reason; one without is shown as a question. A
-reason is written here by hand, once somebody has found it in the logs. It holds for the cells that
-its pattern names, whichever run they were measured in.
+The page shows every slower cell with its reason. A cell without a reason is shown as not known. A
+developer writes a reason here by hand after finding it in the logs. It holds for the cells that its
+pattern names, in every run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Mapping
 from typing import Final
 
 SLOW_S: Final = 20.0
-"""Longer than what a failover of Kafka and a recovery behind it come to."""
+"""Seconds above which a cell needs a reason. A failover of Kafka and the recovery after it take
+less.
+"""
 UNKNOWN: Final = "**not known**: the logs of this cell are to be read"
 
 REASONS: Final[Mapping[str, str]] = {
@@ -26,11 +29,11 @@ REASONS: Final[Mapping[str, str]] = {
         "of the next wave, which aborts what the frozen task has left open."
     ),
 }
-"""By pattern of a cell; the first that matches counts."""
+"""Reasons by the pattern of a cell. The first pattern that matches counts."""
 
 
 def reason(cell: str) -> str:
-    """Of a slow cell."""
+    """Return the reason of a slow cell."""
     return next(
         (why for pattern, why in REASONS.items() if fnmatch.fnmatch(cell, pattern)), UNKNOWN
     )

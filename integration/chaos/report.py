@@ -1,8 +1,9 @@
-"""The record: results as JSON beside the page that is rendered from them.
+"""The record: results as JSON, and the page that is rendered from them, in one folder.
 
-`docs/kill-matrix.json` holds the newest result of every cell, so that a run of some cells leaves
-the others as they are; `docs/kill-matrix.md` is written from it alone, whenever a result is added.
-A section that has no renderer of its own (`SECTIONS`) is one table, a row per cell.
+`docs/kill-matrix.json` holds the newest result of every cell, so that a run of some cells keeps the
+other results. `docs/kill-matrix.md` is rendered from that file alone, whenever a result is added.
+`SECTIONS` holds the renderers of sections. A section without a renderer is one table with a row per
+cell.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ committed output of the next attempt.
 """
 
 Results = dict[str, Result]
-"""By cell."""
+"""Results by cell."""
 
 
 class Record:
     """The results of all runs so far, in a folder."""
 
     def __init__(self, folder: Path, order: Sequence[str]) -> None:
-        """`order`: every cell there is; results of others are dropped when one is added."""
+        """Read the results of a folder.
+
+        `order` lists all existing cells. Results of other cells are dropped when a result is added.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._order = folder, order
         self.results = self._read()
 
     def add(self, *results: Result) -> None:
-        """Take results in, and write both files. Another run may do the same meanwhile."""
+        """Add results, and write both files. Another run may do the same meanwhile."""
         with (self._folder / ".kill-matrix.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self._read() | {result.cell: result for result in results}
@@ -67,11 +71,11 @@ class Record:
 
 Renderer = Callable[[Sequence[Result]], str]
 SECTIONS: dict[str, tuple[str, Renderer]] = {}
-"""Title and renderer of a section. Modules with scenarios enter theirs when they are imported."""
+"""Title and renderer by section. Modules with scenarios add their entry when they are imported."""
 
 
 def page(results: Results, due: int) -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections: dict[str, list[Result]] = {}
     for result in results.values():
         sections.setdefault(result.section, []).append(result)
@@ -86,7 +90,7 @@ def page(results: Results, due: int) -> str:
 
 
 def summary(results: Sequence[Result], due: int) -> str:
-    """When, where, how many, how fast."""
+    """Return the table of dates, machine, versions, counts and recovery times."""
     wrong = [result for result in results if not result.right]
     dates = sorted({result.date for result in results})
     versions = sorted({result.version for result in results})
@@ -105,12 +109,12 @@ def summary(results: Sequence[Result], due: int) -> str:
 
 
 def slow_ones(results: Iterable[Result]) -> list[Result]:
-    """Those for which a reason is due."""
+    """Return the results that need a reason."""
     return [result for result in results if max(result.recovery_s, default=0.0) > SLOW_S]
 
 
 def slower(results: Iterable[Result]) -> str:
-    """Each slow cell with its reason, the slowest first."""
+    """Return the table of slow cells with their reasons, the slowest first."""
     columns = ("cell", "recovery", "run on", "why")
     ordered = sorted(results, key=lambda result: -max(result.recovery_s))
     return table(
@@ -120,7 +124,7 @@ def slower(results: Iterable[Result]) -> str:
 
 
 def rows(results: Sequence[Result]) -> str:
-    """One row for each cell."""
+    """Return a table with one row for each cell."""
     columns = ("what", "Kafka", "pipeline", "fault", "kills", "recovery", "verdict")
     return table(
         columns,
@@ -140,13 +144,13 @@ def rows(results: Sequence[Result]) -> str:
 
 
 def verdict(result: Result) -> str:
-    """With its note; what is wrong stands out."""
+    """Return the verdict with its note. A wrong verdict is printed in bold."""
     text = result.verdict if result.right else f"**WRONG**: {result.verdict}"
     return f"{text} ({result.note})" if result.note else text
 
 
 def seconds(results: Iterable[Result]) -> str:
-    """Median and worst recovery."""
+    """Return the median and the longest recovery."""
     times = [each for result in results for each in result.recovery_s]
     if not times:
         return ""
@@ -155,7 +159,7 @@ def seconds(results: Iterable[Result]) -> str:
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(_cell(text) for text in line) + " |" for line in lines)
 
@@ -165,7 +169,7 @@ def _cell(text: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: a run may be interrupted at any time."""
+    """Replace the file as a whole or not at all, because a run may be interrupted at any time."""
     new = path.with_suffix(path.suffix + ".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

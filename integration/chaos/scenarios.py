@@ -1,9 +1,9 @@
-"""What an attack is: a scenario yields one result for each of its cells.
+"""The definition of an attack: a scenario yields one result for each of its cells.
 
-A module that brings scenarios defines `scenarios() -> Iterable[Scenario]` and stands in
-`__main__.MODULES`. A cell is named by a path, `section/version/...`, which `CELLS` selects by
-wildcards and under which its result is kept; the first part is the section of the report. Scenarios
-run one after the other; whatever one starts it ends.
+A module with scenarios defines `scenarios() -> Iterable[Scenario]` and is listed in
+`__main__.MODULES`. A cell is named by a path, `section/version/...`. `CELLS` selects paths by
+wildcards, and the record keeps a result under its path. The first part is the section of the
+report. Scenarios run one after the other, and each ends everything that it starts.
 """
 
 from __future__ import annotations
@@ -29,58 +29,68 @@ VERSIONS = ("3.9.1", "4.3.0")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one cell."""
+    """The result of one cell."""
 
     cell: str
-    """`section/version/pipeline/...`: unique."""
+    """Unique path of the cell, `section/version/pipeline/...`."""
     name: str
-    """What was done, in words."""
+    """Description of the attack."""
     version: str
-    """Of Kafka."""
+    """Version of Kafka."""
     pipeline: str
-    """`stateless`, `keyed` or `two sinks`; another word for another job."""
+    """Name of the pipeline: `stateless`, `keyed` or `two sinks`, or another word for another
+    job.
+    """
     signal: str
-    """`SIGKILL`, `SIGSTOP`, or the fault: `cut`, `stall`, `full disk`."""
+    """The signal `SIGKILL` or `SIGSTOP`, or the fault: `cut`, `stall`, `full disk`."""
     seed: int
     kills: int
-    """Processes that were killed or frozen, brokers that were stopped, faults that were made."""
+    """Number of processes that were killed or frozen, brokers that were stopped, and faults that
+    were made.
+    """
     recovery_s: tuple[float, ...]
-    """For each fault: until a committed reader has seen the first output of a new attempt (or the
-    next output at all, where no new attempt is due). Empty where there is nothing to measure."""
+    """Recovery times in seconds, one for each fault. A time ends when a committed reader has seen
+    the first output of a new attempt, or the next output if no new attempt is due. Empty if no time
+    is measured.
+    """
     verdict: str
-    """EXACT, or what is wrong, in a sentence."""
+    """The verdict: EXACT, or a sentence that says what is wrong."""
     date: str
-    """Of the run, ISO."""
+    """Date of the run, in ISO format."""
     note: str = ""
-    """What a reader should know of this cell."""
+    """A remark for readers of this cell."""
 
     @property
     def section(self) -> str:
-        """The part of the report that it belongs to."""
+        """The section of the report that shows the cell."""
         return self.cell.partition("/")[0]
 
     @property
     def right(self) -> bool:
-        """What was expected has happened."""
+        """Whether the verdict is EXACT."""
         return self.verdict == EXACT
 
 
 @dataclass(slots=True)
 class Stage:
-    """What a scenario is given: brokers that stand for the whole run, folders, chance, a voice."""
+    """The surroundings of a scenario: brokers for the whole run, folders, random numbers, and
+    messages.
+    """
 
     folder: Path
     seed: int
     date: str
     say: Callable[[str], None]
     brokers: dict[str, EmbeddedKafka] = field(default_factory=dict)
-    """By version: those that are there already, and those that were started."""
+    """Brokers by version: those that exist already, and those that this stage has started."""
     _open: ExitStack = field(default_factory=ExitStack)
     _shared: dict[str, Any] = field(default_factory=dict)
     _folders: int = 0
 
     def broker(self, version: str) -> EmbeddedKafka:
-        """One node that nobody attacks; shared by all who ask for this version."""
+        """Return a cluster of one node that no scenario attacks. All users of a version share
+        it.
+        """
         if version not in self.brokers:
             directory = self.folder / f"kafka-{version}"
             cluster = EmbeddedKafka.start(version, directory=directory, owned=True)
@@ -88,8 +98,10 @@ class Stage:
         return self.brokers[version]
 
     def shared(self, name: str, start: Callable[[Path, ExitStack], T]) -> T:
-        """What is started once, in a folder of its own, for all who ask for this name; what
-        `start` enters into the stack is ended with the run.
+        """Return the object that `start` makes once, in a folder of its own, for all users of this
+        name.
+
+        The end of the run also ends everything that `start` enters into the stack.
         """
         if name not in self._shared:
             self._shared[name] = start(self.new_folder(name), self._open)
@@ -97,7 +109,7 @@ class Stage:
         return shared
 
     def new_folder(self, name: str) -> Path:
-        """An empty folder; kept, with the logs in it, if the run ends with a wrong cell."""
+        """Make an empty folder. It is kept with its logs if the run ends with a wrong cell."""
         self._folders += 1
         plain = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
         folder = self.folder / f"{self._folders:03d}-{plain}"
@@ -105,11 +117,11 @@ class Stage:
         return folder
 
     def chance(self, name: str) -> random.Random:
-        """Chance of one's own, the same for the same seed and name."""
+        """Return a random generator that is the same for the same seed and name."""
         return random.Random(f"{self.seed} {name}")
 
     def close(self) -> None:
-        """Stop the brokers."""
+        """End the brokers, and everything else that the stage has started."""
         self._open.close()
 
 
@@ -118,13 +130,13 @@ class Scenario(Protocol):
 
     @property
     def cells(self) -> Sequence[str]:
-        """What it can yield, in its order."""
+        """Names of the cells that the scenario can yield, in their order."""
         ...
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """Carry out these of its cells, and yield each result as soon as it is known.
+        """Run these of its cells, and yield each result as soon as it is known.
 
-        An exception is a verdict too: the cells that are still owed are then reported wrong, with
-        its text.
+        An exception is a verdict too: all cells without a result are then reported wrong, with its
+        text.
         """
         ...

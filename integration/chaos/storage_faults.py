@@ -1,9 +1,10 @@
-"""Faults of the disks and stores that a job writes to: slow, failing, full, silent about a write.
+"""Faults of the disks and stores that a job writes to: slow, failing, full, or without the outcome
+of a write.
 
-Three of them: the checkpoint storage, the local state of slots, the logs. What befalls which calls
-of the checkpoint storage is said by rules (`storing`); full disks are real, small file systems that
-are mounted for the story and filled to the last byte, at the very call where a rule says so. Where
-nothing may be mounted (not root), stories on full disks are not offered.
+The job writes to the checkpoint storage, the local state of slots, and the logs. Rules (`storing`)
+define the faults of the checkpoint storage. Full disks are real: small file systems that are
+mounted for the story, and filled to the last byte at the call that a rule names. Without the right
+to mount (not root), the stories on full disks are left out.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ RULES: Final[dict[str, tuple[str, float, tuple[Rule, ...]]]] = {
         (Rule(does="unheard", call="create", path=JOURNAL, role="jobmaster", times=3),),
     ),
 }
-"""Faults of the checkpoint storage: in words, for so many seconds, as rules."""
+"""Faults of the checkpoint storage: a description, the duration in seconds, and the rules."""
 
 IN_RECOVERY: Final[dict[str, tuple[str, str, tuple[Rule, ...]]]] = {
     "failing-claim": (
@@ -115,7 +116,7 @@ IN_RECOVERY: Final[dict[str, tuple[str, str, tuple[Rule, ...]]]] = {
         (Rule(does="fail", role="jobmanager", times=1),),
     ),
 }
-"""Faults that meet a recovery: in words, who is killed, as rules."""
+"""Faults that a recovery meets: a description, the role that is killed, and the rules."""
 
 DISKS: Final = {"checkpoint.storage": "48m", "state.directory": "64m", "logs.directory": "2m"}
 FULL: Final = {
@@ -149,7 +150,7 @@ class Storing:
 
     @property
     def _names(self) -> list[str]:
-        """Without state there is nothing to upload or to download."""
+        """Names of the faults. A stateless job has no state to upload, download or keep locally."""
         stateless = self.pipeline == "stateless"
         return [
             name
@@ -158,7 +159,7 @@ class Storing:
         ]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """One fault after the other."""
+        """Make one fault after the other."""
         folder = stage.new_folder(f"storing {self.pipeline}")
         rules = Rules(folder / "rules")
         local = folder / LOCAL_STATE
@@ -198,7 +199,7 @@ class Storing:
 
 
 def _end(rules: Rules) -> None:
-    """No rule any more; the one that was must have met something."""
+    """Remove the rule after it has affected a call. AssertionError if it affects none in time."""
     end_s = time.monotonic() + MET_S_MAX
     while not rules.met():
         if time.monotonic() > end_s:
@@ -215,15 +216,15 @@ def _kill_under(
 
 
 def kill_with_state(live: LiveJob, local: Path) -> float:
-    """Kill a slot, and lose the local state of the job with it; the moment."""
+    """Kill a slot, delete the job's local state, and return the time of the kill."""
     killed_s = kill_one(live, "slot")
     forget(local)
     return killed_s
 
 
 def forget(local: Path) -> None:
-    """Remove what killed slots left on the host, before others can restore from it: the state is to
-    come from the checkpoint storage.
+    """Delete the local state of killed slots before other slots can restore from it. The state must
+    then come from the checkpoint storage.
     """
     for job in local.iterdir():
         shutil.rmtree(job, ignore_errors=True)
@@ -231,7 +232,7 @@ def forget(local: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FullDisks:
-    """One job whose checkpoints, local state and logs are on small disks of their own."""
+    """One job whose checkpoints, local state and logs are on separate small disks."""
 
     version: str
     pipeline: str
@@ -245,7 +246,7 @@ class FullDisks:
         return [f"{self.prefix}/{name}" for name in FULL]
 
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
-        """One full disk after the other."""
+        """Fill one disk after the other."""
         folder = stage.new_folder(f"disks {self.pipeline}")
         rules = Rules(folder / "rules")
         with ExitStack() as stack:
@@ -318,7 +319,9 @@ class FullDisks:
 
 
 def _says(live: LiveJob, sentence: str) -> str:
-    """What a user must do about a disk is said, and not as a traceback."""
+    """Return a problem unless the job has reported the disk to its user in a sentence, without a
+    traceback.
+    """
     said = live.told()
     if "Traceback" in said:
         return "a traceback is shown"
@@ -327,7 +330,7 @@ def _says(live: LiveJob, sentence: str) -> str:
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, of so many bytes."""
+    """Mount a file system of this size, and unmount it at the end."""
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True)
     try:
@@ -337,7 +340,7 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def may_mount() -> bool:
-    """Whether disks can be had here."""
+    """Return whether this process may mount file systems."""
     if os.geteuid() != 0:
         return False
     tried = subprocess.run(
@@ -349,7 +352,7 @@ def may_mount() -> bool:
 
 
 def scenarios() -> Iterator[Storing | FullDisks]:
-    """All of them."""
+    """Yield all scenarios of this module."""
     yield Storing("4.3.0", "keyed")
     yield Storing("4.3.0", "two sinks")
     yield Storing("3.9.1", "stateless")

@@ -1,8 +1,10 @@
-"""A story: several attacks, one after the other, on one running job, each a cell of the record.
+"""A story: several attacks, one after the other, on one running job. Each attack is a cell of the
+record.
 
-What all scenarios of faults share: the job is started, every attack is made and overcome, the job
-is ended, and the verdict on its output is that of every cell. The first attack that is not overcome
-ends the story; it and what would have followed are then reported wrong, with what was seen.
+All scenarios of faults share this sequence. The job is started, the attacks are made one by one,
+and the job recovers from each. Then the job is ended, and the verdict on its output is the verdict
+of every cell. The first attack from which the job does not recover ends the story. This attack and
+the later ones are then reported wrong, with the observed facts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from integration.chaos.live import RECOVERY_S_MAX, LiveJob
 from integration.chaos.scenarios import Result, Stage
 
 PIPELINES = {"stateless": "LargeOrders", "keyed": "Totals", "two sinks": "TwoSinks"}
-"""As the record calls them, and their classes in `integration.killing.jobs`."""
+"""Names of the pipelines in the record, and their classes in `integration.killing.jobs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +30,25 @@ class Attack:
     cell: str
     name: str
     signal: str
-    """The fault, in a word."""
+    """The fault, in one word."""
     make: Callable[[], float]
-    """Make it; the moment, in seconds of the wall clock, from which output is waited for: that of
-    the fault where it is over at once, else that of its end."""
+    """A function that makes the fault, and returns the time from which output is awaited, in
+    seconds of the wall clock. That is the time of the fault if the fault is over at once, otherwise
+    the time of its end.
+    """
     faults: int = 1
     after: Callable[[], object] = bool
-    """Called when the job has come through: mend what is still broken."""
+    """A function that is called after the job has recovered. It repairs what is still broken."""
     check: Callable[[], str] = str
-    """Called when the job has come through: what is wrong all the same, or nothing."""
+    """A function that is called after the job has recovered. It returns a problem, or an empty
+    text.
+    """
 
 
 def told(
     live: LiveJob, attacks: Sequence[Attack], *, version: str, pipeline: str, stage: Stage
 ) -> Iterator[Result]:
-    """Carry the story out on a job that runs; results come when its output is judged."""
+    """Carry out the story on a running job. Yield the results after its output was judged."""
     recovered: list[tuple[Attack, float, int, str]] = []
     for attack in attacks:
         before = live.attempts
@@ -69,7 +75,7 @@ def told(
 
 
 def lasting(begin: Callable[[], object], end: Callable[[], object], seconds: float) -> float:
-    """A fault that lasts: begin, wait, end; the moment of its end."""
+    """Begin a fault, wait for `seconds`, and end it. Return the time of its end."""
     with ExitStack() as fault:
         fault.callback(end)
         begin()
@@ -78,14 +84,14 @@ def lasting(begin: Callable[[], object], end: Callable[[], object], seconds: flo
 
 
 def at_once(make: Callable[[], object]) -> float:
-    """A fault that is over as soon as it is made: the moment before."""
+    """Make a fault that is over at once, and return the time before it."""
     now_s = time.time()
     make()
     return now_s
 
 
 def kill_one(live: LiveJob, role: str) -> float:
-    """Kill one process of a role, as soon as there is one; the moment."""
+    """Kill one process of a role, as soon as it exists, and return the time of the kill."""
     (victim, *_) = live.run.until(
         lambda: live.run.processes()[role], f"with a {role}", RECOVERY_S_MAX
     )

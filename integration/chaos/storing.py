@@ -1,16 +1,18 @@
-"""A checkpoint storage that is slow, fails, is full, or does not say what became of a write.
+"""A checkpoint storage that is slow, fails, is full, or does not report the outcome of a write.
 
-Wraps the real one in the processes of a cluster. What befalls which calls stands in a file that the
-test rewrites while the job runs, and every call that something befell is written down: a fault that
-was never met proves nothing. A rule with `times` befalls so many calls in all processes together.
+It wraps the real storage in the processes of a cluster. A file says which calls are affected, and
+the test rewrites this file while the job runs. Every affected call is logged, because a fault that
+affects no call proves nothing. A rule with `times` affects this number of calls in all processes
+together.
 
-What a rule does, before or after the real call:
+A rule acts before or after the real call:
 
-    slow       waits, then does it
-    fail       raises StorageError as the local store does for a failing disk, and does nothing
-    full       fills the disk that it names to the last byte, then does it: the kernel refuses
-    silent     of a create: does nothing, and answers that the outcome is unknown
-    unheard    of a create: does it, and answers that the outcome is unknown
+    slow       The call waits, and is then made.
+    fail       StorageError is raised, as by the local store with a failing disk. The call is
+               not made.
+    full       The named disk is filled to the last byte, and the call is made. The kernel refuses.
+    silent     A create is not made, and the answer is that the outcome is unknown.
+    unheard    A create is made, and the answer is that the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -30,30 +32,32 @@ from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.kv import KeyValueStore
 
 FOLDER: Final = "TIDEGATE_TEST_STORAGE"
-"""Environment variable: folder of the rules and of what they met. Without it, nothing befalls."""
+"""Environment variable: folder of the rules and of the log of affected calls. Without it, no rule
+is applied.
+"""
 FILLER: Final = "filler"
 
 Does = Literal["slow", "fail", "full", "silent", "unheard"]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls which calls."""
+    """A fault, and the calls that it affects."""
 
     does: Does
     call: str = ""
-    """A method of BlobStore; any without."""
+    """Name of a method of BlobStore. Empty for every method."""
     path: str = ""
-    """A pattern that is searched for in the object's path; that of local state is `local state`."""
+    """A pattern that is searched in the object's path. The path of local state is `local state`."""
     role: str = ""
-    """`slot`, `jobmaster` or `jobmanager`; any without."""
+    """Role `slot`, `jobmaster` or `jobmanager`. Empty for every role."""
     seconds: float = 0.0
     times: int = 0
-    """As often as it is met, without."""
+    """Number of calls that the rule affects, in all processes together. 0 means every call."""
     disk: str = ""
 
 
 class Rules:
-    """The test's side: what befalls from now on, and what has."""
+    """The test's access to the rules, and to the log of the calls that they have affected."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,18 +66,20 @@ class Rules:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the processes of the cluster."""
+        """Environment variables for the processes of the cluster."""
         return {FOLDER: str(self._folder)}
 
     def set(self, *rules: Rule) -> None:
-        """These from now on, and no others."""
+        """Replace all rules by these."""
         self._number += 1
         new = self._folder / "rules.new"
         new.write_bytes(msgspec.json.encode({"number": self._number, "rules": list(rules)}))
         new.replace(self._folder / "rules.json")
 
     def met(self) -> list[dict[str, Any]]:
-        """What befell since the last `set`: role, pid, call, path, does."""
+        """Return the calls that were affected since the last `set`, each with role, pid, call, path
+        and fault.
+        """
         try:
             lines = (self._folder / "met").read_text().splitlines()
         except FileNotFoundError:
@@ -83,7 +89,7 @@ class Rules:
 
 
 def fill(disk: Path) -> None:
-    """Take all that is left of a (small) disk; `make_room` gives it back."""
+    """Fill a (small) disk completely. `make_room` frees the space again."""
     for size in (1 << 20, 1 << 12, 1):
         try:
             with (disk / FILLER).open("ab", buffering=0) as filler:
@@ -94,7 +100,7 @@ def fill(disk: Path) -> None:
 
 
 def make_room(disk: Path) -> None:
-    """The inverse."""
+    """Free the space that `fill` has taken."""
     (disk / FILLER).unlink(missing_ok=True)
 
 
@@ -106,7 +112,7 @@ class FailingStore:
         self._folder = Path(os.environ[FOLDER])
 
     def create(self, path: str, data: bytes) -> CreateResult:
-        """As the port says, also that StorageError means that nothing was written."""
+        """Create an object as the port requires. A StorageError means that nothing was written."""
         rule = self.befalls("create", path)
         if rule is not None and rule.does == "silent":
             return CreateResult.UNKNOWN
@@ -125,7 +131,9 @@ class FailingStore:
         return call
 
     def befalls(self, call: str, path: str) -> Rule | None:
-        """Suffer the first rule that is about this call; the caller does what is its own."""
+        """Apply the first rule for this call, and return it. `create` itself applies `silent` and
+        `unheard`.
+        """
         given = msgspec.json.decode((self._folder / "rules.json").read_bytes())
         for index, each in enumerate(given["rules"]):
             rule = msgspec.convert(each, Rule)
@@ -151,7 +159,7 @@ class FailingStore:
                 time.sleep(rule.seconds)
 
     def _counts(self, number: int, index: int, times: int) -> bool:
-        """Whether this is one of the first `times` calls, in all processes."""
+        """Return whether this call is one of the first `times` calls in all processes."""
         for count in range(times):
             try:
                 os.close(os.open(self._folder / f"{number}-{index}-{count}", _CLAIM))
@@ -169,7 +177,7 @@ class FailingStore:
 
 
 class SlowState:
-    """A slot's store of local state, which rules reach by the path `local state`."""
+    """A slot's store of local state. Rules reach it by the path `local state`."""
 
     def __init__(self, real: KeyValueStore, store: FailingStore) -> None:
         self._real, self._store = real, store
@@ -190,10 +198,12 @@ _CLAIM: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY
 
 
 def failing(real: BlobStore, role: str) -> BlobStore:
-    """The real store, or one with rules where the test has a folder for them."""
+    """Return the real store, or one with rules if the environment names their folder."""
     return FailingStore(real, role) if FOLDER in os.environ else real
 
 
 def slowed(real: KeyValueStore, role: str) -> KeyValueStore:
-    """The same for local state."""
+    """Return the real store of local state, or one with rules if the environment names their
+    folder.
+    """
     return SlowState(real, FailingStore(None, role)) if FOLDER in os.environ else real

@@ -1,9 +1,9 @@
-"""A job under attack: fed without a pause, watched by a committed reader, judged at any time.
+"""A job under attack, with constant input, a committed reader, and a verdict at any time.
 
-Between two attacks `judge_so_far` asks the independent checker whether what is visible is the
-beginning of what is due: so a wrong record is found in the cell that made it. `judge_at_the_end`
-has it compare everything, after the job has read all, and compares what was seen meanwhile with
-what is there then. Nothing here decides what is right.
+Between two attacks, `judge_so_far` asks the independent checker whether the visible output is a
+prefix of the expected output. So a wrong record is found in the cell that caused it. After the job
+has read all input, `judge_at_the_end` has the checker compare everything. It also compares the
+records that the reader saw with the final output. Nothing here decides what is right.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from integration.watching import CommittedOutput
 
 BURST_S = 0.05
 LOOK_S = 0.1
-"""Between two looks at the journal, of which an entry stays for some seconds."""
+"""Seconds between two reads of the journal, whose entries stay for some seconds."""
 FLUSH_S = 30.0
 
 
 class WrongError(Exception):
-    """The output is not what it must be, or what must happen did not."""
+    """The output is wrong, or an expected event did not happen."""
 
 
 class Feed:
-    """Writes orders at a steady rate, in a thread of its own, and remembers them."""
+    """A feed that writes orders at a steady rate, in a thread of its own, and remembers them."""
 
     def __init__(self, bootstrap: str, topic: str, *, seed: int, rate: int) -> None:
         self._topic, self._rate = topic, rate
@@ -55,13 +55,15 @@ class Feed:
         self._thread.start()
 
     def written(self) -> list[checker.Record]:
-        """All so far, in their order. A partition's worth of them: the topic has its own, which the
+        """Return all orders so far, in their order.
+
+        Their offsets are as in a single partition. The topic has its own partitions, which the
         checker reads at the end.
         """
         return list(self._written)
 
     def end(self) -> None:
-        """Stop; WrongError if one could not be written."""
+        """Stop the feed. WrongError if an order could not be written."""
         self._over.set()
         self._thread.join()
         left = self._producer.flush(FLUSH_S)
@@ -78,14 +80,15 @@ class Feed:
             due = int((time.monotonic() - begun) * self._rate)
             while len(self._written) < due:
                 key, value = next(self._orders)
-                # Remembered first: what is visible must never be ahead of what is known.
+                # The order is remembered first, because the visible output must never be ahead of
+                # the known input.
                 self._written.append(checker.Record(0, len(self._written), key, value))
                 self._producer.produce(self._topic, value, key)
             self._producer.poll(0)
 
 
 class Subject:
-    """A job, what it is given, and who looks at its output."""
+    """A job, its input, and the readers of its output."""
 
     def __init__(self, job: Job, feed: Feed, outputs: dict[str, CommittedOutput]) -> None:
         self.job, self.feed, self.outputs = job, feed, outputs
@@ -96,7 +99,7 @@ class Subject:
     def made(
         cls, bootstrap: str, folder: Path, pipeline: str, *, seed: int, rate: int
     ) -> Iterator[Subject]:
-        """With topics of its own. Nothing runs yet."""
+        """Make a job with its own topics. It does not run yet."""
         job = Job.make(bootstrap, folder, pipeline)
         with ExitStack() as open_:
             outputs = {
@@ -110,21 +113,23 @@ class Subject:
 
     @contextmanager
     def running(self, *options: str, **keywords: Any) -> Iterator[Run]:
-        """The command, once more; it goes on where it ended."""
+        """Start the command once more. It continues where it ended."""
         restore = ("--restore", "latest") if self.begun else ()
         self.begun = True
         with self.job.started(*options, *restore, **keywords) as run:
             yield run
 
     def first_output(self, since_ms: int, timeout_s: float) -> int | None:
-        """When the first record that was written at or after this time became visible, in
+        """Return when the first record that was written at or after this time became visible, in
         milliseconds since the epoch.
         """
         output = next(iter(self.outputs.values()))
         return output.first_of(since_ms, timeout_s)
 
     def judge_so_far(self) -> None:
-        """WrongError if a committed reader has seen what is not due, or not in its order."""
+        """Judge the visible output. WrongError if a committed reader has seen a record that is not
+        expected, or in another order.
+        """
         for sink, output in self.outputs.items():
             seen = [checker.Record(*record) for record in output.kept()]
             verdict = checker.judge(
@@ -138,7 +143,7 @@ class Subject:
                 raise WrongError(f"{sink}: {verdict}")
 
     def judge_at_the_end(self, timeout_s: float) -> None:
-        """End the input, have the job read all of it, and judge everything. WrongError says what is
+        """End the input, let the job read all of it, and judge everything. WrongError says what is
         wrong.
         """
         self.feed.end()
@@ -164,7 +169,7 @@ class Subject:
 
 @contextmanager
 def seen_whole(job: Job) -> Iterator[None]:
-    """Look at the journal all the time, or what is trimmed would never have been seen."""
+    """Read the journal constantly, because a truncated entry can no longer be read."""
     over = threading.Event()
 
     def look() -> None:
@@ -181,8 +186,10 @@ def seen_whole(job: Job) -> Iterator[None]:
 
 
 def wrong_in_journal(entries: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with a journal, all of which was seen: an entry of another attempt than that
-    whose claim is the newest before it, or a number without an entry.
+    """Return the fault of a journal of which every entry was seen, or None.
+
+    A fault is an entry of another attempt than that of the newest claim before it, or a number
+    without an entry.
     """
     owner = 0
     for number, entry in enumerate(entries, 1):

@@ -1,12 +1,15 @@
-"""Lays the connections between a cluster's processes through a network that can fail.
+"""A switchboard that routes the connections between a cluster's processes through a network that
+can fail.
 
-The switchboard lives in the test's process. Every process of the cluster that is started with the
-mains of `integration.chaos.mains` tells it which role listens where, and asks it for the way each
-time it connects; it answers with the address of a proxy. All ways from one role to another are one
-`Link`, which is what tests cut, stall and slow down. Addresses in messages stay the true ones.
+The switchboard runs in the test's process. Every process that is started with the mains of
+`integration.chaos.mains` reports to it the addresses on which it listens, with its role. Before
+each connect, the process asks the switchboard for an address, and gets the address of a proxy. All
+proxies from one role to another form one `Link`, which tests cut, stall and slow down. Addresses in
+messages stay the true ones.
 
-Links are named by who dials and who answers: `jobmaster` to `slot`, `slot` to `jobmaster`,
-`taskmanager` to `jobmanager`, `slot` to `exchange` (another slot's), `slot` to `kafka`.
+A link is named by the role that connects and the role that listens: `jobmaster` to `slot`, `slot`
+to `jobmaster`, `taskmanager` to `jobmanager`, `slot` to `exchange` (of another slot), `slot` to
+`kafka`.
 """
 
 from __future__ import annotations
@@ -24,42 +27,44 @@ from tidegate.ports.exchange import Exchange, OnFrames, OnLost
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
 
 ADDRESS: Final = "TIDEGATE_TEST_SWITCHBOARD"
-"""Environment variable: where the switchboard listens. Without it, nothing is laid anywhere."""
+"""Environment variable with the address of the switchboard. Without it, connections stay direct."""
 ASK_TIMEOUT_S: Final = 30.0
 
 
 class Link:
-    """All ways from one role to another, also those that are yet to come."""
+    """All present and future proxies from one role to another."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._lock = threading.Lock()
         self._weather = FLOWING
         self.proxies: dict[str, Proxy] = {}
-        """By the true address behind each."""
+        """Proxies by the true address behind each."""
 
     def way_to(self, address: str) -> str:
-        """The address of the proxy in front of an address."""
+        """Return the address of the proxy in front of an address."""
         with self._lock:
             if address not in self.proxies:
                 self.proxies[address] = self._network.proxy(address, self._weather)
             return self.proxies[address].address
 
     def set(self, weather: Weather) -> None:
-        """From now on, on all of them."""
+        """Set the state of the network on all present and future proxies."""
         with self._lock:
             self._weather = weather
             for proxy in self.proxies.values():
                 proxy.set(weather)
 
     def forget(self) -> int:
-        """Make all present connections half-open; how many there were."""
+        """Make all present connections half-open, and return their number."""
         with self._lock:
             return sum(proxy.forget() for proxy in self.proxies.values())
 
 
 class Switchboard:
-    """Knows who listens where; answers processes in threads. A context manager."""
+    """A context manager that knows the role behind each address, and answers processes in
+    threads.
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -79,7 +84,7 @@ class Switchboard:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def link(self, dials: str, answers: str) -> Link:
-        """From a role to a role."""
+        """Return the link from one role to another."""
         with self._lock:
             key = (dials, answers)
             if key not in self._links:
@@ -96,7 +101,7 @@ class Switchboard:
         return self.link(role, to).way_to(dials)
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -119,24 +124,24 @@ def _ask(**question: str) -> str:
 
 
 class LaidRpc:
-    """`ports.rpc.Rpc` of one role, over the switchboard's ways."""
+    """The `ports.rpc.Rpc` of one role, over the proxies of the switchboard."""
 
     def __init__(self, real: Rpc, role: str) -> None:
         self._real, self._role = real, role
 
     def serve(self, handler: Handler, port: int = 0) -> RpcServer:
-        """As the real one; the switchboard hears of it."""
+        """Serve as the real one does, and report the address to the switchboard."""
         server = self._real.serve(handler, port)
         _ask(role=self._role, listens=server.address)
         return server
 
     def connect(self, address: str) -> RpcClient:
-        """As the real one, by the way that the switchboard gives."""
+        """Connect to the proxy that the switchboard gives for this address."""
         return self._real.connect(_ask(role=self._role, dials=address))
 
 
 class LaidExchange:
-    """A slot's end of the exchange; every peer is reached by a way of the switchboard's."""
+    """A slot's end of the exchange, which reaches every peer through a proxy of the switchboard."""
 
     def __init__(self, real: Exchange, ordinal: int) -> None:
         self._real, self._ordinal = real, ordinal
@@ -145,7 +150,7 @@ class LaidExchange:
     def connect(
         self, peers: Mapping[int, str], *, post: Any, on_frames: OnFrames, on_lost: OnLost
     ) -> None:
-        """As the real one."""
+        """Connect to the proxies of these peers. A slot reaches itself directly."""
         laid = {
             peer: address if peer == self._ordinal else _ask(role="slot", dials=address)
             for peer, address in peers.items()

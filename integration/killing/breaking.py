@@ -1,8 +1,8 @@
-"""Mains that break the commit protocol on purpose: controls that a comparison must find out.
+"""Mains that break the commit protocol on purpose, as controls that a comparison must detect.
 
-If one of these ran through unnoticed, the tests of kills would prove nothing. Each breaks one rule
-and lies to the checks of the framework that would otherwise stop the attempt, so that the damage
-gets into the output.
+If the comparison missed one of these mains, the tests of kills would prove nothing. Each main
+breaks one rule. It also deceives those checks of the framework that would otherwise stop the
+attempt, so that the damage reaches the output.
 """
 
 from __future__ import annotations
@@ -47,26 +47,31 @@ RECOVERY_WITHOUT_END = {
     "slot": f"{TRAPPED}:run_slot",
     "jobmaster": f"{HERE}:run_without_end_in_recovery",
 }
-"""Recovery takes for ended what it has not ended, and so aborts it by its fencing: loss."""
+"""Mains whose recovery treats transactions as ended that it has not ended. Its fencing then aborts
+them, so records are missing.
+"""
 
 END_BEFORE_PUBLICATION = {
     "slot": f"{TRAPPED}:run_slot",
     "jobmaster": f"{HERE}:run_end_before_publication",
 }
-"""Transactions are ended first and published afterwards: killed in between, twice."""
+"""Mains that end transactions first and publish afterwards. A kill in between writes records twice.
+"""
 
 REUSED_PRODUCER = {
     "slot": f"{HERE}:run_slot_with_one_producer",
     "jobmaster": f"{HERE}:run_believing",
 }
-"""One producer serves transaction after transaction; to be free for the next it ends each as soon
-as it is flushed, published or not: twice."""
+"""Mains in which one producer serves one transaction after the other. To be free for the next
+transaction, the producer commits each one as soon as it is flushed, published or not. A kill then
+writes records twice.
+"""
 
 
 def run_without_end_in_recovery(
     job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers
 ) -> int:
-    """See RECOVERY_WITHOUT_END."""
+    """Run the JobMaster of `RECOVERY_WITHOUT_END`."""
 
     class Broken(JobMasterDrivers):
         def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
@@ -76,8 +81,9 @@ def run_without_end_in_recovery(
 
 
 class _WithoutEnd(Passing):
-    """Until the second listing, which is where fencing begins, nothing is ended. The first is that
-    of the claim.
+    """A transaction admin that ends nothing before the second listing, and reports that it did.
+
+    The claim lists transactions first. The second listing is the start of the fencing.
     """
 
     def __init__(self, real: TransactionAdmin, traps: Traps) -> None:
@@ -113,7 +119,7 @@ class _WithoutEnd(Passing):
 def run_end_before_publication(
     job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers
 ) -> int:
-    """See END_BEFORE_PUBLICATION."""
+    """Run the JobMaster of `END_BEFORE_PUBLICATION`."""
 
     class Broken(JobMasterDrivers):
         log: TransactionAdmin
@@ -133,7 +139,9 @@ class _EndsFirst(JournalTraps):
     def __init__(
         self, real: BlobStore, traps: Traps, phase: Phase, log: Callable[[], TransactionAdmin]
     ) -> None:
-        """`log` is called at a publication: the code of the job is read before there is one."""
+        """Keep `log`, which is called at a publication. The store is made before the transaction
+        admin, because the JobMaster first reads the code of the job.
+        """
         super().__init__(real, traps, phase)
         self._log = log
 
@@ -148,13 +156,15 @@ class _EndsFirst(JournalTraps):
 def run_slot_with_one_producer(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
-    """See REUSED_PRODUCER."""
+    """Run a slot of `REUSED_PRODUCER`."""
     broken = _OneProducer(Traps(Plan.from_environment()), drivers)
     return run_real_slot(start, broken, task_manager, task_manager_pid)
 
 
 class _OneProducer(SlotDrivers):
-    """One producer for each subtask of a sink, whatever the slots of its pool are called."""
+    """Drivers with one producer for each subtask of a sink, for all transactional ids of its
+    pool.
+    """
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
         super().__init__(traps, real)
@@ -180,7 +190,7 @@ class _OneProducer(SlotDrivers):
 
 
 class _Shared:
-    """The producer, and whether it is in a transaction."""
+    """A producer, and whether it is in a transaction."""
 
     def __init__(self, producer: KafkaProducer) -> None:
         self.producer = producer
@@ -191,8 +201,10 @@ class _Shared:
         self.open = True
 
     def flush(self, timeout_s: float) -> None:
-        """Not only at the next `begin`: a sink that gets nothing more would never come to it, and
-        its last output would be missing instead.
+        """Flush, and commit the transaction at once.
+
+        A commit at the next `begin` would be too late: a sink that gets no further records never
+        calls `begin`, and its last output would be missing instead.
         """
         self.producer.flush(timeout_s)
         if self.open:
@@ -201,7 +213,7 @@ class _Shared:
 
 
 class _Alias:
-    """What the pool takes for a producer of its own."""
+    """An object that the pool treats as the producer of one transactional id."""
 
     def __init__(self, shared: _Shared, begun: object) -> None:
         self._shared, self._note = shared, begun
@@ -223,7 +235,7 @@ class _Alias:
 
 
 class _SlotLies(DescribeTraps):
-    """Each alias seems to have a transaction of its own."""
+    """A transaction admin that reports a separate transaction for each alias."""
 
     def __init__(self, real: TransactionAdmin, traps: Traps, begun: set[TransactionalId]) -> None:
         super().__init__(real, traps)
@@ -238,7 +250,9 @@ class _SlotLies(DescribeTraps):
 
 
 def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
-    """The JobMaster of REUSED_PRODUCER: believes what slots say of their transactions."""
+    """Run the JobMaster of `REUSED_PRODUCER`, which believes what slots report of their
+    transactions.
+    """
 
     class Broken(JobMasterDrivers):
         def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
@@ -249,7 +263,9 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
 
 
 class _Believing(CommitTraps):
-    """Says of each alias what belongs to its place in the protocol, and ends nothing."""
+    """A transaction admin that reports for each alias the state that the protocol expects, and ends
+    nothing.
+    """
 
     def __init__(self, real: TransactionAdmin, traps: Traps, phase: Phase) -> None:
         super().__init__(real, traps, phase)
@@ -272,5 +288,5 @@ class _Believing(CommitTraps):
 
 
 def _shared_id(transactional_id: TransactionalId) -> TransactionalId:
-    """The id of the producer that serves all slots of a subtask's sink."""
+    """Return the id of the producer that serves all transactional ids of a subtask's sink."""
     return TransactionalId(transactional_id.rpartition(".")[0] + ".0")

@@ -1,7 +1,6 @@
-"""`tidegate` with other mains for its slots and JobMasters: `python -m integration.killing.command
-run ...`.
+"""`tidegate` with other mains for its processes: `python -m integration.killing.command run ...`.
 
-The mains come from the environment as JSON. Everything else is the command that users have.
+The environment holds the mains as JSON. Everything else is the command that users have.
 """
 
 from __future__ import annotations

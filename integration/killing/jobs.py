@@ -1,8 +1,8 @@
-"""The pipelines that are killed: without state, with keyed state, with two sinks, with two
-sources, and with two keyed steps one behind the other.
+"""The pipelines that are killed: without state, with keyed state, with two sinks, with two sources,
+and with two keyed steps in sequence.
 
-Bases without a name: each test runs a subclass with a name of its own, so that tests share a broker
-without sharing transactional ids.
+The classes are bases without a name. Each test runs a subclass with its own name, so that tests
+share a broker without sharing transactional ids.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def large(order: Order) -> LargeOrder:
 
 
 class Totals(OrderTotals, name=None):
-    """The example pipeline as it is: keyed state, one sink."""
+    """The unchanged example pipeline, with keyed state and one sink."""
 
 
 class LargeOrders(Pipeline, name=None):
-    """Filter and map, no state."""
+    """A pipeline with a filter and a map, without state."""
 
     orders = KafkaSource("orders", value=Json(Order))
     large = KafkaSink("large", value=Json(LargeOrder), key_by=lambda order: order.customer_id)
@@ -39,7 +39,9 @@ class LargeOrders(Pipeline, name=None):
 
 
 class TwoSinks(Pipeline, name=None):
-    """Both, from one source: two transactions of a subtask in one publication."""
+    """A pipeline with the steps of `Totals` and `LargeOrders` from one source. A publication then
+    holds two transactions of one subtask.
+    """
 
     orders = KafkaSource("orders", value=Json(Order))
     totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
@@ -53,7 +55,9 @@ class TwoSinks(Pipeline, name=None):
 
 
 class TwoSources(Pipeline, name=None):
-    """Two sources into one step: a bounded run reaches the end of one before that of the other."""
+    """A pipeline with two sources into one step. A bounded run reaches the end of one source before
+    the end of the other.
+    """
 
     orders = KafkaSource("orders", value=Json(Order))
     later = KafkaSource("later", value=Json(Order))
@@ -66,7 +70,7 @@ class TwoSources(Pipeline, name=None):
 
 
 class Numbered(KeyedProcess[str, CustomerTotal, CustomerTotal]):
-    """Counts what it passes on."""
+    """A step that counts the totals that it forwards."""
 
     passed = ValueState(int, default=0)
 
@@ -76,7 +80,7 @@ class Numbered(KeyedProcess[str, CustomerTotal, CustomerTotal]):
 
 
 class ThreeLevels(Pipeline, name=None):
-    """Two exchanges: in a backfill the tasks of three levels."""
+    """A pipeline with two exchanges. In a backfill it has the tasks of three levels."""
 
     orders = KafkaSource("orders", value=Json(Order))
     totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)

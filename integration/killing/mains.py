@@ -1,7 +1,7 @@
-"""The mains of slots and JobMasters with traps in their drivers: the real ones in all else.
+"""The mains of the processes of a cluster, with traps in their drivers. Everything else is real.
 
-`bootstrap` starts them in place of its own where `ClusterSpec.role_mains` says so. Each wraps the
-drivers that it is given; a wrapper passes everything on and says which point was reached.
+`bootstrap` starts them instead of its own mains if `ClusterSpec.role_mains` names them. Each main
+wraps the drivers that it gets. A wrapper forwards every call, and reports which point was reached.
 """
 
 from __future__ import annotations
@@ -53,18 +53,28 @@ from tidegate.protocol.messages import CheckpointCompleted, StartSlot
 from tidegate.slot.main import run_slot as run_real_slot
 
 PACE = "TIDEGATE_TEST_PACE"
-"""Environment variable: records that a source subtask reads in a second; as it can without."""
+"""Environment variable: records that a source subtask reads per second. Without it, a subtask reads
+as fast as it can.
+"""
 DELIVERY = "TIDEGATE_TEST_DELIVERY"
-"""Environment variable: milliseconds after which a producer gives a record up, and the broker its
-transaction. By the settings alone that is never before the attempt has failed for other reasons."""
+"""Environment variable: milliseconds after which a producer drops a record, and the broker aborts
+its transaction. With the settings alone, the attempt always fails for another reason before that
+time.
+"""
 SURVIVE = "TIDEGATE_TEST_SURVIVE"
-"""Environment variable: there if slots and JobMasters are to outlive who kills them."""
+"""Environment variable that is present if slots, JobMasters and TaskManagers are to outlive the
+process that kills them.
+"""
 POLL_S = 0.02
 ZOMBIE_S_MAX = 120.0
 SWEEP_S = 2.0
-"""Between two sweeps: ten seconds are long for a test that waits for one."""
+"""Seconds between two searches for ids of older attempts. The ten seconds of the framework are too
+long for a test that waits for a search.
+"""
 HINT_INTERVAL = 20
-"""Journal entries between two hints, so that the journal is soon trimmed."""
+"""Number of journal entries between two journal snapshots. It is small, so that the journal is soon
+truncated.
+"""
 
 MAINS = {
     "slot": "integration.killing.mains:run_slot",
@@ -77,14 +87,14 @@ MAINS = {
 def run_slot(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
-    """A slot that may end at a `slot.` point."""
+    """Run a slot that may end at a `slot.` point."""
     traps = _traps()
     traps.reached("slot.starting")
     return run_real_slot(start, SlotDrivers(traps, drivers), task_manager, task_manager_pid)
 
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
-    """A JobMaster that may end at a `jobmaster.` point."""
+    """Run a JobMaster that may end at a `jobmaster.` or `recovery.` point."""
     service.SWEEP_AFTER_S = SWEEP_S, SWEEP_S  # type: ignore[misc]
     job_journal.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
     traps = _traps()
@@ -92,7 +102,7 @@ def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
 
 
 def run_taskmanager(*arguments: Any) -> int:
-    """A TaskManager that may come back when it was given up."""
+    """Run a TaskManager that may come back after the JobManager has declared it lost."""
     if SURVIVE in os.environ:
         _survive_our_killer()
     return run_real_taskmanager(*arguments)
@@ -101,8 +111,10 @@ def run_taskmanager(*arguments: Any) -> int:
 def run_jobmanager(
     cluster: str, config: Config, drivers: Drivers, processes: Processes, **keywords: Any
 ) -> int:
-    """A JobManager that always starts again at once: what is killed here dies again and again in
-    short order, and each death would double the pause before the next start.
+    """Run a JobManager that always restarts processes at once.
+
+    The processes of these tests die repeatedly in a short time, and each death would double the
+    pause before the next start.
     """
     backoff.FIRST_MS = backoff.LONGEST_MS = 0
     trapped = JobManagerDrivers(Traps(Plan.from_environment()), drivers)
@@ -110,7 +122,9 @@ def run_jobmanager(
 
 
 def network_of(drivers: Drivers) -> Network:
-    """How this process is reached, as `bootstrap` has told its real drivers."""
+    """Return the network settings of this process, which `bootstrap` has passed to its real
+    drivers.
+    """
     return cast("SystemDrivers", drivers).network
 
 
@@ -121,10 +135,12 @@ def _traps() -> Traps:
 
 
 def _survive_our_killer() -> None:
-    """Go on in a child that nobody knows, under the name of this process.
+    """Fork, and continue in the child, which no other process knows and which shows the pid of this
+    process.
 
-    As after a network partition: whoever kills this process (its parent, its lifeline) kills an
-    empty shell, and the child becomes a true zombie. It ends after a while even if nobody ends it.
+    This resembles a network partition. A process that kills this one (its parent, or the watch on
+    its parent) kills an empty shell, and the child becomes a true zombie. The child exits
+    `ZOMBIE_S_MAX` seconds after its shell, even if no process ends it.
     """
     known = os.getpid()
     child = os.fork()
@@ -197,7 +213,7 @@ class SlotDrivers(SystemDrivers):
 
 
 class Passing:
-    """Base of wrappers: what they do not define goes to the wrapped object."""
+    """The base of wrappers. Calls that a wrapper does not define go to the wrapped object."""
 
     def __init__(self, real: Any, traps: Traps) -> None:
         self._real, self._traps = real, traps
@@ -237,11 +253,11 @@ class UploadTraps(Passing):
 
 
 class DescribeTraps(Passing):
-    """A slot's transaction log."""
+    """A slot's transaction admin."""
 
     def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
         facts: TransactionDescription | None = self._real.describe(transactional_id)
-        if facts is not None and facts.state is TransactionState.ONGOING:  # not of a warm producer
+        if facts is not None and facts.state is TransactionState.ONGOING:  # no pooled producer
             self._traps.reached("slot.described")
         return facts
 
@@ -264,7 +280,9 @@ class ProducerTraps(Passing):
 
 
 class PacedReader:
-    """Reads so many records in a second, in small batches: a small input lasts."""
+    """A reader that reads a fixed number of records per second in small batches, so that a small
+    input lasts.
+    """
 
     def __init__(self, real: PartitionReader, pace: int) -> None:
         self._real, self._batch = real, max(1, int(pace * POLL_S))
@@ -280,13 +298,15 @@ class PacedReader:
 
 
 class Phase:
-    """Whether the JobMaster recovers: from the claim to the first checkpoint that is complete."""
+    """The phase of a JobMaster. It recovers from the claim until its first checkpoint is
+    complete.
+    """
 
     def __init__(self) -> None:
         self.name = "recovery"
 
     def __call__(self, point: str) -> str:
-        """A point's name in this phase."""
+        """Return a point's name in this phase."""
         return f"{self.name}.{point}"
 
 
@@ -309,14 +329,14 @@ class JobMasterDrivers(SystemDrivers):
 
 
 class LineTraps(Passing):
-    """A JobMaster's lines to others."""
+    """A JobMaster's RPC connections to other processes."""
 
     def connect(self, address: str) -> RpcClient:
         return cast("RpcClient", CallTraps(self._real.connect(address), self._traps))
 
 
 class CallTraps(Passing):
-    """One line."""
+    """One connection of a JobMaster."""
 
     def call(self, message: object, timeout_s: float = 10.0) -> object:
         if isinstance(message, CheckpointCompleted) and message.freed:
@@ -325,7 +345,7 @@ class CallTraps(Passing):
 
 
 class SplitTraps(Passing):
-    """A JobMaster's questions about topics."""
+    """A JobMaster's requests for the partitions of topics."""
 
     def partitions(self, topic: str) -> int:
         count: int = self._real.partitions(topic)
@@ -374,7 +394,7 @@ class JournalTraps(Passing):
                 return "recovery.claiming", "recovery.claimed"
             case Publication(final=True):
                 return "jobmaster.publishing", "jobmaster.finishing"
-            case Publication(transactions=()):  # nothing was written: nothing will be ended
+            case Publication(transactions=()):  # nothing was written, so nothing is ended
                 return "", ""
             case Publication():
                 return "jobmaster.publishing", "jobmaster.published"
@@ -387,15 +407,16 @@ class JournalTraps(Passing):
 
 
 def journal_entry(path: str, data: bytes) -> AnyEntry | None:
-    """The entry that a create is about; None where it is about another file."""
+    """Return the journal entry that a create writes, or None if it writes another file."""
     return None if entry_number(path) is None else decode_entry(data, path)
 
 
 class CommitTraps(Passing):
-    """A JobMaster's transaction log.
+    """A JobMaster's transaction admin.
 
-    EndTxns of one publication go side by side; where a trap stands behind one they are sent one by
-    one, so that there is a place between two of them.
+    A JobMaster sends the EndTxns of one publication in parallel. If the plan has a trap at an
+    `ended` point, they are sent one after the other, so that a process can be caught between two of
+    them.
     """
 
     def __init__(self, real: TransactionAdmin, traps: Traps, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""One run of a job by the command that users have, and what it left in Kafka.
+"""One run of a job with the command that users have, and the output that it left in Kafka.
 
 The independent checker judges every sink.
 """
@@ -35,13 +35,15 @@ CUSTOMERS = 40
 PARTITIONS = 4
 RUN_S_MAX = 90.0
 GONE_S_MAX: Final = 10.0
-"""Everything below a command that was killed ends within this time, or outlives it."""
+"""Seconds within which all processes below a killed command exit. A process that lives longer
+outlives the command, which is an error.
+"""
 
 LARGE = 100
-"""Above this amount an order is large; most are."""
+"""Amount above which an order is large. Most orders are large."""
 
 SOURCES = {"TwoSources": ("orders", "later")}
-"""Where it is not `orders` alone."""
+"""The sources of the pipelines whose only source is not `orders`."""
 SINKS = {
     "Totals": ("totals",),
     "LargeOrders": ("large",),
@@ -53,11 +55,13 @@ JUDGED: dict[str, dict[str, Any]] = {
     "totals": {"field": checker.TOTAL},
     "large": {"field": checker.ORDER_ID, "minimum": Decimal(LARGE)},
 }
-"""What the checker is told of each sink."""
+"""The arguments with which the checker judges each sink."""
 
 
 def orders(seed: int, prefix: str = "c") -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of one order after the other, without end; keys begin with the prefix."""
+    """Yield the key and value of one order after the other, without end. Keys begin with the
+    prefix.
+    """
     chance = random.Random(seed)
     for number in itertools.count():
         customer = f"{prefix}{chance.randrange(CUSTOMERS)}"
@@ -72,8 +76,8 @@ def orders(seed: int, prefix: str = "c") -> Iterator[tuple[bytes, bytes]]:
 
 @dataclass(slots=True)
 class Job:
-    """A job of its own: name, topics, folder, and the pipeline class of `integration.killing.jobs`
-    that it runs.
+    """A job with its own name, topics and folder, and the pipeline class of
+    `integration.killing.jobs` that it runs.
     """
 
     bootstrap: str
@@ -81,13 +85,13 @@ class Job:
     pipeline: str
     name: str = ""
     topics: dict[str, str] = field(default_factory=dict)
-    """Topic by the attribute name of the source or sink."""
+    """Topics by the attribute name of the source or sink."""
     _entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def make(cls, bootstrap: str, folder: Path, pipeline: str) -> Job:
-        """Its topics are made; nothing is in them."""
+        """Return a job with new, empty topics."""
         job = cls(bootstrap, folder, pipeline, name=unique("killed"))
         for connector in (*job.sources, *job.sinks):
             job.topics[connector] = unique(connector)
@@ -101,12 +105,12 @@ class Job:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Their attribute names."""
+        """Attribute names of the job's sources."""
         return SOURCES.get(self.pipeline, ("orders",))
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Their attribute names."""
+        """Attribute names of the job's sinks."""
         return SINKS[self.pipeline]
 
     def write(
@@ -117,9 +121,9 @@ class Job:
         to: str = "orders",
         of: Collection[bytes] | None = None,
     ) -> None:
-        """Write orders; each has an id that no other has. `of`: only these customers'.
+        """Write orders with unique ids. `of` limits them to these customers.
 
-        Each source has customers of its own: what is due for one is then defined.
+        Each source has its own customers, so that the expected output of each customer is defined.
         """
         made = orders(seed, "c" if to == "orders" else f"{to}-")
         chosen = (each for each in made if of is None or each[0] in of)
@@ -138,15 +142,16 @@ class Job:
         module: str = "integration.killing.command",
         survives: bool = False,
     ) -> Iterator[Run]:
-        """`tidegate run` on this job, killed at the end of the block if it still runs.
+        """Start `tidegate run` on this job, and kill it at the end of the block if it still runs.
 
-        `survives`: slots and JobMasters that are frozen may come back when they were given up.
+        `survives`: processes that are frozen may come back after the cluster has declared them
+        lost.
         """
         plan = Plan.of(self.folder / unique("traps"), traps)
         settings = {
             "kafka.bootstrap": self.bootstrap,
             "checkpoint.interval": "250 ms",
-            "checkpoint.interval_during_backlog": "0 ms",  # many checkpoints to strike at
+            "checkpoint.interval_during_backlog": "0 ms",  # many checkpoints to interrupt
             "cluster.heartbeat_interval": "300 ms",
             "cluster.heartbeat_timeout": "4 s",
             **{f"sources.{key}.topic": self.topics[key] for key in self.sources},
@@ -186,7 +191,9 @@ class Job:
             run.clean_up()
 
     def run(self, *options: str, **keywords: Any) -> Run:
-        """Start, and wait until it ends by itself with exit code 0 and every trap snapped."""
+        """Start the job, and wait until it exits by itself with code 0 and every trap has
+        snapped.
+        """
         with self.started("--bounded", *options, **keywords) as run:
             code = run.wait()
             assert code == 0, f"exit code {code}\n{run.story()}"
@@ -197,7 +204,7 @@ class Job:
     # --- what is left in Kafka ------------------------------------------------------------------
 
     def compare(self) -> Verdict:
-        """Output against input, by the independent checker."""
+        """Compare the output with the input by the independent checker."""
         verdict = Verdict()
         first, *others = (self.topics[source] for source in self.sources)
         for sink in self.sinks:
@@ -208,19 +215,21 @@ class Job:
         return verdict
 
     def assert_exact(self) -> None:
-        """Every output once and in order, and nothing in the way of its readers."""
+        """Assert that every output is there once and in order, and that no open transaction blocks
+        its readers.
+        """
         verdict = self.compare()
         assert verdict.exact, verdict
         assert self.open_transactions() == []
 
     def is_settled(self) -> bool:
-        """Whether all that is due is committed, and no commit is under way."""
+        """Return whether all expected output is committed, and no commit is in progress."""
         last = (self.journal() or [{}])[-1]
         done = last.get("kind") == "settled" or last.get("transactions") == []
         return done and self.compare().exact
 
     def open_transactions(self) -> list[str]:
-        """Ids of this job that are Ongoing."""
+        """Return the transactional ids of this job whose transaction is Ongoing."""
         from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
         from tidegate.ports.kafka import TransactionState
 
@@ -232,20 +241,23 @@ class Job:
         return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
 
     def journal(self) -> list[dict[str, Any]]:
-        """The entries of the job's journal that were ever seen, oldest first; each is read once.
+        """Return all entries of the job's journal that this object has seen, oldest first. Each
+        entry is read once, so entries that were truncated later are kept.
 
-        In any thread.
+        The method may be called in any thread.
         """
         folder = self.folder / ".tidegate" / "checkpoints" / self.name / "journal"
         with self._looking:
             for path in folder.glob("*.json"):
                 if path.name not in self._entries:
-                    with suppress(FileNotFoundError):  # it was just trimmed
+                    with suppress(FileNotFoundError):  # the entry was just truncated
                         self._entries[path.name] = json.loads(path.read_bytes())["body"]
             return [self._entries[name] for name in sorted(self._entries)]
 
     def manifest(self) -> Manifest | None:
-        """Of the newest publication; None if there is none, or it was just deleted."""
+        """Return the manifest of the newest publication. None if no publication exists, or its
+        manifest was just deleted.
+        """
         named = [e["checkpoint"] for e in self.journal() if e["kind"] == "publication"]
         if not named:
             return None
@@ -255,7 +267,7 @@ class Job:
         return decode_manifest(path.read_bytes(), str(path)) if path.exists() else None
 
     def claims(self) -> list[int]:
-        """Attempts that were begun."""
+        """Return the numbers of the attempts that have claimed the job."""
         return [entry["number"] for entry in self.journal() if entry["kind"] == "claim"]
 
 
@@ -269,17 +281,17 @@ class Run:
     output: Path
     errors: Path
     seen: set[int] = field(default_factory=set)
-    """Every process below it that was ever seen."""
+    """Pids of all processes below the command that were seen at any time."""
 
     def wait(self, timeout_s: float = RUN_S_MAX) -> int:
-        """Until it ends by itself; its exit code."""
+        """Wait until the command exits by itself, and return its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end\n{self.story()}") from None
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-        """Wait for a condition while the run lives; its first true value."""
+        """Wait for a condition while the command runs, and return its first true value."""
         end = time.monotonic() + timeout_s
         while not (value := condition()):
             if self.process.poll() is not None:
@@ -290,11 +302,11 @@ class Run:
         return value
 
     def publications(self) -> int:
-        """In the journal so far, of all runs."""
+        """Return the number of publications in the journal so far, of all runs."""
         return sum(entry["kind"] == "publication" for entry in self.job.journal())
 
     def until_published(self, count: int) -> None:
-        """Wait for so many publications from now on."""
+        """Wait for this number of further publications."""
         before = self.publications()
         self.until(lambda: self.publications() >= before + count, f"{count} publications")
 
@@ -303,7 +315,9 @@ class Run:
         self.until(lambda: self.plan.pid(number), self.plan.traps[number].point)
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """What runs below the command, by role: jobmanager, taskmanager, jobmaster, slot."""
+        """Return the processes below the command by role: jobmanager, taskmanager, jobmaster,
+        slot.
+        """
         found: dict[str, list[psutil.Process]] = defaultdict(list)
         try:
             below = psutil.Process(self.process.pid).children(recursive=True)
@@ -322,16 +336,16 @@ class Run:
         return found
 
     def reports(self) -> list[dict[str, Any]]:
-        """What it has reported."""
+        """Return the reports that the command has printed."""
         lines = self.output.read_text().splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def state(self) -> str:
-        """Of the job, as last reported; nothing before the first report."""
+        """Return the last reported state of the job. It is empty before the first report."""
         return next((said["state"] for said in reversed(self.reports()) if "state" in said), "")
 
     def kill(self) -> None:
-        """SIGKILL the command, and wait until everything below it has ended, too."""
+        """Send SIGKILL to the command, and wait until all processes below it have ended."""
         self.processes()
         self.process.kill()
         self.process.wait()
@@ -342,7 +356,7 @@ class Run:
             time.sleep(0.02)
 
     def story(self) -> str:
-        """For a failed test: what the processes logged last."""
+        """Return the last log lines of the processes, for the message of a failed test."""
         told = [f"stderr: {self.errors.read_text()[-2000:]}"]
         reports = self.reports()
         told += [f"last report: {reports[-1]}"] if reports else []
@@ -354,7 +368,7 @@ class Run:
         return "\n".join(told)
 
     def clean_up(self) -> None:
-        """End what still runs, and what was stopped."""
+        """End the command and the processes that traps have caught, if they still run."""
         self.processes()
         if self.process.poll() is None:
             self.process.kill()
@@ -364,12 +378,12 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
 
     def orphans(self) -> list[int]:
-        """Processes that were seen below it and live on."""
+        """Return the pids of the processes that were seen below the command and still run."""
         return [pid for pid in self.seen if runs(pid)]
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and not only waits to be reaped."""
+    """Return whether a process exists and does not only wait for its parent to reap it."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -378,21 +392,21 @@ def runs(pid: int) -> bool:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong with an output, of all sinks."""
+    """The faults of an output, summed over all sinks."""
 
     records: int = 0
     missing: int = 0
     twice: int = 0
     other: list[str] = field(default_factory=list)
-    """Order, and what was never due."""
+    """Problems of order, and values that were never expected."""
 
     @property
     def exact(self) -> bool:
-        """Nothing is wrong, with something at all."""
+        """Whether the output has records, and no faults."""
         return bool(self.records) and not (self.missing or self.twice or self.other)
 
     def take(self, found: checker.Verdict) -> None:
-        """Add what the independent checker says."""
+        """Add the result of the independent checker for one sink."""
         self.records += found.records_out
         self.missing += found.missing
         self.twice += found.doubled

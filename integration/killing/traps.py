@@ -1,55 +1,55 @@
-"""Traps: a process ends itself, stops itself, or waits, the n-th time that it comes to a named
-point.
+"""Traps: a process ends, stops or waits at its n-th arrival at a named point.
 
-The points are calls of its drivers, so the code under test knows nothing of them. A plan is a
-folder with a row of traps, to which more may be added while the processes run; each is armed when
-the one before has snapped, in whatever process that was, and snaps once: a file that is created
-exclusively says so, and holds the pid. The folder's name travels in the environment.
+The points are calls of the process's drivers, so the code under test knows nothing of them. A plan
+is a folder with a list of traps. A test may add traps while the processes run. Each trap becomes
+active after the previous trap has snapped, in whichever process that was. Each trap snaps once: the
+process creates a file exclusively, and writes its pid into the file. The environment carries the
+folder's name.
 
-Points, as `<process>.<what it has just done or is about to do>`; of a JobMaster that recovers they
-begin with `recovery`:
+A point is named `<process>.<what>`. The second part says what the process has just done or will do
+next. The points of a JobMaster that recovers begin with `recovery`:
 
-    slot.starting               it was forked, and has not registered yet
-    slot.writing, .wrote        before and after a batch is handed to a producer
-    slot.flushed                a transaction was flushed, and not described yet
-    slot.described              the pre-commit check has passed, and nothing is acknowledged yet
-    slot.uploading, .uploaded   before and after one file of a snapshot
-    slot.restored               restored state was laid out and opened, wherever it came from
-    slot.reused                 an id that was used before has a producer again
-    slot.reported               of a task of a wave: its report has left, and Spark still runs it
+    slot.starting               The slot was forked, and has not registered yet.
+    slot.writing, .wrote        Before and after a batch is handed to a producer.
+    slot.flushed                A transaction was flushed, and not described yet.
+    slot.described              The pre-commit check has passed, and nothing is acknowledged yet.
+    slot.uploading, .uploaded   Before and after the upload of one file of a snapshot.
+    slot.restored               Restored state was placed and opened, from any origin.
+    slot.reused                 A transactional id that was used before has a producer again.
+    slot.reported               A task of a wave has sent its report, and Spark still runs it.
 
-    jobmaster.complete          every acknowledgement is in, the manifest is about to be written
-    jobmaster.manifest          the manifest is written
-    jobmaster.described         a transaction that is about to be named was described as open
-    jobmaster.publishing        the journal entry is about to be created
-    jobmaster.published         it was created, nothing of what it names is ended yet
-    jobmaster.finishing         as published, of the final checkpoint
-    jobmaster.ended             one EndTxn was answered
-    jobmaster.confirmed         one transaction was described as committed
-    jobmaster.settling          all are ended, the entry `settled` is about to be created
-    jobmaster.settled           it was created
-    jobmaster.freeing           slots are about to be told which ids are free
-    jobmaster.swept             ids of older attempts were looked for
-    jobmaster.deleted           one file that no publication needs was deleted
-    jobmaster.trimmed           one old journal entry was deleted
-    jobmaster.closing, .closed  around the last entry of a job that has ended
+    jobmaster.complete          Every acknowledgement is in; the manifest is written next.
+    jobmaster.manifest          The manifest is written.
+    jobmaster.described         A transaction that the publication will list was seen open.
+    jobmaster.publishing        The journal entry is created next.
+    jobmaster.published         It was created, and none of its transactions is ended yet.
+    jobmaster.finishing         The same as `published`, for the final checkpoint.
+    jobmaster.ended             One EndTxn was answered.
+    jobmaster.confirmed         One transaction was described as committed.
+    jobmaster.settling          All transactions are ended; the entry `settled` is created next.
+    jobmaster.settled           The entry `settled` was created.
+    jobmaster.freeing           Slots are notified next which ids are reusable.
+    jobmaster.swept             The ids of older attempts were listed.
+    jobmaster.deleted           One file that no publication needs was deleted.
+    jobmaster.trimmed           One old journal entry was deleted.
+    jobmaster.closing, .closed  Before and after the last entry of a job that has ended.
 
-    driver.wave                 of a backfill: the next wave is about to begin
-    driver.collected            all reports of a wave are there, and none is looked at
-    driver.returned             `foreachBatch` is about to return
-    query.committed             Spark has committed a micro-batch and asks whether there is one more
+    driver.wave                 The driver of a backfill begins the next wave.
+    driver.collected            All reports of a wave have arrived, and none is examined.
+    driver.returned             `foreachBatch` returns next.
+    query.committed             Spark has committed a micro-batch, and asks for the next one.
 
-    jobmanager.storing          a submission is about to be stored
-    jobmanager.accepting        it was stored, and is about to count
-    jobmanager.ending           the result of a job that has ended is about to be stored
+    jobmanager.storing          A submission is stored next.
+    jobmanager.accepting        It was stored, and is accepted next.
+    jobmanager.ending           The result of a job that has ended is stored next.
 
-    recovery.read               a journal entry was read
-    recovery.claiming, .claimed around the claim
-    recovery.described          a transaction that the last publication names was described
-    recovery.ended, .confirmed, .settling, .settled     as above
-    recovery.fenced             one id was fenced
-    recovery.enumerated         the partitions of a topic were asked for
-    recovery.beginning          where the submission begins is about to be written
+    recovery.read               A journal entry was read.
+    recovery.claiming, .claimed Before and after the claim.
+    recovery.described          A transaction that the last publication lists was described.
+    recovery.ended, .confirmed, .settling, .settled     The same as for `jobmaster`.
+    recovery.fenced             One id was fenced.
+    recovery.enumerated         The partitions of a topic were requested.
+    recovery.beginning          The initial offsets of the submission are written next.
 """
 
 from __future__ import annotations
@@ -65,15 +65,18 @@ from pathlib import Path
 import msgspec
 
 PLAN = "TIDEGATE_TEST_TRAPS"
-"""Environment variable: the folder of the plan."""
+"""Environment variable that holds the folder of the plan."""
 
 HOLD_S_MAX = 300.0
 POLL_S = 0.002
 
 
 class Trap(msgspec.Struct, frozen=True):
-    """One kill. `stops`: by SIGSTOP instead, so that the process can come back as a zombie.
-    `holds`: the process only waits at the point until it is released, and others are attacked.
+    """One trap, which by default kills the process that reaches its point.
+
+    `stops`: the process gets SIGSTOP instead, so that it can come back as a zombie. `holds`: the
+    process only waits at the point until the test releases it, and the test attacks other
+    processes.
     """
 
     point: str
@@ -83,7 +86,7 @@ class Trap(msgspec.Struct, frozen=True):
 
 
 class Plan:
-    """Traps in their order, and the folder in which each leaves its mark."""
+    """A list of traps in their order, and the folder in which each trap leaves its mark."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,7 +96,7 @@ class Plan:
 
     @classmethod
     def of(cls, folder: Path, traps: Sequence[Trap]) -> Plan:
-        """A new plan; nothing has snapped."""
+        """Create a plan in which no trap has snapped."""
         folder.mkdir(parents=True, exist_ok=True)
         plan = cls(folder)
         plan.add(*traps)
@@ -101,15 +104,17 @@ class Plan:
 
     @classmethod
     def from_environment(cls) -> Plan:
-        """The plan of this process; an empty one where there is none."""
+        """Return the plan of this process. The plan is empty if the environment holds none."""
         return cls(Path(os.environ.get(PLAN, os.devnull)))
 
     def to_environment(self) -> dict[str, str]:
-        """The inverse."""
+        """Return the environment variable from which a process reads this plan."""
         return {PLAN: str(self.folder)}
 
     def add(self, *traps: Trap) -> int:
-        """Append; every process knows them at its next point. The number of the first."""
+        """Append traps, and return the number of the first. Every process reads them at its next
+        point.
+        """
         number = len(self.traps)
         new = self._file.with_suffix(".new")
         new.write_bytes(msgspec.json.encode([*self.traps, *traps]))
@@ -118,7 +123,7 @@ class Plan:
 
     @property
     def traps(self) -> tuple[Trap, ...]:
-        """As they are now."""
+        """The traps that the plan holds now."""
         try:
             status = self._file.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -130,26 +135,26 @@ class Plan:
         return self._traps
 
     def mark(self, number: int) -> Path:
-        """The file that says that a trap has snapped."""
+        """Return the path of the file whose existence says that a trap has snapped."""
         return self.folder / f"snapped-{number}"
 
     def release(self, number: int) -> None:
-        """Let go on what is held."""
+        """Let a process continue that a trap holds."""
         self._released(number).touch()
 
     def pid(self, number: int) -> int | None:
-        """Of the process that a trap has caught; None as long as it has caught none."""
+        """Return the pid of the process that a trap has caught. None if it has caught none yet."""
         mark = self.mark(number)
         text = mark.read_text() if mark.exists() else ""
-        return int(text) if text.endswith("\n") else None  # else it is being written
+        return int(text) if text.endswith("\n") else None  # else it is not written yet
 
     def snapped(self) -> list[int]:
-        """Pids, in the order of the traps."""
+        """Return the pids of the caught processes, in the order of the traps."""
         pids = [self.pid(number) for number in range(len(self.traps))]
         return [pid for pid in pids if pid is not None]
 
     def hold(self, number: int) -> None:
-        """In the process that is held: return when it is released."""
+        """Wait in the held process until the test releases it, for at most `HOLD_S_MAX` seconds."""
         end_s = time.monotonic() + HOLD_S_MAX
         while not self._released(number).exists() and time.monotonic() < end_s:
             time.sleep(POLL_S)
@@ -159,25 +164,25 @@ class Plan:
 
 
 class Traps:
-    """The traps of one process, which comes to its points in several threads."""
+    """The traps of one process, which reaches its points in several threads."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._pid = int(Path("/proc/self").readlink().name)  # also of one that hides its own
+        self._pid = int(Path("/proc/self").readlink().name)  # also if os.getpid is patched
         self._counts: Counter[int] = Counter()
         self._first = 0
-        """All before this have snapped."""
+        """Number of the first trap that may not have snapped. All traps before it have snapped."""
         self._lock = threading.Lock()
 
     def reached(self, point: str) -> None:
-        """The process is at a point. It may be its last."""
+        """Note that the process is at a point. The process may end here."""
         with self._lock:
             number = self._snapping(point)
         if number is not None:
             self._snap(number, self.plan.traps[number])
 
     def _snapping(self, point: str) -> int | None:
-        """The trap that snaps now, if one does."""
+        """Return the number of the trap that snaps now, or None."""
         traps = self.plan.traps
         while self._first < len(traps) and self.plan.mark(self._first).exists():
             self._first += 1
@@ -197,8 +202,9 @@ class Traps:
         if trap.holds:
             self.plan.hold(number)
         elif trap.stops:
-            # To this very thread. One for the process is taken by any of its threads: this one went
-            # on meanwhile in 25 of 40 tries, and sent what it was to be stopped before.
+            # The signal goes to this very thread. Any thread of the process may take a signal that
+            # is sent to the process. In 25 of 40 tries this thread then continued meanwhile, and
+            # sent the message before which it was to be stopped.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         else:
             os.kill(self._pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Tests of backfills on a real Spark; `make test-spark` runs them in an environment that has it."""
+"""Tests of backfills on a real Spark. `make test-spark` runs them in an environment with Spark."""

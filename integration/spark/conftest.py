@@ -1,4 +1,6 @@
-"""Spark sessions and a broker for the tests of this folder: few, because each starts a JVM."""
+"""Spark sessions and a broker for the tests of this folder. They are few, because each starts a
+JVM.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def _spark_is_installed() -> None:
 
 @pytest.fixture(scope="module")
 def session(_spark_is_installed: None) -> Iterator[BackfillSession]:
-    """Two cores; a task that fails is tried four times in all."""
+    """Start a session with two cores, in which a failing task has four attempts in all."""
     with start_session("local[2,4]", python_path=[ROOT]) as running:
         yield running
 

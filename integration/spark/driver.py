@@ -2,8 +2,8 @@
 
 usage: python -m integration.spark.driver FOLDER interrupted|killed
 
-It prints a line for each step. In FOLDER stand the temporary folder of the session and, by their
-process ids, the tasks that run.
+The process prints a line for each step. FOLDER holds the temporary folder of the session, and a
+file for each running task, named by its process id.
 """
 
 from __future__ import annotations

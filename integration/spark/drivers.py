@@ -1,8 +1,8 @@
-"""A backfill's driver as a process of its own, started and watched by a test that strikes it.
+"""A backfill's driver as a process of its own, which a test starts, watches and kills.
 
-The process runs `wave_driver`, and leads a session of processes: what carries its session id is its
-own, the JVM, pyspark's daemon and the Python workers. Nothing of them is left when the context of
-`running_driver` ends. Nothing here judges an output.
+The process runs `wave_driver`, and leads a session of processes. All processes with its session id
+belong to it: the JVM, pyspark's daemon and the Python workers. None of them is left when the
+context of `running_driver` ends. This module judges no output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCAL: Final = "local[2,4]"
 
 
 class DriverOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `wave_driver` is told."""
+    """The options of `wave_driver`."""
 
     reference: str
     """The pipeline, as `module:Class`."""
@@ -40,7 +40,7 @@ class DriverOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """A driver that runs, and every process that it was seen to have."""
+    """A running driver, and every process of it that was seen."""
 
     def __init__(self, process: subprocess.Popen[bytes], plan: Plan, log: Path) -> None:
         self.process, self.plan, self.log = process, plan, log
@@ -50,37 +50,43 @@ class Driver:
         self.jvm = int(said.removeprefix("jvm "))
 
     def line(self) -> str:
-        """The next line that it prints; empty at its end."""
+        """Return the next line that the driver prints. It is empty at the end."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode().rstrip()
 
     def lines(self) -> list[str]:
-        """All that it prints until its end."""
+        """Return all lines that the driver prints until its end."""
         assert self.process.stdout is not None
         return self.process.stdout.read().decode().splitlines()
 
     def logged(self) -> str:
-        """What it has written to standard error, the JVM's lines among them."""
+        """Return the text that the driver has written to standard error, with the lines of the
+        JVM.
+        """
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def look(self) -> bool:
-        """Note its processes; whether it has ended."""
+        """Note the driver's processes, and return whether the driver has ended."""
         ended = self.process.poll() is not None
         for each in processes_of(self.process.pid):
             self.seen.setdefault(each.pid, each)
         return ended
 
     def is_gone(self) -> bool:
-        """Whether none of its processes lives, by their ids and by their session."""
+        """Return whether none of the driver's processes lives, by their ids and by their
+        session.
+        """
         alive = any(map(is_alive, self.seen.values()))
         return not alive and not processes_of(self.process.pid)
 
     def workers(self) -> list[int]:
-        """Python workers of Spark among the processes that were seen."""
+        """Return the pids of Spark's Python workers among the processes that were seen."""
         return [pid for pid in self.seen if pid not in {self.process.pid, self.jvm}]
 
     def ends_well(self) -> None:
-        """AssertionError unless it ends by itself, with all of its waves done."""
+        """Wait until the driver ends. AssertionError unless it ends by itself with all of its waves
+        done.
+        """
         lines = self.lines()
         code = self.process.wait(PATIENCE_S)
         assert (code, lines[-1:]) == (0, ["closed"]), f"exit code {code}, {lines}, {self.logged()}"
@@ -90,7 +96,9 @@ class Driver:
 def running_driver(
     options: DriverOptions, plan: Plan, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[Driver]:
-    """A driver whose Spark has started. It is killed at the end of the block if it still runs."""
+    """Run a driver whose Spark has started. It is killed at the end of the block if it still
+    runs.
+    """
     folder = Path(options.folder)
     log = folder / f"driver-{plan.folder.name}.log"
     process = owned(
@@ -108,7 +116,7 @@ def running_driver(
     try:
         yield Driver(process, plan, log)
     finally:
-        # What was stopped dies of SIGKILL, too.
+        # SIGKILL also ends processes that were stopped.
         for each in processes_of(process.pid):
             each.kill()
         if process.poll() is None:

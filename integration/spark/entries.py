@@ -1,6 +1,7 @@
 """Entries that tests run in Spark's Python workers, which import them by name.
 
-Each is what a data plane would be: it reads the rows of its subtask, sends frames on, and reports.
+Each entry plays the role of a data plane: it reads the rows of its subtask, sends frames to the
+next level, and reports.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True):
 def exchange(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[FrameRow | Report]:
-    """Report all rows; send frames and a marker to every subtask, in another order than theirs."""
+    """Report all rows, and send frames and a marker to every subtask in a wrong order."""
     seen = [
         Received(row.ord, row.sender, row.seq, row.edge, row.run, row.frame[:64]) for row in rows
     ]
@@ -74,7 +75,7 @@ def frame_of(level: int, sender: int, receiver: int, seq: int) -> bytes:
 def killed_once(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[FrameRow | Report]:
-    """As `exchange`, but subtask 0 of level 1 is killed in its first attempt, half-way."""
+    """Run `exchange`, and kill subtask 0 of level 1 in its first attempt, half-way."""
     for each in exchange(attempt, payload, rows):
         yield each
         if (attempt.level, attempt.subtask, attempt.attempt_number) == (1, 0, 0):
@@ -92,7 +93,7 @@ def raises(
 def reports_unread(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[FrameRow | Report]:
-    """Send and report, and read nothing of what comes, as a level does behind an error."""
+    """Send and report, and read no input, as a level does after an error."""
     for number in range(3):
         yield attempt.report(str(number).encode())
     if attempt.level + 1 < attempt.levels:
@@ -109,21 +110,24 @@ def empty(
 def sleeps(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[FrameRow | Report]:
-    """Say that the task runs by a file in the folder `payload`, then sleep for ten minutes."""
+    """Create a file in the folder `payload`, which shows that the task runs, then sleep for ten
+    minutes.
+    """
     (Path(payload.decode()) / f"{os.getpid()}.running").touch()
     time.sleep(600)
     yield attempt.report(b"")
 
 
 RUNS = "TIDEGATE_TEST_RUNS"
-"""Environment variable: a folder in which each run of a task of a wave leaves a file when it
-begins; without it, none does."""
+"""Environment variable: a folder in which each run of a wave's task leaves a file when it begins.
+Without it, no file is written.
+"""
 
 
 def trapped_wave_task(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[FrameRow | Report]:
-    """A task of a backfill, with the traps of the environment in its drivers."""
+    """Run a task of a backfill, with the traps of the environment in its drivers."""
     if RUNS in os.environ:
         TaskRun.of(attempt).write(Path(os.environ[RUNS]))
     host, traps = _trapped_host()
@@ -141,28 +145,29 @@ def _trapped_host() -> tuple[TaskHost, Traps]:
 
 
 class TaskRun(NamedTuple):
-    """One run of a task, as the name of a file says it. Spark keeps the id of a stage that it runs
-    again, and of the copy of a slow task.
+    """One run of a task, as the name of a file gives it.
+
+    Spark keeps the id of a stage when it repeats the stage, and when it runs a copy of a slow task.
     """
 
     stage: int
     level: int
     subtask: int
     run: int
-    """Spark's `taskAttemptId`."""
+    """The `taskAttemptId` of Spark."""
 
     @classmethod
     def of(cls, attempt: TaskAttempt) -> TaskRun:
-        """That of a task which runs."""
+        """Return the run of a task that runs now."""
         return cls(attempt.stage_id, attempt.level, attempt.subtask, attempt.task_attempt_id)
 
     def write(self, folder: Path) -> None:
-        """Leave the file."""
+        """Create the file of this run."""
         (folder / "-".join(map(str, self))).touch()
 
 
 def task_runs(folder: Path) -> dict[tuple[int, int, int], list[int]]:
-    """All runs that have begun, by stage, level and subtask."""
+    """Return all runs that have begun, by stage, level and subtask."""
     found: dict[tuple[int, int, int], list[int]] = {}
     for path in folder.iterdir():
         run = TaskRun(*map(int, path.name.split("-")))

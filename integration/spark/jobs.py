@@ -1,4 +1,4 @@
-"""The job of the tests on Spark, and whether its output is right."""
+"""The job of the tests on Spark, and the check of its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDERS = 20_000
 
 
 def new_job(broker: EmbeddedKafka, folder: Path, *, orders: int = ORDERS) -> BackfillJob:
-    """A running total over so many orders, with topics and a name of its own."""
+    """Make a running total over this number of orders, with its own topics and name."""
     source, sink = unique("orders"), unique("totals")
     for topic in (source, sink):
         create_topic(broker.bootstrap, topic, partitions=4)
@@ -38,7 +38,9 @@ def new_job(broker: EmbeddedKafka, folder: Path, *, orders: int = ORDERS) -> Bac
 
 
 def exact(job: BackfillJob) -> bool:
-    """Whether its output is what its input leads to."""
+    """Return whether the output is exactly what the input leads to. AssertionError if the number of
+    records is wrong.
+    """
     verdict = check(
         job.settings["kafka.bootstrap"],
         job.settings["sources.orders.topic"],

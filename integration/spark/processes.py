@@ -1,7 +1,7 @@
-"""Which processes a driver has, and waiting for what becomes true of them.
+"""The processes of a driver, and waits for conditions on them.
 
-A driver of a test leads a session of processes. All that have its session id are its own: the JVM,
-pyspark's daemon and the Python workers.
+A driver of a test leads a session of processes. All processes with its session id belong to it: the
+JVM, pyspark's daemon and the Python workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def processes_of(session_id: int) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that has ended and was not waited for does not."""
+    """Return whether a process runs. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

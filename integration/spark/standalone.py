@@ -1,7 +1,7 @@
 """Spark's own standalone cluster on loopback, from the package: a master and workers of one core.
 
-A worker here is a process of Spark that starts an executor, a JVM of its own, and that one starts
-Python workers. All of them die with the test.
+A worker here is a process of Spark. It starts an executor, which is a JVM of its own, and the
+executor starts Python workers. All of them end with the test.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from integration.spark.processes import is_alive, wait_until
 
 HERE = "127.0.0.1"
 EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"
-"""The JVM of an executor has it on its command line."""
+"""A class name that the JVM of an executor has on its command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A master, by its address, and its workers."""
+    """The address of a master, and its workers."""
 
     master: str
     workers: tuple[subprocess.Popen[bytes], ...]
@@ -33,9 +33,11 @@ class Cluster:
 
 @contextmanager
 def standalone_cluster(folder: Path, *, hosts: Sequence[str] = (HERE,)) -> Iterator[Cluster]:
-    """A cluster that is ready, with a worker for each of `hosts`, which are loopback addresses;
-    afterwards none of its processes is left. Spark runs the copy of a slow task on another host
-    only.
+    """Start a cluster with a worker for each of `hosts`, and yield when all workers have
+    registered.
+
+    `hosts` are loopback addresses. Several of them matter, because Spark runs the copy of a slow
+    task only on another host. No process of the cluster is left afterwards.
     """
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]

@@ -1,8 +1,9 @@
 """Two pipelines of `integration/agreement` on a real Spark: they agree with a bounded live run.
 
-Three keyed levels have three exchanges in one Spark job. Dead letters and side outputs leave at
-several levels. What else agrees runs in process (`integration/test_agreement.py`): the tasks are
-the same, and only what carries their rows differs.
+One pipeline has three keyed levels, so it has three exchanges in one Spark job. The other sends
+dead letters and side outputs from several levels. The other pipelines run in process
+(`integration/test_agreement.py`): their tasks are the same, and only the transport of their rows
+differs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = pytest.mark.timeout(300)
 
 COMBINATIONS = ((3, 900), (4, 1 << 40))
-"""Parallelism and offsets of a wave; there are three partitions and two cores."""
+"""Pairs of a parallelism and the offsets of a wave. There are three partitions and two cores."""
 
 
 @pytest.fixture(scope="module")

@@ -31,20 +31,20 @@ def test_a_backfill_on_spark_is_exact(job: BackfillJob, session: BackfillSession
 def test_workers_that_are_killed_lose_and_double_nothing(
     job: BackfillJob, session: BackfillSession
 ) -> None:
-    """SIGKILL of a Python worker, six times, at any moment of its tasks."""
+    """A thread kills a Python worker with SIGKILL, up to six times, at any point of its tasks."""
     killed: list[int] = []
     over = threading.Event()
 
     def kill_workers() -> None:
         while not over.wait(1.0) and len(killed) < 6:
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it ends by itself just now
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has just ended by itself
                 kill_a_worker()
 
     def kill_a_worker() -> None:
         daemons = [
             process
             for process in psutil.Process(session.jvm_pid).children(recursive=True)
-            if is_alive(process) and "pyspark.daemon" in process.cmdline()  # a zombie has no words
+            if is_alive(process) and "pyspark.daemon" in process.cmdline()  # a zombie has none
         ]
         parents = {process.pid for process in daemons}
         workers = [process for process in daemons if process.ppid() in parents]

@@ -1,4 +1,4 @@
-"""`tidegate backfill` on Spark: by its own session, and by that of spark-submit."""
+"""`tidegate backfill` on Spark, with its own session and with the session of spark-submit."""
 
 from __future__ import annotations
 

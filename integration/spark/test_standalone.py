@@ -1,4 +1,4 @@
-"""A backfill on a standalone cluster with two workers: exact, also if one of them is killed.
+"""A backfill on a standalone cluster with two workers. It is exact, also if one of them is killed.
 
 The cluster runs on loopback, so its executors reach the checkpoint storage, which is a folder.
 """
@@ -27,7 +27,9 @@ from tidegate.protocol.waves import TaskReport
 pytestmark = pytest.mark.timeout(600)
 
 TASKS_RUN_S = 0.4
-"""After so long a wave's tasks run; a warm wave of 5,000 records takes about twice as long."""
+"""Seconds after which a wave's tasks run. A warm wave of 5,000 records takes about twice as
+long.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,9 @@ def test_a_backfill_on_two_workers_is_exact(job: BackfillJob, remote: BackfillSe
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     job: BackfillJob, cluster: Cluster, remote: BackfillSession
 ) -> None:
-    """With its executor and its Python workers, as a host that is switched off."""
+    """The worker dies with its executor and its Python workers, as on a host that is switched
+    off.
+    """
 
     def one_host() -> list[psutil.Process]:
         worker = psutil.Process(cluster.workers[0].pid)

@@ -1,4 +1,6 @@
-"""Waves that Structured Streaming drives, on a real Spark: exact, and gone when they have ended."""
+"""Waves that Structured Streaming drives, on a real Spark. They are exact, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ pytestmark = pytest.mark.timeout(300)
 Wave = Callable[[], bool]
 
 STOP_S = 1.0
-"""After so long Spark has begun to stop a query."""
+"""Seconds after which Spark has begun to stop a query."""
 
 
 class Waves:
-    """A `run_wave` that says after so many calls that there is none left."""
+    """A `run_wave` that returns True at its last call. `then` may change that result, or raise."""
 
     def __init__(self, last: int, then: Wave = lambda: True) -> None:
         self.last, self.then, self.calls = last, then, 0
@@ -48,7 +50,7 @@ class Waves:
 
 
 def left(session: BackfillSession) -> list[Any]:
-    """What a loop leaves that has ended."""
+    """Return what an ended loop has left: queries, folders and threads."""
     assert session._folder is not None
     return [
         *session.spark.streams.active,
@@ -91,7 +93,7 @@ def test_each_wave_is_a_batch_without_rows_and_runs_in_the_thread_of_the_driver(
 
 
 def wrap_batches(monkeypatch: pytest.MonkeyPatch, around: Callable[[Any, Any, int], None]) -> None:
-    """Let Spark call `around(function, batch, number)` in place of `function(batch, number)`."""
+    """Replace Spark's call `function(batch, number)` by `around(function, batch, number)`."""
     from pyspark.sql.streaming import DataStreamWriter
 
     real = DataStreamWriter.foreachBatch
@@ -142,7 +144,7 @@ def test_an_error_of_a_wave_comes_out_as_the_object_that_it_is(
 
 
 class FailsOnce:
-    """An executor whose second wave fails when its tasks have written everything."""
+    """An executor whose second wave fails after its tasks have written everything."""
 
     def __init__(self, executor: Executor, error: Exception) -> None:
         self.executor, self.error, self.waves = executor, error, 0
@@ -174,7 +176,7 @@ def test_a_backfill_whose_wave_fails_raises_its_error_and_the_next_run_is_exact(
 
 
 def test_a_query_that_somebody_stops_is_an_error(session: BackfillSession) -> None:
-    """The stop waits for the wave that runs."""
+    """The stop waits for the running wave."""
     stopping: list[threading.Thread] = []
 
     def stop() -> bool:

@@ -1,4 +1,6 @@
-"""Workers that do not fit their driver are refused before the first wave, with both versions."""
+"""Workers that do not fit their driver are refused before the first wave, and the error names both
+versions.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_workers_with_other_versions_are_refused_before_anything_is_claimed(
 
 
 def test_workers_without_tidegate_are_refused(tmp_path: Path) -> None:
-    """As on a host where nobody has installed it."""
+    """The worker behaves as on a host without an installed tidegate."""
     (tmp_path / "tidegate.py").write_text("raise ImportError(\"No module named 'tidegate'\")\n")
     with (
         start_session("local[2]", python_path=[tmp_path], folder=tmp_path) as session,

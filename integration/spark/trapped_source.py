@@ -1,7 +1,8 @@
-"""The stream source of a backfill with a trap: Spark has committed a micro-batch and asks for more.
+"""The stream source of a backfill with a trap, for the time when Spark has committed a micro-batch
+and asks for more.
 
 Spark runs the reader in a Python process of its own, and pickles its class by the name of this
-module. `wave_driver` puts the class in place of the real one, whose answers it gives.
+module. `wave_driver` replaces the real class by this one, which gives the same answers.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from tidegate.backfill.spark.wave_source import OVER, WAVE, Offset, WaveReader, 
 
 
 class TrappedWaveSource(WaveSource):
-    """The real one, with another reader."""
+    """The real source, with a reader that has a trap."""
 
     def streamReader(self, schema: object) -> WaveReader:  # noqa: N802  (Spark's name)
-        """A reader with a trap."""
+        """Return a reader with a trap."""
         del schema
         return TrappedWaveReader(Path(self.options[OVER]))
 
 
 class TrappedWaveReader(WaveReader):
-    """The real one, which stands at `query.committed` before it answers."""
+    """The real reader, which reaches `query.committed` before it answers."""
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  (Spark's name)
-        """Spark asks behind the commit of a micro-batch, and once before the first one."""
+        """Answer Spark, which asks after the commit of each micro-batch, and once before the first
+        one.
+        """
         if start[WAVE] > 0:
             Traps(Plan.from_environment()).reached("query.committed")
         return super().latestOffset(start, limit)

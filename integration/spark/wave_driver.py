@@ -2,10 +2,10 @@
 
 usage: python -m integration.spark.wave_driver JOB
 
-JOB is the JSON of `drivers.DriverOptions`. It prints a line for each thing that happens, and ends
-with exit code 1 and the error if the backfill fails. After an interrupt it says what is left of the
-waves, and runs the backfill again in the same session. Traps snap in the workers and in the driver,
-and at what is between the driver and Spark's query (`integration/killing/traps.py`).
+JOB is the JSON of `drivers.DriverOptions`. The process prints a line for each event. If the
+backfill fails, it prints the error and exits with code 1. After an interrupt it prints what the
+waves have left, and runs the backfill again in the same session. Traps snap in the workers, in the
+driver, and in the calls between the driver and Spark's query (`integration/killing/traps.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _for_executors() -> dict[str, str]:
-    """What executors of a cluster are to have in their environment: they have not that of this
+    """Return the environment for the executors of a cluster, which do not inherit that of this
     process.
     """
     return {
@@ -89,17 +89,17 @@ def _backfill(session: BackfillSession, options: DriverOptions, traps: Traps) ->
 
 
 class TrappedExecutor:
-    """An executor behind which a trap may stand: all reports are there, and none is looked at."""
+    """An executor with a trap at which all reports have arrived, and none is examined yet."""
 
     def __init__(self, real: Executor, traps: Traps) -> None:
         self._real, self._traps = real, traps
 
     def check(self, config: Config) -> None:
-        """As the real one."""
+        """Check with the real executor."""
         self._real.check(config)
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
-        """As the real one."""
+        """Run the wave with the real executor, and reach the trap."""
         reports = self._real.run(wave)
         self._traps.reached("driver.collected")
         return reports
@@ -136,7 +136,7 @@ def _trap_the_query(traps: Traps) -> None:
 
 
 def _left(session: BackfillSession, folder: Path) -> list[str]:
-    """What a loop leaves that has ended: queries, jobs of Spark, its folder, its threads."""
+    """Return what an ended loop has left: queries, jobs of Spark, its folder, its threads."""
     queries = [str(each.id) for each in session.spark.streams.active]
     jobs = [str(each) for each in session.spark.sparkContext.statusTracker().getActiveJobsIds()]
     folders = [each.name for each in folder.glob("tidegate-spark-*/tmp/tidegate-spark-*")]

@@ -1,21 +1,26 @@
-"""A client of Kafka's admin protocol is not garbage while librdkafka's thread works for it."""
+"""A client of Kafka's admin protocol lives until its questions are answered, and no longer."""
 
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 from concurrent.futures import Future
 from typing import Any, cast
 
+import pytest
+
+from tidegate.drivers.kafka import asking
 from tidegate.drivers.kafka.asking import AdminClients, Question
 
 
 class Client:
-    """One whose answers come when the test says so."""
+    """A client that answers when the test says so."""
 
 
 def ask_and_forget(futures: list[Future[Any]]) -> weakref.ref[Client]:
-    """A question that is given up, by somebody who keeps nothing of it."""
+    """Ask a question that times out, and keep only a weak reference to the client."""
     clients = AdminClients(lambda: cast("Any", Client()))
     client: Any = clients.current
 
@@ -40,3 +45,45 @@ def test_a_client_is_held_until_all_of_its_questions_are_answered() -> None:
     ask_and_forget([])
     gc.collect()
     assert client() is None
+
+
+def wait_until_gone(client: weakref.ref[Client]) -> bool:
+    end_s = time.monotonic() + 10
+    while client() is not None and time.monotonic() < end_s:
+        gc.collect()
+        time.sleep(0.01)
+    return client() is None
+
+
+def test_a_client_goes_after_its_last_answer_without_another_question() -> None:
+    futures: list[Future[Any]] = []
+    client = ask_and_forget(futures)
+    futures[0].set_result(1)
+    time.sleep(4 * asking.PAUSE_S)
+    assert client() is not None, "one question is open"
+    futures[1].set_exception(TimeoutError())
+    assert wait_until_gone(client)
+
+
+def test_a_client_that_was_replaced_goes_although_all_answers_came_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "ASK_AGAIN_S", 0.02)
+    clients = AdminClients(lambda: cast("Any", Client()))
+    first: weakref.ref[Any] = weakref.ref(clients.current)
+    answers: list[Future[Any]] = []
+
+    def ask(_client: Any, about: list[str], _left_s: float) -> dict[str, Future[Any]]:
+        answers.extend(Future() for _ in about)
+        if len(answers) == 2:
+            threading.Timer(0.05, answer_all).start()
+        return dict.fromkeys(about, answers[-1])
+
+    def answer_all() -> None:
+        for each in answers:
+            each.set_result(1)
+
+    assert Question(clients, ask, lambda _: True).answer(["a"], 10)
+    assert len(answers) > 1
+    assert wait_until_gone(first)
+    assert clients.current is not None

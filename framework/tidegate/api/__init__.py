@@ -1,4 +1,4 @@
-"""What users write: pipelines, streams, functions, state, sources, sinks and formats.
+"""The public API: pipelines, streams, functions, state, sources, sinks and formats.
 
-Declarations are checked when Python reads them; nothing here runs a record.
+Declarations are checked when Python reads them. Nothing in this package processes a record.
 """

@@ -1,16 +1,17 @@
-"""The files of a pipeline as one archive: what a submit stores, and what every attempt runs.
+"""The files of a pipeline as one archive. A submit stores the archive, and every attempt runs it.
 
 `pack` reads the files of the pipeline's package, or of the folder of a single-module pipeline, into
 a zip archive. The archive is named by its SHA-256. `install` fetches an archive from the checkpoint
 storage, verifies it, and writes its files into a local folder, from which a process imports the
 pipeline. So a file that is edited after the submit changes no attempt of that submission.
 
-Which files these are, and what is left out, says `pipeline_files.py`. Files of every kind belong to
-a pipeline, so that code may open data by a path relative to `__file__`. Installed packages outside
+`pipeline_files.py` selects the files and says what is left out. Files of every kind belong to a
+pipeline, so that code may open data by a path relative to `__file__`. Installed packages outside
 of the working folder are not packed.
 
-The same files give the same archive: names are sorted, and times and modes are fixed. Nothing here
-knows of jobs, storages or processes besides `ports.blobs`, so that other runtimes use it too.
+The same files give the same archive: names are sorted, and times and modes are fixed. This module
+does not depend on jobs, storages or processes, except on `ports.blobs`. So other runtimes can use
+it too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tidegate.ports.blobs import BlobStore
 from tidegate.private_files import make_private_folder
 
 INSTALLED_KEPT: Final = 3
-"""Archives of a job that stay unpacked on a host: the newest ones."""
+"""Number of archives of a job that stay unpacked on a host. The newest ones are kept."""
 
 _FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)
 """The first time that a zip archive can hold."""
@@ -44,13 +45,13 @@ _FIXED_MODE: Final = (stat.S_IFREG | 0o600) << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeArchive:
-    """The files of a pipeline, packed."""
+    """The packed files of a pipeline."""
 
     data: bytes
     digest: str
     """SHA-256 of `data`, in hex."""
     size: int
-    """Bytes of all files, unpacked."""
+    """Size of all unpacked files together, in bytes."""
     files: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
 
@@ -66,11 +67,12 @@ def pack(
     data_files: Iterable[str] = (),
     ours: Iterable[Path] = (),
 ) -> CodeArchive:
-    """The files of the pipeline; `folder` is the working folder.
+    """Pack the files of the pipeline; `folder` is the working folder.
 
-    `data_files` are paths below it that belong to the pipeline wherever they are. `ours` are files
-    and folders that tidegate writes itself: they are left out. PipelineError if the modules are
-    larger than `size_max`, or if there are too many files.
+    `data_files` are paths below the working folder. These files belong to the pipeline wherever
+    they are. `ours` are files and folders that tidegate writes itself; they are left out.
+    `size_max` is in bytes. PipelineError if the modules are larger than `size_max`, or if there are
+    too many files.
     """
     found = find_files(pipeline, folder, data_files=data_files, ours=ours)
     few_enough(found)
@@ -101,7 +103,7 @@ def pack(
 
 
 def digest_of(data: bytes) -> str:
-    """The name of an archive."""
+    """Return the name of an archive: the SHA-256 of its bytes, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -109,16 +111,17 @@ def digest_of(data: bytes) -> str:
 
 
 def cache_of(working_folder: str, state_directory: str, job: str) -> Path:
-    """Where a host keeps the unpacked archives of a job: beside its local state."""
+    """Return the folder for a job's unpacked archives on a host, next to its local state."""
     return Path(working_folder, state_directory, job, "code")
 
 
 def install(blobs: BlobStore, path: str, digest: str, size: int, root: Path) -> Path:
-    """The folder with the files of the archive at `path` in the checkpoint storage.
+    """Unpack the archive at `path` in the checkpoint storage and return the folder of its files.
 
-    The folder is `root/digest`, for this user only. Several processes may install at once: each
-    writes a file whole, and all write the same. A file that is there already is compared, and
-    written again if it differs. `size` limits what is unpacked.
+    The folder is `root/digest`, which only this user can read. Several processes may install at
+    once: each replaces a file atomically, and all write the same content. An existing file is
+    compared with the archive, and written again if it differs. The unpacked files together may
+    have at most `size` bytes.
 
     CorruptCheckpointError if the archive is missing or is not the one that was stored, StorageError
     if the storage does not answer or the folder cannot be written.
@@ -146,8 +149,10 @@ def install(blobs: BlobStore, path: str, digest: str, size: int, root: Path) -> 
 
 
 def contents(data: bytes, path: str, size_max: int) -> Iterator[tuple[str, bytes]]:
-    """The files of an archive. All names are checked before the first file is returned, so that
-    nothing is written outside of the folder; CorruptCheckpointError names `path`.
+    """Yield the name and the content of each file of an archive.
+
+    All names are checked before the first file is yielded, so that no file is written outside of
+    the folder. CorruptCheckpointError names `path`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -197,7 +202,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _remove_old(root: Path) -> None:
-    """Remove what older submissions of the job left. Nobody runs it any more.
+    """Remove the unpacked archives of older submissions, which no process runs any longer.
 
     Other processes of the host may remove the same folders at the same time.
     """

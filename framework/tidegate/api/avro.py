@@ -1,10 +1,12 @@
-"""Avro for the format `Avro`: records of any kind to Avro bytes and back, by fastavro, without a
-header.
+"""The codec of the format `Avro`: it converts records of any kind to Avro bytes and back.
 
-The schema is derived from the type, or comes from an `.avsc` file that `api/avro_file.py` has
-checked against it. `formats` imports this module only where Avro is used. Decimals that are text,
-in the file or because no file gives a precision, are a logical type of ours ("decimal-string") that
-fastavro is taught here; to any other reader they are strings.
+The work is done by fastavro, and the bytes have no header. The schema is derived from the type, or
+comes from an `.avsc` file that `api/avro_file.py` has checked against the type. `formats` imports
+this module only where Avro is used.
+
+A Decimal is text if the file declares a string, or if no file gives a precision. Such Decimals have
+our logical type "decimal-string", which this module registers with fastavro. For any other reader
+they are strings.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from tidegate.api.values import article, counts_as
 from tidegate.errors import PipelineError
 
 _PLAIN = (str, bytes, bool, int, float)
-"""Types whose values Avro can tell apart in a union without being told."""
+"""Types whose values Avro can tell apart in a union without the name of the branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvroCodec:
-    """The schema that values are written under, and two functions."""
+    """The schema under which values are written, and the functions that encode and decode."""
 
     schema: AvroSchema
     encode: Callable[[Any], bytes]
@@ -42,7 +44,11 @@ class AvroCodec:
 
 
 def avro_codec(of: object, file: str | None) -> AvroCodec:
-    """The codec of a type, derived or by a schema file; PipelineError if they do not fit."""
+    """Return the codec of a type; the schema is derived from the type if `file` is None.
+
+    PipelineError if the schema file cannot be used or the type does not fit it, if two types of the
+    schema have one name, or if Avro cannot tell the branches of a union apart.
+    """
     whole = type_info(of).avro if file is None else fit_file(of, file)
     schema = _named_once(whole, {}, file or type_name(of))
     parsed = fastavro.parse_schema(schema)
@@ -74,9 +80,10 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
 
 
 class _AvroShapes(ConverterGenerator):
-    """Records are dicts, and tuples records of parts f0, f1, …; fastavro knows the logical types.
+    """Converters to the values that fastavro takes; fastavro converts the logical types itself.
 
-    Never a tuple: in a union, fastavro takes one for a pair of name and value.
+    A record becomes a dict, and a fixed tuple becomes a dict with the fields f0, f1, … . A plain
+    value is never a tuple, because fastavro reads a tuple in a union as a pair of name and value.
     """
 
     def __init__(self, *, from_file: bool) -> None:
@@ -91,7 +98,7 @@ class _AvroShapes(ConverterGenerator):
             to_text, to_value = self.name(_to_json), self.name(msgspec.json.decode)
             return Converter(of, lambda x: f"{to_text}({x})", lambda x: f"{to_value}({x})")
         if of in (bool, int, float):
-            # fastavro would write 5.7 as 5, and anything as a boolean.
+            # fastavro would write 5.7 as 5, and any value as a boolean.
             exact, given, checked = cast("type", of).__name__, self.variable(), self.name(_checked)
             return Converter(
                 of,
@@ -148,7 +155,10 @@ class _AvroShapes(ConverterGenerator):
         )
 
     def branches(self, branches: list[object]) -> Converter:
-        """Records go as pairs of name and fields, and come back so."""
+        """Return the converter of a union; a record is written and read as (name, fields).
+
+        PipelineError if Avro cannot tell the branches apart.
+        """
         if all(branch in _PLAIN for branch in branches):
             return Converter(object)
         if self._from_file or any(not fields_of(branch) for branch in branches):
@@ -195,7 +205,7 @@ def _aware(moment: datetime) -> datetime:
 
 
 def _checked(value: object, of: type) -> object:
-    """A number that is not exactly of its field's class."""
+    """Return a value whose class is not exactly `of`; TypeError if it does not count as `of`."""
     if not counts_as(type(value), of):
         raise TypeError(f"{value!r} is {article(type(value).__name__)}, not {article(of.__name__)}")
     return value
@@ -206,7 +216,7 @@ def _to_json(value: Any) -> str:
 
 
 def _named_once(schema: AvroSchema, seen: dict[str, AvroSchema], where: str) -> AvroSchema:
-    """The schema with each named type written out once, and called by its name after that."""
+    """Return the schema with each named type written out once; later places use its name."""
     if isinstance(schema, list):
         return [_named_once(branch, seen, where) for branch in schema]
     if not isinstance(schema, dict):

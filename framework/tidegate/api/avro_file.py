@@ -1,8 +1,9 @@
-"""A type against its `.avsc` file: field by field, names, types and whether a field may be null.
+"""The check of a type against its `.avsc` file, field by field.
 
-The result is the file's schema with the readings that the type asks for: text that the type says is
-a Decimal or a UUID, a timestamp that the type takes as a plain int. Bytes are the same under both.
-Every refusal names the file, the field, and what each side says.
+The check compares names, types, and whether a field may be null. The result is the file's schema
+with changes that the type asks for. A string that the type declares as a Decimal or a UUID gets the
+logical type for it. A timestamp that the type declares as an int becomes a plain number. The bytes
+are the same under both schemas. Every error names the file, the field, and what each side says.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ACCEPTED: dict[object, tuple[tuple[str, str | None], ...]] = {
     date: (("int", "date"),),
     UUID: (("string", "*"),),
 }
-"""Which Avro types, with which logical type, a scalar may have in a file; "*" is any or none."""
+"""Avro types and logical types that a scalar may have in a file; "*" is any logical type or none."""
 
 _READ_AS: dict[object, AvroSchema] = {
     Decimal: {"type": "string", "logicalType": "decimal-string"},
@@ -43,8 +44,9 @@ _READ_AS: dict[object, AvroSchema] = {
 
 
 def fit_file(of: object, file: str) -> AvroSchema:
-    """The schema of a file, written out in full, as it is read for a type; PipelineError if it is
-    not there, is no schema, or the type does not fit it.
+    """Return the schema of a file, written out in full, as values of type `of` are read with it.
+
+    PipelineError if the file does not exist or holds no schema, or if the type does not fit it.
     """
     path = _find(file)
     try:
@@ -58,10 +60,11 @@ def fit_file(of: object, file: str) -> AvroSchema:
 
 
 def _find(file: str) -> Path:
-    """As modules are found, and then from the working folder.
+    """Find the file on the module search path (`sys.path`), and then in the working folder.
 
-    The first folder on the path is that of the job's code: the working folder at a submit, and the
-    unpacked archive in the processes of the job, whose working folder may hold an edited file.
+    The first folder on the path holds the job's code. At a submit, this is the working folder. In
+    the processes of the job, it is the unpacked archive, because the file in their working folder
+    may have been edited since.
     """
     for folder in (*sys.path, ""):
         path = Path(folder, file)
@@ -74,7 +77,7 @@ def _find(file: str) -> Path:
 
 
 class _Fit:
-    """The walk along type and schema; `at` is the field's path, for messages."""
+    """The recursive comparison of type and schema; `at` is the field's path, for messages."""
 
     def __init__(self, file: str) -> None:
         self._file = file

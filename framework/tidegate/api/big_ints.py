@@ -1,13 +1,14 @@
-"""How state holds an int beyond 64 bits, for which msgpack has no number.
+"""The stored form of an int beyond 64 bits, for which msgpack has no number.
 
-`api/wire.py` asks for these shapes only where the ordinary encoder or decoder has refused a value,
-so values with smaller numbers cost nothing and are stored as before. An int beyond 64 bits is a
+`api/wire.py` uses these converters only where the ordinary encoder or decoder has refused a value.
+So values with smaller numbers cost nothing and are stored as before. An int beyond 64 bits is a
 msgpack extension of type 1: two's complement, big-endian, without padding. A dict that has such a
 key is an array of pairs, because an extension cannot be a key. A version that does not know the
 extension refuses the value (`Expected int, got ext`) and never reads another number.
 
-Only where `int` is declared: what `Any` holds has no type that could give the number back. Keys
-are not values: their canonical bytes have 64 bits (`api/keys.py`).
+Such ints are stored only where `int` is declared, because `Any` has no type from which the number
+could be restored. This module is not used for keys: the canonical bytes of an int key have 64 bits
+(`api/keys.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ BIG_INT: Final = 1
 
 _LEAST: Final = -(2**63)
 _END: Final = 2**64
-"""What msgpack has numbers for, the end not included."""
+"""Range of the numbers that msgpack has: from `_LEAST` up to, not including, `_END`."""
 
 
 def pack_int(value: Any) -> Any:
-    """An int as msgpack can have it; any other value as it is, for the encoder to refuse."""
+    """Return an int in a form that msgpack can encode.
+
+    Other values are returned unchanged, and the encoder refuses them.
+    """
     if not isinstance(value, int) or _LEAST <= value < _END:
         return value
     return msgspec.msgpack.Ext(
@@ -37,7 +41,7 @@ def pack_int(value: Any) -> Any:
 
 
 def unpack_int(plain: Any) -> Any:
-    """The inverse of `pack_int`; ValueError for an extension of another type."""
+    """Undo `pack_int`; ValueError for an extension of another type."""
     if not isinstance(plain, msgspec.msgpack.Ext):
         return plain
     if plain.code != BIG_INT:
@@ -46,15 +50,20 @@ def unpack_int(plain: Any) -> Any:
 
 
 def int_shape(pack: str, unpack: str) -> Converter:
-    """The shape of an int, where the generated source knows the two functions by these names."""
+    """Return the converter of an int.
+
+    `pack` and `unpack` are the names of the two functions in the generated source.
+    """
     return Converter(
         int | msgspec.msgpack.Ext, lambda x: f"{pack}({x})", lambda x: f"{unpack}({x})"
     )
 
 
 def pairs_shape(key: Converter, value: Converter, names: tuple[str, str, str, str]) -> Converter:
-    """The shape of a dict with int keys. `names` are those of `dict_or_pairs` and `entries_of` in
-    the generated source, and two variables.
+    """Return the converter of a dict with int keys.
+
+    `names` are the names of `dict_or_pairs` and `entries_of` in the generated source, and of two
+    variables.
     """
     pack, unpack, k, v = names
     pairs = generic(list, generic(tuple, key.wire, value.wire))
@@ -66,12 +75,12 @@ def pairs_shape(key: Converter, value: Converter, names: tuple[str, str, str, st
 
 
 def dict_or_pairs(pairs: list[tuple[Any, Any]]) -> Any:
-    """A dict as it is always stored, if each of its keys can be one."""
+    """Return the pairs as a dict, or unchanged if a key is an extension."""
     if any(isinstance(key, msgspec.msgpack.Ext) for key, _ in pairs):
         return pairs
     return dict(pairs)
 
 
 def entries_of(plain: Any) -> Iterable[Any]:
-    """The entries of a dict that `dict_or_pairs` has made, as pairs."""
+    """Return the entries of a value that `dict_or_pairs` has made, as pairs."""
     return plain.items() if isinstance(plain, dict) else plain

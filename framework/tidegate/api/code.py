@@ -1,9 +1,11 @@
-"""From a reference, `pipelines.order_totals:OrderTotals`, to the class, and the digest of its code.
+"""Import of a pipeline class by its reference (`pipelines.order_totals:OrderTotals`), and the
+digest of its code.
 
-Every process of a job imports the class by its reference, the client's working folder first on the
-path, and compares the digest with the submitted one: a changed helper matters as much as a changed
-lambda. The digest is over the files of the pipeline's top-level package as they lie on disk, not
-over what this process happens to have imported.
+Every process of a job imports the class by its reference, with the folder of the job's code first
+on the path. Submissions of older versions have no code archive: for them, each process compares the
+digest with the submitted one. A changed helper module matters as much as a changed lambda. So the
+digest covers the files of the pipeline's top-level package as they are on disk, and not only the
+modules that this process has imported.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from tidegate.errors import PipelineError, TidegateError
 def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
     """Import a pipeline class, with `folder` first on the path.
 
-    PipelineError, with the remedy, for a reference that is malformed, a module that is not there or
-    fails, and a name that is no pipeline.
+    PipelineError, with the remedy, if the reference is malformed, if the module does not exist or
+    its import fails, or if the name is not a pipeline class with a name.
     """
     module_name, colon, class_name = reference.partition(":")
     dotted = all(part.isidentifier() for part in module_name.split("."))
@@ -63,7 +65,7 @@ def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
 
 
 def _example(reference: str) -> str:
-    """A reference as it should be; what was meant, where a file was named."""
+    """Return a valid reference as an example; the intended one if the user named a file."""
     path, _, class_name = reference.partition(":")
     if "/" not in path or not class_name.isidentifier():
         return "pipelines.order_totals:OrderTotals"
@@ -71,14 +73,17 @@ def _example(reference: str) -> str:
 
 
 def _remedy(error: Exception) -> str:
-    """For the one mistake in a class statement that Python itself reports."""
+    """Return the remedy for a pipeline class without `name`, which Python itself reports."""
     if not (isinstance(error, TypeError) and str(error).endswith("argument: 'name'")):
         return ""
     return '. A pipeline is declared with its name: class Totals(Pipeline, name="totals")'
 
 
 def code_digest(pipeline: type[Pipeline]) -> str:
-    """SHA-256, in hex, over the Python files of the package that holds the pipeline."""
+    """Return the SHA-256, in hex, of the Python files of the package that holds the pipeline.
+
+    For a pipeline in a single module, it covers that file alone.
+    """
     top = sys.modules[pipeline.__module__.partition(".")[0]]
     roots: Iterable[str] = getattr(top, "__path__", ())
     digest = hashlib.sha256()

@@ -1,4 +1,5 @@
-"""The rules of checkpoints, pure: alignment, triggers, pending and completed, commit, restore.
+"""The rules of checkpoints: barrier alignment, triggers, publication, commit, recovery and restore.
 
-Nothing here reads a clock, a file or a socket; facts come in as events, decisions go out.
+The modules of this package are pure. They read no clock, file or socket: facts come in as events or
+as results of effects, and decisions go out as instructions or as effect requests.
 """

@@ -1,20 +1,23 @@
-"""Barrier alignment of one subtask: when its snapshot is taken, and which channels wait for it.
+"""Barrier alignment of one subtask: when to take its snapshot, and which channels wait for it.
 
-The task (`dataplane/task.py`) calls it for every control element it takes from an input channel and
-carries the instructions out before it reads anything else; a blocked channel stays unread, so its
-credits run out and its sender backs up. It is not for sources: they have no channels and take their
-snapshot when the barrier is injected. It knows nothing of snapshots, state or messages.
+The task (`dataplane/task.py`) reports every barrier and every end of input that it reads from a
+channel. It carries out the returned instructions before it reads anything else. It does not read a
+blocked channel, so the credit of that channel runs out and the sender is backpressured. Sources do
+not use this class: they have no channels and take their snapshot when the barrier is injected. This
+module knows nothing of snapshots, state or messages.
 
-Theory of operation. Ids of checkpoints only grow. In mode exactly_once at most one checkpoint is
-being aligned: the first barrier of a new id opens it (and gives up an older one, which can complete
-nowhere any more), each barrier blocks its channel, the last one takes the snapshot and unblocks
-all. What is done, given up or cancelled lowers nothing: barriers of ids up to `newest` that arrive
-later start nothing. In mode at_least_once nothing is ever blocked; barriers are counted per id, and
-an id that is complete drops the older ones.
+Theory of operation. Checkpoint ids only grow. In mode exactly_once at most one checkpoint is being
+aligned. The first barrier of a new id starts its alignment and drops an older alignment: the older
+checkpoint cannot complete any more. Each barrier blocks its channel. The last barrier takes the
+snapshot and unblocks all channels. Completing, dropping or cancelling an alignment does not lower
+`_newest`: a late barrier with an id up to `_newest` starts no alignment. In mode at_least_once no
+channel is ever blocked. Barriers are counted per id, and an id that is complete drops the older
+ids.
 
-The end of a channel's input does not close it: barriers still flow after it, and are waited for.
+EndOfInput does not close a channel. Barriers still follow on that channel, and the alignment waits
+for them.
 
-Invariant 6: no record of a channel that follows its barrier is consumed before the snapshot is
+Invariant 6: no record that follows a barrier on its channel is consumed before the snapshot is
 taken.
 """
 
@@ -31,13 +34,14 @@ from tidegate.stream_elements import Barrier
 Mode = Literal["exactly_once", "at_least_once"]
 
 PENDING_IDS_MAX: Final = 50
-"""Checkpoints counted at once in mode at_least_once (Flink's bound): only aborted ones ever pile
-up, and 50 of them in a row fail the attempt long before."""
+"""The most checkpoints counted at the same time in mode at_least_once (the limit of Flink). Only
+aborted checkpoints accumulate, and the attempt fails long before 50 in a row are aborted.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Read nothing from this channel until it is unblocked."""
+    """Read nothing from this channel until `Unblock` names it."""
 
     channel: int
 
@@ -58,49 +62,54 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelInputEnded:
-    """Every channel has said EndOfInput: no record follows. Given once."""
+    """EndOfInput has arrived on every channel, so no record follows. Returned once."""
 
 
 AlignmentInstruction = Block | Unblock | TakeSnapshot | ChannelInputEnded
 
 
 class AlignmentState(enum.Enum):
-    """What an exactly-once alignment is doing; for display."""
+    """The state of an exactly-once alignment, for display."""
 
     IDLE = "idle"
     ALIGNING = "aligning"
 
 
 class Alignment:
-    """The alignment machine of one subtask with `channels` input channels, numbered from 0."""
+    """The alignment state machine of one subtask with `channels` input channels,
+    numbered from 0.
+    """
 
     def __init__(self, channels: int, mode: Mode = "exactly_once") -> None:
         check(channels >= 1, f"alignment of {channels} channels: sources have none and need none")
         self._channels = channels
         self._blocking = mode == "exactly_once"
-        #: The newest id that was begun or cancelled: barriers up to it begin nothing.
+        #: The newest id that was started or cancelled. Barriers up to this id start no alignment.
         self._newest: CheckpointId | None = None
-        #: Barriers received, by id of the checkpoints not yet complete. At most one id when
-        #: blocking, and then exactly the blocked channels.
+        #: Per checkpoint that is not complete: the channels whose barrier has arrived. In mode
+        #: exactly_once there is at most one id, and its channels are exactly the blocked ones.
         self._received: dict[CheckpointId, set[int]] = {}
-        #: The last barrier of each channel: ids on a channel only grow, or a sender is broken.
+        #: The last barrier id of each channel. If the ids of a channel do not grow, its sender has
+        #: a bug.
         self._last: list[CheckpointId | None] = [None] * channels
         self._ended: set[int] = set()
 
     @property
     def state(self) -> AlignmentState:
-        """ALIGNING while channels are blocked."""
+        """The present state: ALIGNING while channels are blocked."""
         return AlignmentState.ALIGNING if self.blocked else AlignmentState.IDLE
 
     @property
     def blocked(self) -> frozenset[int]:
-        """Channels that must not be read now."""
+        """The channels that must not be read now."""
         if not self._blocking:
             return frozenset()
         return frozenset(channel for received in self._received.values() for channel in received)
 
     def barrier(self, channel: int, barrier: Barrier) -> list[AlignmentInstruction]:
-        """A barrier was taken from a channel. InternalError if the channel is blocked."""
+        """Handle a barrier that was read from a channel. InternalError if the channel is blocked,
+        or if barriers of one channel do not have growing ids.
+        """
         self._check_open(channel)
         last = self._last[channel]
         check(
@@ -113,22 +122,24 @@ class Alignment:
         return self._count(channel, barrier)
 
     def end_of_input(self, channel: int) -> list[AlignmentInstruction]:
-        """No record follows on this channel; barriers may."""
+        """Handle the end of a channel's input: no record follows on this channel, but
+        barriers may.
+        """
         self._check_open(channel)
         check(channel not in self._ended, f"channel {channel} ended twice")
         self._ended.add(channel)
         return [ChannelInputEnded()] if len(self._ended) == self._channels else []
 
     def cancel(self, checkpoint: CheckpointId) -> list[AlignmentInstruction]:
-        """The checkpoint was aborted: stop waiting for it, and for older ones, and begin it
-        never.
+        """Handle the abort of a checkpoint: stop waiting for it and for older ones, and never start
+        its alignment later.
         """
         if self._newest is None or checkpoint > self._newest:
             self._newest = checkpoint
         return self._give_up(through=checkpoint)
 
     def validate(self) -> None:
-        """Check what must hold between any two calls; for tests and the simulator."""
+        """Check the invariants of this object between two calls; for tests and the simulator."""
         for checkpoint, received in self._received.items():
             check(0 < len(received) < self._channels, f"{checkpoint}: complete or empty, yet kept")
             check(
@@ -148,14 +159,13 @@ class Alignment:
         instructions: list[AlignmentInstruction] = []
         checkpoint = barrier.checkpoint
         if self._newest is None or checkpoint > self._newest:
-            # An older alignment can complete nowhere any more: one checkpoint is under way at a
-            # time.
+            # Only one checkpoint is pending at a time, so an older one cannot complete any more.
             instructions += self._give_up(through=checkpoint)
             self._newest = checkpoint
             self._received[checkpoint] = set()
         received = self._received.get(checkpoint)
         if received is None:
-            return instructions  # late: the checkpoint is done, given up or cancelled
+            return instructions  # late: the checkpoint is complete, dropped or cancelled
         if len(received) + 1 < self._channels:
             received.add(channel)
             return [*instructions, Block(channel=channel)]

@@ -1,16 +1,18 @@
-"""Whether a job works off a backlog, so that its checkpoints may come less often (FLIP-309).
+"""Whether a job works off a backlog, so that it may take checkpoints less often (FLIP-309).
 
-A pure machine of one attempt. It is told what the slots have read, and how many records still wait
-for slots that have more to read than time. It says that the job is behind while more of them wait
-than it reads in a window of time, which is `checkpoint.interval_during_backlog`: what a job reads
-when it is behind has waited for about as long as it may now wait for the next checkpoint.
+`Backlog` is a pure state machine of one attempt. Its inputs are the number of records that the
+slots have read, and the number of records that wait for busy slots. The job is behind while more
+records wait than the job reads in one window. The window is `checkpoint.interval_during_backlog`.
+While a job is behind, a record has already waited for about one window when it is read. So it may
+wait about as long again for the next checkpoint.
 
-Flink has its sources say so, by the lag in time of their watermarks. Here it is counted in records
-against the job's own speed, which needs no clock of the producers. Records of slots that have time
-do not count: they are just arriving, or a transaction of another producer hides them.
+In Flink the sources report a backlog, by the time lag of their watermarks. This module counts
+records and compares them with the job's own speed, so it does not depend on the producers' clocks.
+Records that wait for slots which are not busy do not count: they are just arriving, or an open
+transaction of another producer hides them.
 
-It is no measure of load and decides nothing: `coordinator.py` does, and exactly once holds
-whatever is said here.
+This class only reports. `coordinator.py` chooses the interval, and exactly-once does not depend on
+either. A reported backlog is not a measure of load.
 """
 
 from __future__ import annotations
@@ -19,35 +21,40 @@ import math
 from typing import Final
 
 CATCH_UP_RATIO: Final = 0.25
-"""Share of a window's records that may wait when a job is behind no more. Fewer than made it so, or
-it would be behind again as soon as its checkpoints cost more."""
+"""The share of a window's records at which a backlog ends: the job is no longer behind when at most
+this share waits. This limit is lower than the one at which a backlog starts. With equal limits the
+job would be behind again as soon as more frequent checkpoints slow it down.
+"""
 
 CONFIRMATION_RATIO: Final = 0.1
-"""Share of a window for which a job is watched before its speed is one, and again for which a
-backlog must have been seen: a burst is read before that."""
+"""The share of a window for which a job is observed before its measured speed counts. A backlog
+must then last for the same share of a window before it is reported. A short burst is read sooner.
+"""
 
 
 class Backlog:
-    """The machine; `window_s` of 0 is never behind."""
+    """The state machine. With a `window_s` of 0 it never reports a backlog."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._since_s, self._since_records = math.inf, 0
-        #: Records read in the last window that was whole.
+        #: Records that the job reads per window: measured over the last complete window, or when
+        #: the backlog was detected.
         self._read = 0.0
         self._suspected_s = math.inf
         self.is_processing_backlog = False
 
     def sample(self, now_s: float, records_in: int, waiting: int) -> bool:
-        """Whether the job is behind, by the counts since its start; also in
+        """Take a sample and return whether the job is behind; the result is also in
         `is_processing_backlog`.
 
-        A job that reads nothing never is: nothing is held up then that fewer checkpoints would
-        free.
+        `records_in` counts all records since the start of the attempt. `waiting` counts the records
+        that wait for busy slots now. A job that reads nothing is never reported as behind, because
+        fewer checkpoints would not help it.
         """
         if self._window_s <= 0:
             return False
-        if not waiting or self._since_s == math.inf:  # a window begins where records begin to wait
+        if not waiting or self._since_s == math.inf:  # a window begins when records begin to wait
             self._begin_window(now_s, records_in)
             self._suspected_s, self.is_processing_backlog = math.inf, False
             return False

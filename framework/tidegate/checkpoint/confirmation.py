@@ -1,9 +1,9 @@
 """When a finding about a topic is final: Kafka has repeated it, for ten seconds by default.
 
-A broker that has not heard of the newest metadata says "absent" of a topic that exists, and a
-leader that was elected a moment ago says "beyond the end" of a position that it will have soon. Who
-acts on one such answer ends a job that could go on. Pure: the caller asks again, with pauses, and
-gives the time.
+One answer is not enough. A broker whose metadata is old answers "absent" for a topic that exists. A
+newly elected leader can answer "beyond the end" for a position that it will have soon. If one such
+answer counted, a healthy job would end. This module is pure: the caller repeats the request, with
+pauses, and passes the time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 from typing import Final
 
 REPEATED_S: Final = 10.0
-"""Longer than a broker needs to hear of a new leader or topic (its session timeout is 9 s)."""
+"""The time in seconds for which a finding must be repeated. It is longer than a broker needs to
+learn of a new leader or topic (its session timeout is 9 s).
+"""
 ASK_AGAIN_S: Final = 0.5
-"""The pause between two questions."""
+"""The pause between two requests, in seconds."""
 
 
 class Confirmation:
-    """Counts for how long every answer has been the same finding."""
+    """A timer that measures for how long every answer has been the same finding."""
 
     __slots__ = ("_finding", "_repeated_s", "_since_s")
 
@@ -27,7 +29,9 @@ class Confirmation:
         self._since_s = 0.0
 
     def heard(self, finding: str, now_s: float) -> bool:
-        """Take the finding of one answer, empty for none; True when it is final."""
+        """Record the finding of one answer and return whether it is final. An empty finding means
+        that the answer found nothing wrong.
+        """
         if not finding or finding != self._finding:
             self._finding, self._since_s = finding, now_s
         return bool(finding) and now_s - self._since_s >= self._repeated_s

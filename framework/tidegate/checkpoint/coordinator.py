@@ -1,34 +1,40 @@
-"""The checkpoint coordinator of one attempt: when a checkpoint begins, is complete, or is given up.
+"""The checkpoint coordinator of one attempt: it triggers, completes and aborts checkpoints.
 
-A pure machine: the JobMaster's shell feeds it events that carry the time, and carries its
-instructions out. It does not publish (`procedures/publish.py`), does not know the journal, and
-sends no message; it lives as long as the attempt, so that a checkpoint id (attempt and counter) is
-never used twice.
+This is a pure state machine. The JobMaster's shell passes events that carry the time, and executes
+the returned instructions. The coordinator does not publish (`procedures/publish.py`), does not know
+the journal, and sends no message. It lives as long as the attempt, so a checkpoint id (attempt and
+counter) is never used twice.
 
-Theory of operation. At most one checkpoint is under way. It waits for the acknowledgement of every
-subtask; one decline or the timeout aborts it; when all are in, it is handed out as
-`PublishCheckpoint` and only `Published` or `PublishFailed` ends it: a publication that may be in
-the journal can not be aborted, so no timeout applies any more. The first one begins soon after the
-start, so that what a recovery has to repeat becomes visible soon, and a new attempt's progress is
-held early. The next one begins one interval after the trigger of the last, but not before
-`min_pause` after the last publication. While the job works off a backlog (`backlog.py`) that
-interval is at least
-`interval_during_backlog` (FLIP-309); when it has caught up, what is overdue by the short one begins
-at once. Failures in a row are counted, each checkpoint once, and reset by a publication; more than
-tolerable fail the attempt.
+Theory of operation. At most one checkpoint is pending. It waits for the acknowledgement of every
+subtask. One decline or the timeout aborts it. When all acknowledgements have arrived, the
+coordinator returns `PublishCheckpoint`, and only `Published` or `PublishFailed` ends the
+checkpoint. No timeout applies any more, because a publication that may be in the journal cannot be
+aborted.
 
-While the checkpoint storage is gone (`StorageSeen`) no checkpoint begins and none counts as failed;
-the one under way is aborted. The attempt goes on for `tolerated_outage`, which the transactions'
-timeout has room for, and then fails, so that no transaction times out under a running job.
+The first checkpoint starts soon after the attempt starts. So the output that recovery repeats
+becomes visible soon, and the progress of a new attempt is saved early. The next checkpoint starts
+one interval after the trigger of the last one, but not before `min_pause` after the last
+publication. While the job works off a backlog (`backlog.py`), that interval is at least
+`interval_during_backlog` (FLIP-309). When the backlog ends, a checkpoint that is overdue by the
+shorter interval starts at once. Successive failures are counted, each checkpoint once, and a
+publication resets the count. The attempt fails when the count exceeds
+`tolerable_failed_checkpoints`.
 
-After `StopRequested` the next checkpoint is final, begins at once, and is retried until one is
-published: sources emit nothing after a final barrier, so there is no way back to ordinary ones.
+While the checkpoint storage is gone (`StorageSeen`), no checkpoint starts, and no failure counts
+towards `tolerable_failed_checkpoints`. A checkpoint that still waits for acknowledgements is
+aborted. The attempt continues for `tolerated_outage`, a time that the transaction timeout includes,
+and then fails. So no transaction times out under a running job.
 
-What was prepared is never dropped. The transactions of every acknowledgement, late and aborted ones
-too, are remembered per subtask until they are known to be ended; of subtasks that have finished,
-the whole last snapshot is carried into every later checkpoint.
+After `StopRequested` the next checkpoint is final. It starts at once, and final checkpoints are
+retried until one is published or the attempt fails. Sources emit nothing after a final barrier, so
+ordinary checkpoints cannot follow.
 
-Keeps invariants 2 and 5 of ARCHITECTURE.md, as far as they are decided here.
+A prepared transaction is never dropped. The coordinator remembers the transactions of every
+acknowledgement, also of late ones and of aborted checkpoints. It keeps them per subtask until they
+are known to be committed. The whole last snapshot of a finished subtask goes into every later
+checkpoint.
+
+The module keeps the parts of invariants 2 and 5 of ARCHITECTURE.md that are decided here.
 """
 
 from __future__ import annotations
@@ -76,24 +82,26 @@ from tidegate.ids import Attempt, CheckpointId, SubtaskId
 from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
 STORY_LENGTH: Final = 50
-"""Events kept for the message of an illegal move: a few checkpoints' worth at common widths."""
+"""The number of events kept for the message of an illegal event: a few checkpoints' worth at common
+parallelisms.
+"""
 
 
 class Phase(enum.Enum):
-    """What the coordinator is doing."""
+    """The phase of the coordinator."""
 
     CREATED = "created"
     """The attempt is being deployed."""
     IDLE = "idle"
-    """No checkpoint is under way."""
+    """No checkpoint is pending."""
     PENDING = "pending"
-    """Subtasks are acknowledging."""
+    """A checkpoint is pending: subtasks are acknowledging."""
     PUBLISHING = "publishing"
-    """All have; the publication is being made."""
+    """All subtasks have acknowledged, and the JobMaster publishes the checkpoint."""
     FINISHED = "finished"
     """The final checkpoint is published."""
     FAILED = "failed"
-    """Too many checkpoints in a row failed."""
+    """Too many successive checkpoints failed, or the checkpoint storage was gone for too long."""
 
 
 MOVES: Final[dict[Phase, frozenset[Phase]]] = {
@@ -104,12 +112,14 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.FINISHED: frozenset(),
     Phase.FAILED: frozenset(),
 }
-"""Every legal move. What happens on which event stands in `CheckpointCoordinator.TRANSITIONS`."""
+"""Every legal move between phases. `CheckpointCoordinator.TRANSITIONS` lists the method for each
+event.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointCounts:
-    """For display; only ever counted up, but for the failures in a row."""
+    """Counts for display. They only grow, except `failed_in_a_row`, which a publication resets."""
 
     triggered: int = 0
     completed: int = 0
@@ -120,7 +130,9 @@ class CheckpointCounts:
 
 
 class CheckpointCoordinator:
-    """The machine. All `subtasks` must acknowledge. Events are in `coordinator_events.py`."""
+    """The state machine. All `subtasks` must acknowledge. `coordinator_events.py` has
+    the events.
+    """
 
     TRANSITIONS: ClassVar[dict[tuple[Phase, type], str]] = {
         (Phase.CREATED, AttemptStarted): "_start",
@@ -172,7 +184,7 @@ class CheckpointCoordinator:
         (Phase.FAILED, StorageSeen): "_nothing",
         (Phase.FAILED, TaskEnded): "_end_task",
     }
-    """Phase and event to method; what is not here is an illegal move."""
+    """The method for each phase and event. A pair that is not listed is illegal."""
 
     def __init__(
         self, attempt: Attempt, subtasks: Iterable[SubtaskId], settings: CoordinatorSettings
@@ -185,9 +197,9 @@ class CheckpointCoordinator:
         self._pending: PendingCheckpoint | None = None
         self._counter = 0
         self._stopping = False
-        #: The next final checkpoint waits until then if the last checkpoint failed.
+        #: The earliest time of the next final checkpoint, after a failed checkpoint.
         self._retry_s = -math.inf
-        #: When the next ordinary checkpoint is due by the interval alone.
+        #: The time at which the next ordinary checkpoint is due by the interval alone.
         self._due_s = math.inf
         self._triggered_s = -math.inf
         self._behind = False
@@ -195,11 +207,11 @@ class CheckpointCoordinator:
         self._gone_since_s = -math.inf
         self._last_completion_s = -math.inf
         self._wake_s = math.inf
-        #: Per subtask, the transactions of its newest acknowledgement that are not known to be
-        #: ended.
+        #: Per subtask: the transactions of its newest acknowledgement that are not known to be
+        #: committed.
         self._pending_transactions: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
         self._carried_since: dict[SubtaskId, CheckpointId] = {}
-        #: The newest snapshot of each subtask, for those that finish.
+        #: The newest snapshot of each subtask; used for subtasks that have finished.
         self._latest_snapshot: dict[SubtaskId, SubtaskSnapshot] = {}
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
         self.counts = CheckpointCounts()
@@ -211,21 +223,23 @@ class CheckpointCoordinator:
 
     @property
     def phase(self) -> Phase:
-        """What the coordinator is doing."""
+        """The present phase."""
         return self._phase
 
     @property
     def pending(self) -> CheckpointId | None:
-        """The checkpoint under way."""
+        """The id of the pending checkpoint; None while no checkpoint is pending."""
         return None if self._pending is None else self._pending.id
 
     @property
     def missing(self) -> frozenset[SubtaskId]:
-        """Subtasks whose acknowledgement the pending checkpoint still waits for."""
+        """The subtasks whose acknowledgement the pending checkpoint still waits for."""
         return frozenset() if self._pending is None else self._pending.missing
 
     def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
-        """Take one event; InternalError, with the story so far, if it is illegal in this phase."""
+        """Handle one event and return the instructions that follow from it. InternalError, with the
+        recent events, if the event is illegal in this phase.
+        """
         self._story.append(f"{self._phase.value}: {_brief(event)}")
         method = self.TRANSITIONS.get((self._phase, type(event)))
         if method is None:
@@ -239,7 +253,7 @@ class CheckpointCoordinator:
         return instructions
 
     def validate(self) -> None:
-        """Check what must hold between any two events; for tests and the simulator."""
+        """Check the invariants of this object between two events; for tests and the simulator."""
         under_way = self._phase in {Phase.PENDING, Phase.PUBLISHING}
         self._check((self._pending is not None) == under_way, "pending record and phase differ")
         if self._pending is not None:
@@ -312,8 +326,8 @@ class CheckpointCoordinator:
         return self._trigger_next(event.now_s) if self._phase is Phase.IDLE else []
 
     def _abort_without_storage(self, event: StorageSeen) -> list[CoordinatorInstruction]:
-        """A checkpoint under way cannot complete. That is not counted as its failure: the job
-        continues without a restart if the storage is back in time.
+        """Abort the pending checkpoint, which cannot complete without the storage. The abort does
+        not count as a failure: the job continues without a restart if the storage returns in time.
         """
         if not event.gone:
             return self._note_storage(event)
@@ -326,7 +340,9 @@ class CheckpointCoordinator:
         ]
 
     def _give_up_without_storage(self) -> list[CoordinatorInstruction]:
-        """Before the open transactions time out, the attempt ends; the next one waits."""
+        """Fail the attempt before its open transactions time out. The next attempt waits for the
+        storage.
+        """
         self._move(Phase.FAILED)
         error = StorageGoneError(
             f"The checkpoint storage was gone for {self._settings.tolerated_outage_s:g} s "
@@ -368,7 +384,9 @@ class CheckpointCoordinator:
         ]
 
     def _acknowledge_late(self, event: Acknowledged) -> list[CoordinatorInstruction]:
-        """An acknowledgement of no pending checkpoint: only its transactions are remembered."""
+        """Handle an acknowledgement that belongs to no pending checkpoint: remember its
+        transactions and ignore the rest. An unknown subtask or checkpoint is ignored completely.
+        """
         known = _subtask(event) in self._running
         ours = event.checkpoint.attempt == self._attempt
         if not (known and ours and 1 <= event.checkpoint.counter <= self._counter):
@@ -379,8 +397,8 @@ class CheckpointCoordinator:
         return [_ignored(event, AcknowledgeResult.DISCARDED)]
 
     def _remember_transactions(self, event: Acknowledged) -> None:
-        """The newest acknowledgement of a subtask holds all that it has prepared and not seen
-        ended.
+        """Remember the transactions of a subtask's newest acknowledgement: all transactions that it
+        has prepared and that it does not know to be committed.
         """
         subtask = _subtask(event)
         if subtask in self._carried_since and event.checkpoint < self._carried_since[subtask]:
@@ -395,7 +413,9 @@ class CheckpointCoordinator:
         return []
 
     def _snapshots(self, pending: PendingCheckpoint) -> tuple[SubtaskSnapshot, ...]:
-        """The parts, and the last part of every subtask that has finished, with what it carries."""
+        """Return the acknowledged snapshots, and for each finished subtask its last snapshot with
+        the transactions that are still remembered for it.
+        """
         finished = [
             msgspec.structs.replace(snapshot, transactions=self._pending_transactions[subtask])
             for subtask, snapshot in self._latest_snapshot.items()
@@ -454,7 +474,8 @@ class CheckpointCoordinator:
         pending = self._under_way()
         if event.subtask not in pending.missing:
             return []
-        # Nobody's fault, so it is not counted; the next one does not wait for that subtask.
+        # No subtask is at fault, so this abort is not counted as a failure. The next checkpoint
+        # does not wait for the finished subtask.
         self._ended(pending.id)
         self._move(Phase.IDLE)
         abort = AbortCheckpoint(
@@ -484,7 +505,9 @@ class CheckpointCoordinator:
         return [abort, FailAttempt(error=error)]
 
     def _trigger_next(self, now_s: float) -> list[CoordinatorInstruction]:
-        """When a checkpoint has ended, or a backlog: the next one, if it is wanted or overdue."""
+        """Trigger the next checkpoint at once if it is due; called when a checkpoint or a backlog
+        has ended.
+        """
         return self._trigger(now_s) if now_s >= self._next_trigger_s() else []
 
     def _nothing(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
@@ -527,7 +550,9 @@ class CheckpointCoordinator:
         self._phase = phase
 
     def _check(self, holds: object, what: str) -> None:
-        """As `errors.check`; the message, which is long, is written where it is needed."""
+        """Raise InternalError unless `holds`, like `errors.check`. The message is long, so it is
+        only built on failure.
+        """
         if not holds:
             raise InternalError(self._describe(what))
 

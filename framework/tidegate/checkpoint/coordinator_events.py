@@ -1,7 +1,8 @@
-"""What the checkpoint coordinator is told and what it asks for: its events and instructions.
+"""The events that the checkpoint coordinator handles, and the instructions that it returns.
 
-Data without behaviour. The JobMaster's shell makes the events and carries out the instructions;
-`coordinator.py` stands between them. Times are monotonic seconds of the shell's own clock.
+This module has data without behaviour. The JobMaster's shell makes the events and executes the
+instructions; `coordinator.py` decides which instructions follow from an event. Times are monotonic
+seconds of the shell's own clock.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
-    """All sources of the attempt read."""
+    """All sources of the attempt are reading."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTick:
-    """Time has passed; sent at or after each `WakeAt`."""
+    """Time has passed. The shell sends this event at or after each `WakeAt`."""
 
     now_s: float
 
@@ -43,7 +44,9 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """A part could not be made, or the trigger did not reach a slot (`subtask` is None)."""
+    """A subtask could not make its part, or the trigger did not reach a slot (`subtask`
+    is None).
+    """
 
     checkpoint: CheckpointId
     subtask: SubtaskId | None
@@ -53,7 +56,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The checkpoint stands in the journal."""
+    """The checkpoint is in the journal."""
 
     checkpoint: CheckpointId
     now_s: float
@@ -61,7 +64,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishFailed:
-    """It is certain that the checkpoint does not stand in the journal and never will."""
+    """The checkpoint is certainly not in the journal and will never be there."""
 
     checkpoint: CheckpointId
     reason: str
@@ -70,21 +73,21 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsEnded:
-    """Seen CompleteCommit: these need not be named again."""
+    """These transactions were seen CompleteCommit, so no later publication has to list them."""
 
     transactions: tuple[PreparedTransaction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Take a final checkpoint as soon as possible. May be repeated."""
+    """A request for a final checkpoint as soon as possible. It may be repeated."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogChanged:
-    """The job has begun to work off a backlog, or has done so (`backlog.py`)."""
+    """The job has started to work off a backlog, or has finished it (`backlog.py`)."""
 
     behind: bool
     now_s: float
@@ -92,16 +95,18 @@ class BacklogChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSeen:
-    """The checkpoint storage has vanished, or is back."""
+    """The checkpoint storage is gone, or is back."""
 
     gone: str
-    """Why it cannot be used; empty if it is there."""
+    """The reason why the storage cannot be used; empty if it can be used."""
     now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
-    """A subtask has finished and will acknowledge nothing more; its last snapshot is carried on."""
+    """A subtask has finished and will not acknowledge any more. Later checkpoints contain its last
+    snapshot.
+    """
 
     subtask: SubtaskId
     now_s: float
@@ -127,7 +132,7 @@ CoordinatorEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerBarriers:
-    """Have all sources inject the barrier."""
+    """Make all sources inject the barrier."""
 
     checkpoint: CheckpointId
     final: bool
@@ -135,18 +140,22 @@ class TriggerBarriers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishCheckpoint:
-    """All parts are in: write the manifest and publish. Answer Published or PublishFailed."""
+    """Write the manifest and publish the checkpoint: all parts have arrived. Answer with
+    `Published` or `PublishFailed`.
+    """
 
     checkpoint: CheckpointId
     final: bool
     snapshots: tuple[SubtaskSnapshot, ...]
     transactions: tuple[PreparedTransaction, ...]
-    """Everything prepared and not known to be ended, oldest first."""
+    """All transactions that are prepared and not known to be committed, each once. They are ordered
+    by subtask, and those of one subtask have the order of its acknowledgement.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortCheckpoint:
-    """Tell every slot that the checkpoint was given up."""
+    """Notify every slot that the checkpoint was aborted."""
 
     checkpoint: CheckpointId
     reason: str
@@ -154,7 +163,9 @@ class AbortCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogIgnoredAcknowledge:
-    """An acknowledgement changed nothing, and why; for the log."""
+    """Log that an acknowledgement did not change the pending checkpoint, with the reason in
+    `result`.
+    """
 
     checkpoint: CheckpointId
     subtask: SubtaskId
@@ -163,14 +174,16 @@ class LogIgnoredAcknowledge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailAttempt:
-    """End the attempt; the restart strategy decides what follows. Given once, as the last."""
+    """End the attempt; the restart strategy decides what follows. Returned once, as the last
+    instruction.
+    """
 
     error: TidegateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
-    """Send `CheckpointTick` at this time; replaces every earlier WakeAt."""
+    """Send `CheckpointTick` at this time. It replaces every earlier `WakeAt`."""
 
     time_s: float
 

@@ -1,18 +1,19 @@
-"""What the transactions of a cluster mean: which hang, what holds readers back, which may be
+"""The meaning of a cluster's transactions: which ones hang, what blocks readers, what may be
 aborted.
 
-Pure functions of facts that `ports/inspection.py` brings; nothing here asks Kafka. Two views meet:
-coordinators know transactions by id, partition leaders know open ones by producer id. A transaction
-that a leader has open and no coordinator will ever end **hangs** (KIP-664): nothing but an abort
-marker written by hand ends it. Whether a coordinator will is read as Kafka's own tool reads it, by
-its list of partitions: by the epoch it cannot be, because a coordinator raises that first and
-writes the marker later.
+These are pure functions of data that `ports/inspection.py` reads; nothing here sends a request to
+Kafka. The module joins two views. Coordinators know transactions by transactional id; partition
+leaders know open transactions by producer id. A transaction **hangs** (KIP-664) if it is open on a
+leader and no coordinator will ever end it. Only an abort marker that an operator writes ends it. To
+decide whether a coordinator will end a transaction on a partition, the module reads the
+coordinator's list of partitions, as Kafka's own tool does. The epoch cannot decide: a coordinator
+raises it first and writes the marker later.
 
-Nothing is concluded from an answer that is missing: with a coordinator unasked no transaction is
-said to hang.
+A missing answer proves nothing. While a coordinator has not answered, a transaction that no other
+coordinator knows is not reported as hanging.
 
-For tidegate's own ids it keeps invariant 2 from the operator's side: a transaction that a
-publication names, or may yet come to name, is not for a hand to abort.
+For tidegate's own ids the module helps an operator to keep invariant 2. An operator must not abort
+a transaction that a publication lists or may still list.
 """
 
 from __future__ import annotations
@@ -37,66 +38,77 @@ ENDING: Final = frozenset(
         TransactionState.PREPARE_EPOCH_FENCE,
     }
 )
-"""The end is decided and its markers are on their way."""
+"""States in which the outcome is decided and the coordinator is still writing the markers."""
 OPEN: Final = ENDING | {TransactionState.ONGOING}
-"""Readers may have to wait for a transaction in these states."""
+"""States in which readers may have to wait for the transaction."""
 TIMEOUT_SCAN_MS: Final = 20_000
-"""After its timeout a transaction may be left alone for so long: coordinators look every 10 s by
-default, and the abort itself takes a moment."""
+"""The time in ms for which a transaction may stay open after its timeout. Coordinators look for
+expired transactions every 10 s by default, and the abort itself also takes some time.
+"""
 MAX_TIMEOUT_MS: Final = 15 * 60_000
-"""Kafka's default of `transaction.max.timeout.ms`: a younger transaction is not taken to hang,
-because its coordinator may only not have told yet."""
+"""Kafka's default of `transaction.max.timeout.ms`. A younger transaction is not reported as
+hanging, because its coordinator may merely not list it yet.
+"""
 
 
 class JournalStatus(enum.Enum):
-    """How an id stands with the journal of the tidegate job that it belongs to."""
+    """The relation of a transactional id to the journal of the tidegate job that it belongs to."""
 
     FOREIGN = "foreign"
-    """It is no id of tidegate."""
+    """The id was not made by tidegate."""
     UNKNOWN = "unknown"
-    """The job's journal was not found, or is not the one that the id names."""
+    """The job's journal was not found, is not the journal in the id, or does not have the id's
+    attempt.
+    """
     NAMED = "named"
-    """An unsettled publication names it: its records are promised, aborting it loses them."""
+    """An unsettled publication lists the id. Its records are promised, and an abort would lose
+    them.
+    """
     CURRENT = "current"
-    """It is of the newest attempt, whose next publication may name it at any moment."""
+    """The id is of the newest attempt, and the attempt's next publication may list it."""
     FREE = "free"
-    """No publication names it and none will: the job's own recovery would abort it."""
+    """No publication lists the id and none will list it. The job's own recovery would abort it."""
 
 
 class OpenReason(enum.Enum):
-    """Why a transaction is open on a partition."""
+    """The reason why a transaction is open on a partition."""
 
     OPEN = "open"
     """Its producer has not ended it, and it is within its timeout."""
     OVERDUE = "overdue"
-    """Past its timeout: its coordinator should have aborted it."""
+    """It is past its timeout, so its coordinator should have aborted it."""
     ENDING = "ending"
-    """Decided; the coordinator has still to write this partition's marker."""
+    """Its outcome is decided. The coordinator still has to write the marker to this partition."""
     HANGING = "hanging"
-    """No coordinator will end it here, and it is old enough to be sure."""
+    """No coordinator will end it on this partition, and it is old enough to be sure."""
     UNCLAIMED = "unclaimed"
-    """As hanging, but too young: its end may be on its way."""
+    """No coordinator lists it for this partition, but it is young: its marker may be on its way."""
     UNKNOWN = "unknown"
-    """No coordinator that answered knows it, and not all did."""
+    """No coordinator that answered knows it, and at least one coordinator did not answer."""
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction that is open on a partition, as far as it is known."""
+    """A transaction that is open on a partition, with what is known about it."""
 
     origin: TopicPartition
     producer: ProducerState
     transaction: Transaction | None
-    """Of its producer, where a coordinator knows it (a hanging one may be of an earlier life)."""
+    """The transaction of this producer at its coordinator; None if no coordinator knows the
+    producer. For a hanging transaction it may be a later transaction of the same producer.
+    """
     cause: OpenReason
     age_ms: int
-    """Since it began by its coordinator; else since its last batch by that batch's timestamp."""
+    """Milliseconds since the transaction began, by its coordinator. If the coordinator does not
+    say, the milliseconds since the timestamp of the producer's last batch.
+    """
 
     @property
     def committed(self) -> bool:
-        """It may be a commit whose marker was forgotten here: then an abort loses its records.
+        """Whether this may be a committed transaction whose marker is missing here. Then an abort
+        loses its records.
 
         Brokers of Kafka 4 complete a transaction without the marker of a partition that has no
-        leader just then, as if that were deleted (KAFKA-20734).
+        leader at that time, as if the partition were deleted (KAFKA-20734).
         """
         return (
             self.transaction is not None
@@ -105,32 +117,36 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `read_committed` reader of one partition meets."""
+    """The state of one partition for `read_committed` readers."""
 
     origin: TopicPartition
     leader: int
-    """The broker's id, -1 where there is none."""
+    """The broker id of the partition's leader; -1 if there is no leader."""
     ends: PartitionEndOffsets | None
-    """None where the leader did not answer."""
+    """The end offsets of the partition; None if the leader did not answer."""
     held: tuple[OpenTransaction, ...]
-    """The first holds the last stable offset back; the others are open behind it."""
+    """The open transactions. The first one holds back the last stable offset; the others are open
+    behind it.
+    """
 
     @property
     def waiting(self) -> int:
-        """Offsets that are written and not readable: records, and markers of transactions."""
+        """The number of offsets that are written but not readable: records, and transaction
+        markers.
+        """
         return 0 if self.ends is None else max(0, self.ends.end - self.ends.stable)
 
 
 class AbortOutcome(enum.Enum):
-    """What became of a transaction that was to be aborted."""
+    """The outcome of a requested abort."""
 
     ABORTED = "aborted"
     ABORTING = "aborting"
-    """Decided; markers are still to be written."""
+    """The abort is decided; some markers are still to be written."""
     COMMITTED = "committed"
-    """Its producer was faster."""
+    """The producer committed the transaction before the abort."""
     CHANGED = "changed"
-    """The id has gone on to another transaction or producer, which was left alone."""
+    """The id now has another transaction or another producer, which was not aborted."""
 
 
 def classify(
@@ -142,10 +158,10 @@ def classify(
     now_ms: int,
     max_timeout_ms: int = MAX_TIMEOUT_MS,
 ) -> OpenTransaction:
-    """Why a transaction is open on a partition.
+    """Return the open transaction with the reason why it is open on a partition.
 
-    `known` is what coordinators know, in any state, by producer id; `complete` says that all of
-    them were asked, **after** the leader.
+    `known` has what the coordinators know, in any state, by producer id. `complete` tells whether
+    all coordinators answered. The coordinators must be asked **after** the leader.
     """
     transaction = known.get(producer.producer_id)
     age_ms = max(0, now_ms - producer.last_ms)
@@ -168,7 +184,7 @@ def classify(
 
 
 def standing(transactional_id: TransactionalId, journal: JournalState | None) -> JournalStatus:
-    """How an id stands with its job's journal (None: it could not be read)."""
+    """Return the relation of an id to its job's journal (None if the journal could not be read)."""
     parts = parse_transactional_id(transactional_id)
     if parts is None:
         return JournalStatus.FOREIGN
@@ -182,9 +198,10 @@ def standing(transactional_id: TransactionalId, journal: JournalState | None) ->
 
 
 def aborted(before: Transaction, after: Transaction | None) -> AbortOutcome:
-    """What became of `before`, whose abort was asked for, by what its coordinator says now.
+    """Return the outcome of the abort of `before`, from the present description of its id.
 
-    By producer and start time: an end may have raised the epoch, and keeps both of these.
+    A transaction is identified by producer id and start time. An abort may raise the epoch, but it
+    keeps these two.
     """
     if (
         after is None
@@ -211,9 +228,10 @@ def selected(
     older_than_ms: int,
     now_ms: int,
 ) -> list[Transaction]:
-    """Those of a job, that write to one of these partitions, and that began so long ago.
+    """Return the transactions of a job that write to one of these partitions and that began at
+    least `older_than_ms` ago. A filter that is None or 0 selects all.
 
-    Oldest first; those that never began are last.
+    They are sorted by start time, the oldest first. Transactions that never began are last.
     """
     found = []
     for each in transactions:

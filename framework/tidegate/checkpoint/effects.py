@@ -1,12 +1,13 @@
-"""What the procedures of this room ask of the world: effect requests, and how they are awaited.
+"""The effect requests that the procedures yield, and how a procedure waits for their results.
 
-A procedure is a generator that yields effects and is sent their results; it does nothing itself, so
-the same code runs against real drivers (`controlplane/jobmaster/effect_runner.py`) and under a
-scheduler that interleaves two JobMasters step by step (the tests). An effect that fails is thrown
-into the generator as an error of the one tree: KafkaError, KafkaUnavailableError, StorageError.
+A procedure is a generator that yields effects and receives their results. It does nothing itself.
+So the same code runs with real drivers (`controlplane/jobmaster/effect_runner.py`), and in tests
+under a scheduler that interleaves two JobMasters step by step. The runner throws the error of a
+failed effect into the generator, as a class of `tidegate.errors`: KafkaError,
+KafkaUnavailableError, StorageError.
 
-The small functions below (`create_entry`, `describe`, ...) give each effect its result's type, so
-that procedures are checked; they are the only code that yields.
+The small functions below (`create_entry`, `describe`, ...) give the result of each effect its type,
+so that mypy checks the procedures. No other code yields effects.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateEntry:
-    """BlobStore.create. Result: CreateResult; StorageError only if surely nothing was written."""
+    """BlobStore.create. Result: CreateResult. StorageError only if certainly nothing
+    was written.
+    """
 
     path: str
     data: bytes
@@ -35,14 +38,14 @@ class CreateEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadObject:
-    """BlobStore.get. Result: bytes, or None where there is none."""
+    """BlobStore.get. Result: bytes, or None if the object does not exist."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteObject:
-    """BlobStore.put. Result: None."""
+    """BlobStore.put, which creates or replaces the object. Result: None."""
 
     path: str
     data: bytes
@@ -50,7 +53,7 @@ class WriteObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListObjects:
-    """BlobStore.list. Result: list of paths."""
+    """BlobStore.list. Result: list of paths below `prefix`."""
 
     prefix: str
 
@@ -64,7 +67,8 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
-    """TransactionAdmin.describe on the cluster of that id. Result: TransactionDescription or None.
+    """TransactionAdmin.describe on the cluster of that id. Result: TransactionDescription, or None
+    if the coordinator does not know the id.
 
     A runner that is connected to another cluster throws RefusedError.
     """
@@ -75,7 +79,9 @@ class Describe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """TransactionAdmin.end on the transaction's cluster. Result: EndTxnResult."""
+    """TransactionAdmin.end on the transaction's cluster. Result: EndTxnResult. A runner that is
+    connected to another cluster throws RefusedError.
+    """
 
     transaction: PreparedTransaction
     commit: bool = True
@@ -83,12 +89,16 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterId:
-    """TransactionAdmin.cluster_id: which Kafka cluster the brokers belong to now. Result: str."""
+    """TransactionAdmin.cluster_id: the id of the Kafka cluster that the brokers form now. Result:
+    str.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListTransactions:
-    """TransactionAdmin.list. Result: dict of TransactionalId to TransactionState."""
+    """TransactionAdmin.list. Result: dict of TransactionalId to TransactionState. `unfinished`
+    leaves out ids whose last transaction is complete.
+    """
 
     prefix: str
     unfinished: bool = False
@@ -103,7 +113,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicIds:
-    """TransactionAdmin.topic_ids. Result: dict of topic to id."""
+    """TransactionAdmin.topic_ids. Result: dict of topic to topic id."""
 
     topics: frozenset[str]
 
@@ -124,26 +134,27 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonotonicTime:
-    """Clock.monotonic. Result: seconds."""
+    """Clock.monotonic. Result: seconds, as a float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WallClock:
-    """Clock.now_ms. Result: milliseconds; for records and display only."""
+    """Clock.now_ms. Result: milliseconds since the Unix epoch; for records and display only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nonce:
-    """A fresh random name. Result: 16 lower-case hexadecimal digits."""
+    """A new random name. Result: 16 lower-case hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
-    """Procedures that wait for nothing but Kafka, at the same time: begun in their order, done in
-    any. Result: list of their results, in their order.
+    """Run procedures at the same time. They start in the given order and end in any order. Result:
+    list of their results, in the given order.
 
-    All are carried on to their end; then the error of the first that failed is thrown. None of them
-    asks for others together.
+    The procedures wait only for Kafka. Every procedure runs to its end, also after another has
+    failed. Then the error of the first failed procedure, in the given order, is thrown. None of the
+    procedures yields `Gather` itself.
     """
 
     procedures: tuple[Procedure[Any], ...]
@@ -174,35 +185,37 @@ Procedure = Generator[Effect, Any, T]
 
 
 def create_entry(path: str, data: bytes) -> Procedure[CreateResult]:
-    """Create if absent."""
+    """Create an object unless it exists, and return the outcome."""
     result = yield CreateEntry(path=path, data=data)
     return _typed(result, CreateResult)
 
 
 def read_object(path: str) -> Procedure[bytes | None]:
-    """Read, None where there is nothing."""
+    """Return the content of an object, or None if it does not exist."""
     result = yield ReadObject(path=path)
     return None if result is None else _typed(result, bytes)
 
 
 def write_object(path: str, data: bytes) -> Procedure[None]:
-    """Write or replace."""
+    """Write or replace an object."""
     yield WriteObject(path=path, data=data)
 
 
 def list_objects(prefix: str) -> Procedure[list[str]]:
-    """Paths below a folder."""
+    """Return the paths below a folder."""
     result = yield ListObjects(prefix=prefix)
     return list(_typed(result, list))
 
 
 def delete_object(path: str) -> Procedure[None]:
-    """Remove."""
+    """Delete an object."""
     yield DeleteObject(path=path)
 
 
 def describe(transaction: PreparedTransaction) -> Procedure[TransactionDescription | None]:
-    """What the coordinator knows of the transaction's id."""
+    """Return what the coordinator knows of the transaction's id, or None if it does not know the
+    id.
+    """
     result = yield Describe(
         cluster_id=transaction.cluster_id, transactional_id=transaction.transactional_id
     )
@@ -212,13 +225,13 @@ def describe(transaction: PreparedTransaction) -> Procedure[TransactionDescripti
 def end_transaction(
     transaction: PreparedTransaction, *, commit: bool = True
 ) -> Procedure[EndTxnResult]:
-    """Send one EndTxn."""
+    """Send one EndTxn and return the coordinator's answer."""
     result = yield EndTransaction(transaction=transaction, commit=commit)
     return _typed(result, EndTxnResult)
 
 
 def cluster_id() -> Procedure[str]:
-    """The id of the Kafka cluster that the brokers belong to."""
+    """Return the id of the Kafka cluster that the brokers form now."""
     result = yield ClusterId()
     return _typed(result, str)
 
@@ -226,18 +239,20 @@ def cluster_id() -> Procedure[str]:
 def list_transactions(
     prefix: str, *, unfinished: bool = False
 ) -> Procedure[dict[TransactionalId, TransactionState]]:
-    """All ids that begin so; `unfinished`: but for those with a complete transaction."""
+    """Return the state of every transactional id with this prefix. With `unfinished`, leave out ids
+    whose last transaction is complete.
+    """
     result = yield ListTransactions(prefix=prefix, unfinished=unfinished)
     return dict(_typed(result, dict))
 
 
 def fence(transactional_id: TransactionalId) -> Procedure[None]:
-    """Abort what is open under an id and lock its producers out."""
+    """Abort the open transaction of an id and lock out its producers."""
     yield Fence(transactional_id=transactional_id)
 
 
 def topic_ids(topics: Collection[str]) -> Procedure[dict[str, str]]:
-    """The ids of those topics that exist."""
+    """Return the topic ids of those topics that exist."""
     if not topics:
         return {}
     result = yield TopicIds(topics=frozenset(topics))
@@ -245,7 +260,7 @@ def topic_ids(topics: Collection[str]) -> Procedure[dict[str, str]]:
 
 
 def epoch_ends(epochs: Mapping[TopicPartition, int]) -> Procedure[dict[TopicPartition, int]]:
-    """Where the log of each partition ends for a leader epoch."""
+    """Return, per partition, the offset at which the log of a leader epoch ends."""
     if not epochs:
         return {}
     result = yield EpochEnds(epochs=dict(epochs))
@@ -258,25 +273,25 @@ def pause(seconds: float) -> Procedure[None]:
 
 
 def now() -> Procedure[float]:
-    """Monotonic seconds."""
+    """Return the monotonic time in seconds."""
     result = yield MonotonicTime()
     return _typed(result, float)
 
 
 def wall_clock() -> Procedure[int]:
-    """Milliseconds since the epoch."""
+    """Return the wall-clock time in milliseconds since the Unix epoch."""
     result = yield WallClock()
     return _typed(result, int)
 
 
 def nonce() -> Procedure[str]:
-    """A fresh random name."""
+    """Return a new random name."""
     result = yield Nonce()
     return _typed(result, str)
 
 
 def gather(procedures: Sequence[Procedure[T]]) -> Procedure[list[T]]:
-    """The results of procedures that may run at the same time."""
+    """Run procedures that may run at the same time, and return their results in the given order."""
     if not procedures:
         return []
     if len(procedures) == 1:

@@ -1,9 +1,9 @@
-"""The form of every file that the protocol reads back: a version, a checksum, a body.
+"""The format of every file that the commit protocol reads back: a version, a checksum, a body.
 
-`{"version":1,"sha256":"<of the body's bytes>","body":{...}}`, one line of JSON. The checksum is of
-the body exactly as it stands in the file, so that a torn or edited file is told from a whole one
-without knowing what is in it. Journal entries, the journal's hint and manifests use it; nothing
-else does.
+A file is one line of JSON: `{"version":1,"sha256":"<of the body's bytes>","body":{...}}`. The
+checksum covers the exact bytes of the body in the file. So a reader detects a torn or edited file
+without knowing what the body means. Journal entries, journal snapshots, manifests and the files of
+initial offsets use this format. No other file does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import msgspec
 from tidegate.errors import CorruptCheckpointError
 
 VERSION: Final = 1
-"""Grows when a reader of today could misread what is written; new fields with defaults do not."""
+"""The version of the format. It grows when a reader of today could misread a new file. A new field
+with a default does not change it.
+"""
 
 
 class _Envelope(msgspec.Struct, kw_only=True):
@@ -30,14 +32,16 @@ class _Version(msgspec.Struct):
 
 
 def encode_file(body: msgspec.Struct) -> bytes:
-    """The file of a body."""
+    """Return the content of a file with this body."""
     raw = msgspec.json.encode(body, order="sorted")
     envelope = _Envelope(version=VERSION, sha256=_digest(raw), body=msgspec.Raw(raw))
     return msgspec.json.encode(envelope) + b"\n"
 
 
 def decode_file(data: bytes, *, what: str) -> bytes:
-    """The body's bytes; CorruptCheckpointError that begins with `what` if the file is not whole."""
+    """Return the bytes of the body. CorruptCheckpointError, with a message that begins with `what`,
+    if the file is torn, edited or of a newer version.
+    """
     try:
         version = msgspec.json.decode(data, type=_Version).version
         if version > VERSION:
@@ -54,7 +58,7 @@ def decode_file(data: bytes, *, what: str) -> bytes:
 
 
 def written_by_newer(what: str, how: str) -> CorruptCheckpointError:
-    """The error for a file that only a later tidegate can read."""
+    """Return the error for a file that only a newer tidegate can read."""
     return CorruptCheckpointError(
         f"{what} was written by a newer version of tidegate ({how}); run the job with that version"
     )

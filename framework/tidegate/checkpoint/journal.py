@@ -1,15 +1,15 @@
-"""The entries of a job's journal, as they are written and where they lie.
+"""The entries of a job's journal: their fields, their encoding and their paths.
 
-The journal is a row of numbered entries, each created with create-if-absent, in which claims and
-publications compete for the next number: it is the one commit point of the job (invariants 2, 3,
-5). `journal_state.py` says what they add up to; the procedures of `checkpoint/procedures` read and
-create them.
+The journal is a sequence of numbered entries, each created with create-if-absent. Claims and
+publications compete for the next number, so the journal is the one commit point of the job
+(invariants 2, 3, 5). `journal_state.py` computes the state that the entries add up to. The
+procedures of `checkpoint/procedures` read and create entries.
 
-Each entry names the nonce of the one before it. So an entry that was removed and created again, or
-a journal pieced together from two backups, is found where it is read; a number that is missing
-while a later one is there is an error and is never skipped, except where the journal was trimmed,
-which a hint above it shows. An entry of a kind that this version does not know stops the reader:
-its meaning could change what the last publication is.
+Each entry has the nonce of the entry before it. So a reader detects an entry that was removed and
+created again, and a journal that was composed from two backups. A missing number below an existing
+entry is an error and is never skipped. The only exception is a truncated journal, which a journal
+snapshot with a higher number proves. An entry of a kind that this version does not know stops the
+reader: its meaning could change which publication is the last one.
 """
 
 from __future__ import annotations
@@ -25,48 +25,56 @@ from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
 from tidegate.protocol.snapshots import PreparedTransaction
 
 SNAPSHOT_INTERVAL: Final = 100
-"""Entries between two hints: a claim reads at most about so many entries."""
+"""The number of entries between two journal snapshots: a claim reads at most about this many
+entries.
+"""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of all entries. The tag of each class is what stands in its file, whatever its name."""
+    """Base of all entries. The file of an entry contains the class's tag, not the class's name."""
 
     number: JournalNumber
     nonce: str
-    """Tells one's own entry from another's where a create says that something is there."""
+    """A random text by which a process recognises its own entry when a create answers that the
+    entry exists.
+    """
     previous: str
-    """The nonce of the entry before; empty in the first."""
+    """The nonce of the entry before; empty in the first entry."""
     journal: str
-    """The journal's random name: part of transactional ids, the same in every entry."""
+    """The journal's random name. It is part of transactional ids and the same in every entry."""
     created_ms: int
-    """Wall clock of the writer; for display only."""
+    """The wall clock of the writer in milliseconds; for display only."""
 
 
 class Claim(Entry, frozen=True, kw_only=True, tag="claim"):
-    """An attempt begins; the attempt is this entry's number. Publications of older ones end
-    here.
+    """The start of an attempt, whose number is the number of this entry. No older attempt can
+    publish after it.
     """
 
     submission: str
     restore: str
     """`latest`, `none` or the id of a checkpoint, as submitted."""
     took_over: bool = False
-    """The operator took the job's name over: ids of other journals may be fenced."""
+    """Whether the operator took over the job's name: ids of other journals may be fenced."""
     claimant: str = ""
-    """A random name of the process that made it."""
+    """A random name of the process that made the claim."""
     kafka_cluster: str = ""
     """The id of the Kafka cluster that the attempt runs on; empty in claims of earlier versions."""
     restore_to_other_cluster: bool = False
-    """The operator consents, for the first claim of a submission: the job may restore checkpoints
-    of another Kafka cluster on `kafka_cluster`, because that one has the same offsets."""
+    """Whether the operator consents, in the first claim of a submission, to a restore from another
+    Kafka cluster. The job may then restore checkpoints of that cluster on `kafka_cluster`, because
+    both have the same offsets.
+    """
     lost_attempt: int = 0
-    """The newest attempt that Kafka knows and that this journal lacks, where the operator restores
-    a checkpoint all the same: the journal is a backup. 0: it lacks none."""
+    """The newest attempt that Kafka knows and that this journal lacks; 0 if it lacks none. A number
+    above 0 means that the journal is an older copy, and that the operator restores a checkpoint
+    anyway.
+    """
 
 
 class Publication(Entry, frozen=True, kw_only=True, tag="publication"):
-    """A checkpoint is complete: its transactions are decided, its state is where the job
-    restores.
+    """The commit of a complete checkpoint: its transactions are to be committed, and the job
+    restores its state.
     """
 
     attempt: Attempt
@@ -74,61 +82,68 @@ class Publication(Entry, frozen=True, kw_only=True, tag="publication"):
     submission: str
     manifest: str
     sha256: str
-    """Of the manifest's file."""
+    """The SHA-256 of the manifest's file, in hex."""
     transactions: tuple[PreparedTransaction, ...]
-    """The named ones, oldest first."""
+    """The listed transactions, those of earlier publications first."""
     final: bool
     stopped: bool = False
-    """A user's stop asked for this final checkpoint, before the end of the input."""
+    """Whether a user's stop asked for this final checkpoint before the end of the input."""
 
 
 class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
-    """Every transaction that the last publication names was seen CompleteCommit."""
+    """The statement that every transaction in the last publication was seen CompleteCommit."""
 
     attempt: Attempt
     publication: JournalNumber
 
 
 class Lost(Entry, frozen=True, kw_only=True, tag="lost"):
-    """The broker has aborted transactions that the last publication names; the others are ended."""
+    """The statement that the broker has aborted transactions of the last publication; the other
+    listed transactions are ended.
+    """
 
     attempt: Attempt
     publication: JournalNumber
     transactions: tuple[PreparedTransaction, ...]
     statement: str
-    """What the operator is told."""
+    """The text for the operator."""
 
 
 class RolledBack(Entry, frozen=True, kw_only=True, tag="retracted"):
-    """The last publication is taken back: the broker has aborted something that it names, and
-    nothing that it was the first to name was committed or ever will be.
+    """The rollback of the last publication. The broker has aborted a transaction that it lists, and
+    no transaction that it was the first to list is or will ever be committed.
 
-    The job stands on the publication before it (or on nothing, if it was the first), with those of
-    its transactions that the retracted one still carried.
+    The job then continues from the publication before it, or from nothing if it was the first. The
+    transactions of that earlier publication count again, but only those that the rolled-back one
+    also listed.
     """
 
     attempt: Attempt
     publication: JournalNumber
     aborted: tuple[PreparedTransaction, ...]
-    """What it was the first to name: its records are written again."""
+    """The transactions that the publication was the first to list; their records are
+    written again.
+    """
 
 
 class LossAccepted(Entry, frozen=True, kw_only=True, tag="accepted"):
-    """The operator accepts a loss."""
+    """The operator's acceptance of a loss."""
 
     lost: JournalNumber
     submission: str
 
 
 class Closed(Entry, frozen=True, kw_only=True, tag="closed"):
-    """The job has ended for good; only a new submit may claim after it."""
+    """The permanent end of the job. Only a new submit may claim after it."""
 
     attempt: Attempt
     outcome: str
     """`finished`, `canceled` or `failed`."""
     stopped: str = ""
-    """How a user's stop ended a job that is `finished`: a `StopEnd`; empty where the job ended at
-    the end of its input. No further outcome, which an older version could not read."""
+    """The way in which a user's stop ended a job that is `finished`, as a `StopEnd`. Empty if the
+    job ended at the end of its input. This is not another outcome, because an older version could
+    not read one.
+    """
 
 
 AnyEntry = Claim | Publication | Settled | Lost | RolledBack | LossAccepted | Closed
@@ -142,30 +157,32 @@ KINDS: Final = frozenset(
 
 
 def entry_path(job: JobName, number: int) -> str:
-    """Where an entry lies."""
+    """Return the path of an entry."""
     check(number >= 1, "entries are numbered from 1")
     return f"{journal_folder(job)}/{number:020d}.json"
 
 
 def journal_folder(job: JobName) -> str:
-    """Where the entries and hints lie."""
+    """Return the folder of the entries and the journal snapshots."""
     return f"{job}/journal"
 
 
 def hint_path(job: JobName, number: int) -> str:
-    """Where the state at an entry lies. Each is written under a name of its own: a zombie that is
-    late can not replace a newer one.
+    """Return the path of the journal snapshot after an entry (a `.hint` file). Each snapshot has a
+    path of its own, so that a late zombie cannot replace a newer one.
     """
     return f"{journal_folder(job)}/{number:020d}.hint"
 
 
 def encode_entry(entry: AnyEntry) -> bytes:
-    """The entry's file."""
+    """Return the content of the entry's file."""
     return encode_file(entry)
 
 
 def decode_entry(data: bytes, path: str) -> AnyEntry:
-    """The inverse; CorruptCheckpointError that names the file and what to do about it."""
+    """Return the entry in a file. CorruptCheckpointError, with the path and the remedy, if the file
+    is torn, edited, of a newer version or not an entry.
+    """
     what = f"journal entry {path}"
     try:
         body = decode_file(data, what=what)
@@ -196,17 +213,21 @@ _NUMBER = re.compile(r".*/journal/(\d{20})\.(json|hint)")
 
 
 def entry_number(path: str) -> JournalNumber | None:
-    """The number of the entry that lies there; None for a hint and for anything else."""
+    """Return the number of the entry at this path; None for a journal snapshot and for any other
+    file.
+    """
     return _number(path, ".json")
 
 
 def hint_number(path: str) -> JournalNumber | None:
-    """The number of the entry whose state lies there; None for an entry and for anything else."""
+    """Return the number of the journal snapshot at this path; None for an entry and for any other
+    file.
+    """
     return _number(path, ".hint")
 
 
 def _number(path: str, kind: str) -> JournalNumber | None:
-    if not path.endswith(kind):  # asked of every name; a pattern takes four times longer
+    if not path.endswith(kind):  # called for every name, and the pattern takes four times longer
         return None
     match = _NUMBER.fullmatch(path)
     return None if match is None else JournalNumber(int(match[1]))

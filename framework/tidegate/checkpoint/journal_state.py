@@ -1,10 +1,10 @@
-"""What the entries of a journal add up to.
+"""The state that the entries of a journal add up to.
 
-A pure fold: `JournalState.after(entry)` gives the state with one more entry, or refuses an entry
-that can not follow. The claim procedure folds all entries up to its own, so that what it stands on
-was decided before it; the states of some entries are written down as hints, so that a claim need
-not read the whole journal, and so that its oldest entries can be trimmed. Entries never change, so
-the state of any of them stays true.
+This is a pure fold: `JournalState.after(entry)` returns the state with one more entry, or refuses
+an entry that cannot follow. The claim procedure folds all entries up to its own claim, so
+everything that the attempt builds on was decided before the claim. The states after some entries
+are stored as journal snapshots. So a claim need not read the whole journal, and the oldest entries
+can be truncated. Entries never change, so the state after an entry stays true.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from tidegate.ids import Attempt, CheckpointId, JournalNumber
 from tidegate.protocol.snapshots import PreparedTransaction
 
 RECENT_MAX: Final = 64
-"""Publications that a journal's state remembers, for retention and for restoring an older one."""
+"""The number of publications that the state remembers, for retention and for the restore of an
+older one.
+"""
 
 EARLIER_MAX: Final = 16
-"""Publications that could be taken back one after the other: there is one at most, unless
-transactions stay unended through further checkpoints."""
+"""The most publications that can be rolled back one after another. Usually there is at most one.
+There are more only if transactions stay uncommitted through further checkpoints.
+"""
 
 
 class PublicationRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,81 +52,94 @@ class PublicationRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Earlier(msgspec.Struct, frozen=True, kw_only=True):
-    """A publication before the last one, as the job would stand on it after a retraction."""
+    """A publication before the last one, as the job continues from it after a rollback."""
 
     publication: Publication
     named: tuple[PreparedTransaction, ...]
     own: tuple[PreparedTransaction, ...]
     firm: bool
     decided: bool
-    """It is settled, or its loss accepted."""
+    """Whether it is settled or its loss is accepted."""
 
 
 class JournalState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the entries up to `number` add up to. The empty journal has number 0."""
+    """The state after the entries up to `number`. The empty journal has number 0."""
 
     number: JournalNumber = JournalNumber(0)
     nonce: str = ""
-    """Of the last entry."""
+    """The nonce of the last entry."""
     name: str = ""
     """The journal's random name."""
     attempt: Attempt = Attempt(0)
-    """The newest claim."""
+    """The attempt of the newest claim."""
     claimant: str = ""
     """The process that made the newest claim."""
     submission: str = ""
-    """Of the newest claim."""
+    """The submission of the newest claim."""
     took_over: bool = False
-    """Some claim of this journal did."""
+    """Whether some claim of this journal took over the job's name."""
     kafka_cluster: str = ""
-    """The Kafka cluster of the newest claim; empty where that claim does not say."""
+    """The Kafka cluster of the newest claim; empty if that claim does not have it."""
     moved: JournalNumber = JournalNumber(0)
-    """The claim that carries the consent to restore on `kafka_cluster` what belongs to another one;
-    0 where there is none."""
+    """The number of the claim with the consent to restore checkpoints of another Kafka cluster on
+    `kafka_cluster`; 0 without a consent.
+    """
     lost_attempt: Attempt = Attempt(0)
-    """The newest attempt of which Kafka may have traces that the journal lacks, as the operator
-    knows: ids of attempts up to it are those of entries that were lost with the storage."""
+    """The newest attempt of which Kafka may have traces and that the journal lacks, as a claim
+    recorded. Ids of attempts up to this one belong to entries that were lost with the storage.
+    """
     publication: Publication | None = None
-    """The last one."""
+    """The last publication."""
     settled: bool = False
-    """The last publication is."""
+    """Whether the last publication is settled."""
     lost: Lost | None = None
-    """Of the last publication."""
+    """The stated loss of the last publication; None if no loss was stated."""
     accepted: bool = False
-    """That loss is."""
+    """Whether that loss is accepted."""
     closed: Closed | None = None
-    """There where no claim came after it."""
+    """The entry that closed the journal; None if it is not closed or a claim came after it."""
     recent: tuple[PublicationRef, ...] = ()
-    """The last publications, oldest first, without retracted ones."""
+    """The last publications, oldest first, without those that were rolled back."""
     carried: tuple[PreparedTransaction, ...] | None = None
-    """After a retraction: those of the publication's transactions that may be open. None: all."""
+    """The transactions of the publication that may still be open, after a rollback. None: all that
+    the publication lists.
+    """
     own: tuple[PreparedTransaction, ...] = ()
-    """Those of `named` that the publication was the first to name."""
+    """The transactions in `named` that the publication was the first to list."""
     firm: bool = True
-    """The publication can not be taken back: something that it was the first to name is, or may be,
-    committed. True also where it is not known, as in the hint of an earlier version."""
+    """Whether the publication cannot be rolled back: a transaction that it was the first to list
+    is, or may be, committed. True also if this is not known, as in a journal snapshot of an earlier
+    version.
+    """
     earlier: tuple[Earlier, ...] = ()
-    """What the publication can be taken back to, oldest first; empty: to nothing."""
+    """The publications to which the last one can be rolled back, oldest first. Empty: a rollback
+    leaves no publication.
+    """
 
     @property
     def named(self) -> tuple[PreparedTransaction, ...]:
-        """What an unsettled publication names: nobody may fence these, or use their ids again."""
+        """The transactions that an unsettled publication lists. No process may fence them or use
+        their ids again.
+        """
         if self.publication is None or self.settled or self.accepted:
             return ()
         return self.publication.transactions if self.carried is None else self.carried
 
     @property
     def moved_to(self) -> str:
-        """The Kafka cluster on which checkpoints of another one may be restored; empty: on none.
+        """The Kafka cluster on which checkpoints of another cluster may be restored; empty without
+        a consent.
 
-        The consent lasts until a publication of the new cluster exists, or a claim is made on yet
-        another cluster.
+        The consent lasts until a publication of the new cluster exists, or until a claim is made on
+        yet another cluster.
         """
         last = self.recent[-1].number if self.recent else 0
         return self.kafka_cluster if last < self.moved else ""
 
     def after(self, entry: AnyEntry) -> JournalState:
-        """The state with one more entry; CorruptCheckpointError if it can not follow."""
+        """Return the state with one more entry; CorruptCheckpointError if the entry
+        cannot follow.
+        """
         expected = self.number + 1
         _require(entry.number == expected, entry, f"it stands where number {expected} belongs")
         _require(entry.previous == self.nonce, entry, "it does not follow the entry before it")
@@ -159,12 +175,14 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_hint(state: JournalState) -> bytes:
-    """The hint's file."""
+    """Return the content of the journal snapshot's file."""
     return encode_file(state)
 
 
 def decode_hint(data: bytes, path: str) -> JournalState:
-    """The inverse; CorruptCheckpointError if it can not be used: begin at the hint before it."""
+    """Return the state in a journal snapshot. CorruptCheckpointError if the file cannot be used;
+    the reader then starts at the snapshot before it.
+    """
     try:
         return msgspec.json.decode(
             decode_file(data, what=f"journal hint {path}"), type=JournalState
@@ -229,7 +247,7 @@ def _published(state: JournalState, publication: Publication) -> JournalState:
 
 
 def _could_stand_on(state: JournalState) -> tuple[Earlier, ...]:
-    """What the next publication can be taken back to."""
+    """Return the publications to which the next publication can be rolled back."""
     if state.publication is None:
         return ()
     decided = state.settled or state.accepted
@@ -241,7 +259,7 @@ def _could_stand_on(state: JournalState) -> tuple[Earlier, ...]:
         decided=decided,
     )
     if last.firm:
-        return (last,)  # it is never taken back itself
+        return (last,)  # it is never rolled back itself
     below = (*state.earlier, last)
     if len(below) > EARLIER_MAX:
         bottom = msgspec.structs.replace(below[-EARLIER_MAX], firm=True)
@@ -250,13 +268,14 @@ def _could_stand_on(state: JournalState) -> tuple[Earlier, ...]:
 
 
 def _taken_back(state: JournalState) -> JournalState:
-    """The state without the last publication."""
+    """Return the state without the last publication."""
     if not state.earlier:
         return msgspec.structs.replace(
             state, publication=None, carried=None, own=(), firm=True, recent=()
         )
     *below, last = state.earlier
-    # What the retracted one did not carry any more was seen committed; the ids may be in use again.
+    # A transaction that the rolled-back publication did not list any more was seen committed. Its
+    # id may be in use again.
     carried = frozenset(state.named)
     return msgspec.structs.replace(
         state,
@@ -283,6 +302,6 @@ def _newer(state: JournalState, attempt: Attempt) -> str:
 
 def _require(holds: bool, entry: AnyEntry, why: str) -> None:
     if not holds:
-        kind = entry.__struct_config__.tag  # as the file of the entry has it
+        kind = entry.__struct_config__.tag  # the kind as it is in the entry's file
         message = f"journal entry {entry.number} ({kind}) is not valid: {why}. {REMEDY}"
         raise CorruptCheckpointError(message)

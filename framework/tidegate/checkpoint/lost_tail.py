@@ -1,15 +1,15 @@
-"""Whether Kafka knows more of a job than its journal does, and what a restore writes again.
+"""Whether Kafka knows more of a job than its journal, and which records a restore writes again.
 
-A journal that was restored from a backup lacks its newest entries. Nothing inside it shows that,
-and a job that continues from it writes records again without a word. Kafka keeps two traces of
-what is missing. Transactional ids hold the attempt that has opened them, and no attempt opens one
-before its claim is in the journal. The consumer groups of the sources hold the checkpoint whose
-offsets were committed last, as metadata, and no offset is committed before its checkpoint is
-published. So an id of a newer attempt, or an offset of a newer checkpoint, proves that entries are
-missing. Traces are no more than that: ids and offsets expire, so their absence proves nothing.
+A journal that was restored from a backup lacks its newest entries. Nothing inside the journal shows
+that, and a job that continued from it would silently write records again. Kafka keeps two traces of
+the missing entries. First, a transactional id contains the attempt that opened it, and no attempt
+opens an id before its claim is in the journal. Second, the consumer groups of the sources hold, as
+metadata, the checkpoint whose offsets were committed last, and no offset is committed before its
+checkpoint is published. So an id of a newer attempt, or an offset of a newer checkpoint, proves
+that entries are missing. The absence of traces proves nothing, because ids and offsets expire.
 
-Pure. The claim procedure asks before it claims; whoever restores a checkpoint by its id has decided
-and is not refused.
+The module is pure. The claim procedure calls it before it claims. An operator who restores a
+checkpoint by its id has decided, and is not refused.
 """
 
 from __future__ import annotations
@@ -25,33 +25,36 @@ from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.snapshots import SourceSplit
 
 SHOWN_MAX: Final = 20
-"""Partitions that a report names."""
+"""The most partitions that a report names."""
 
 Place = tuple[Uid, str, int]
 """A source, a topic and a partition."""
 
 GroupCommits = Mapping[Place, GroupCommit]
-"""What the consumer groups of a job's sources hold."""
+"""The commits that the consumer groups of a job's sources hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostTail:
-    """What Kafka knows and the journal does not."""
+    """The attempt and the checkpoint that Kafka knows and the journal lacks."""
 
     attempt: Attempt
     """The newest attempt that Kafka knows."""
     checkpoint: CheckpointId | None
-    """The newest checkpoint whose offsets are in a consumer group; None where none is newer than
-    the journal."""
+    """The newest checkpoint whose offsets are in a consumer group; None if the journal
+    lacks none.
+    """
 
 
 def commit_metadata(journal: str, checkpoint: CheckpointId) -> str:
-    """What a source commits beside its offsets."""
+    """Return the metadata that a source commits with its offsets."""
     return f"tidegate {journal} {checkpoint}"
 
 
 def parse_commit_metadata(text: str) -> tuple[str, CheckpointId] | None:
-    """The inverse; None for what other clients, or earlier versions, have committed."""
+    """Return the journal and the checkpoint in committed metadata. None for metadata that other
+    clients or earlier versions have committed.
+    """
     words = text.split(" ")
     if len(words) != 3 or words[0] != "tidegate":  # noqa: PLR2004 - as `commit_metadata` writes it
         return None
@@ -64,10 +67,10 @@ def parse_commit_metadata(text: str) -> tuple[str, CheckpointId] | None:
 def find_lost_tail(
     job: JobName, state: JournalState, listed: Iterable[TransactionalId], commits: GroupCommits
 ) -> LostTail | None:
-    """What the journal lacks, None where nothing shows that it lacks anything.
+    """Return what the journal lacks; None if nothing shows that it lacks anything.
 
-    `listed` and `commits` were asked for before the journal was read: what is published in between
-    is then in the journal.
+    The caller must ask for `listed` and `commits` before it reads the journal. So everything that
+    is published in between is in the journal.
     """
     parsed = [parse_transactional_id(name) for name in listed]
     attempts = [
@@ -99,10 +102,11 @@ def read_again(
     reached: Iterable[SourceSplit],
     commits: GroupCommits,
 ) -> str:
-    """Which offsets lie between a restored checkpoint and what the job has reached, as text; empty
-    where there are none. Their records are read again, and their output is written again.
+    """Return, as text, the offsets between a restored checkpoint and the positions that the job has
+    reached; empty if the checkpoint is not behind them. The records at these offsets are read
+    again, and their output is written again.
 
-    Of the groups' offsets those count that the journal's own attempts have committed.
+    Only group offsets that the journal's own attempts have committed count.
     """
     parsed = {place: parse_commit_metadata(each.metadata) for place, each in commits.items()}
     own = {place for place, found in parsed.items() if found and found[0] == journal}

@@ -1,9 +1,9 @@
-"""The manifest of a checkpoint: everything that a restore needs, as one file.
+"""The manifest of a checkpoint: everything that a restore needs, in one file.
 
-It is written before the publication that names it and never changed; on its own it is nothing,
-because only the journal says which checkpoints count. Its path holds attempt and counter, so no two
-writers ever share a file. Fields are only added, with defaults: old manifests must restore for
-ever.
+The manifest is written before the publication that refers to it, and is never changed. A manifest
+without a publication has no effect, because only the journal decides which checkpoints count. Its
+path contains attempt and counter, so two writers never share a file. New fields get defaults, and
+fields are never removed: old manifests must stay restorable forever.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, Subtas
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint."""
+    """The content of a checkpoint."""
 
     job: JobName
     checkpoint: CheckpointId
     submission: str
     created_ms: int
-    """Wall clock; for display only."""
+    """The wall clock in milliseconds; for display only."""
     final: bool
     kafka_cluster: str
     fingerprint: str
-    """Of the graph that wrote it; for display, a restore compares `plan`."""
+    """The fingerprint of the graph that wrote the checkpoint. It is for display; a restore compares
+    `plan`.
+    """
     plan: StateMetadata
     subtasks: tuple[SubtaskSnapshot, ...]
     graph: dict[str, object] = msgspec.field(default_factory=dict)
-    """The graph as `StreamGraph.describe` gives it, for people."""
+    """The graph as `StreamGraph.describe` returns it, for people."""
 
     @property
     def splits(self) -> tuple[SourceSplit, ...]:
@@ -45,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transactions(self) -> tuple[PreparedTransaction, ...]:
-        """All that the subtasks acknowledged with, once each."""
+        """All transactions in the subtasks' acknowledgements, each once."""
         return tuple(dict.fromkeys(txn for part in self.subtasks for txn in part.transactions))
 
     @property
@@ -57,29 +59,30 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest_folder(job: JobName) -> str:
-    """Where a job's manifests lie."""
+    """Return the folder of a job's manifests."""
     return f"{job}/manifests"
 
 
 def manifest_path(job: JobName, checkpoint: CheckpointId) -> str:
-    """Where the manifest of a checkpoint lies."""
+    """Return the path of a checkpoint's manifest."""
     return f"{manifest_folder(job)}/{checkpoint}.json"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's file."""
+    """Return the content of the manifest's file."""
     return encode_file(manifest)
 
 
 def file_digest(data: bytes) -> str:
-    """What a publication records of a manifest's file: its SHA-256, in hex."""
+    """Return the digest of a manifest's file that a publication records: SHA-256, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def decode_manifest(data: bytes | None, path: str, sha256: str | None = None) -> Manifest:
-    """The inverse of `encode_manifest`; `data` is None where there is no such file.
+    """Return the manifest in a file, the inverse of `encode_manifest`. `data` is None if the file
+    does not exist.
 
-    CorruptCheckpointError that names the file and the remedy if it is missing, torn, edited, of a
+    CorruptCheckpointError, with the path and the remedy, if the file is missing, torn, edited, of a
     newer version, or not the file that the publication recorded.
     """
     what = f"checkpoint file {path}"

@@ -1,7 +1,7 @@
-"""What Kafka says of the partitions of a job's sources when an attempt starts.
+"""Kafka's data about the partitions of a job's sources when an attempt starts.
 
-Collected by the JobMaster (`controlplane/jobmaster/split_enumeration`), compared with what a
-checkpoint or the submission has stored (`restore`, `procedures/beginnings`).
+The JobMaster collects the data (`controlplane/jobmaster/split_enumeration`). `restore` compares it
+with a checkpoint, and `procedures/initial_offsets` with the offsets that the submission has stored.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ from tidegate.ids import Uid
 from tidegate.stream_elements import TopicPartition
 
 StartKind = Literal["earliest", "latest", "timestamp", "group", "offset"]
-"""How the start of a partition was chosen: a timestamp and an offset are those of `start=`."""
+"""The choice that gave the start of a partition. A timestamp and an offset come from `start=`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets:
-    """A partition of a source as Kafka has it now."""
+    """A partition of a source, as Kafka has it now."""
 
     source: Uid
     topic: str
     partition: int
     start: int
-    """Where a source that was never read begins."""
+    """The offset at which a source that was never read begins."""
     earliest: int
-    """The oldest offset that is still there; where a new partition of a known source begins."""
+    """The oldest offset that still exists. A new partition of a known source begins there."""
     end: int | None = None
-    """Where a bounded run stops; exclusive."""
+    """The offset at which a bounded run stops; exclusive."""
     latest: int | None = None
     """The present end of the log for `read_committed` readers."""
     hidden: int = 0
-    """Of a bounded run: offsets behind `end` that an open transaction hides."""
+    """The number of offsets behind `end` that an open transaction hides; only for a bounded run."""
     start_kind: StartKind = "earliest"
-    """How `start` was chosen. Only "earliest" may follow the log when retention moves its start."""
+    """The choice that gave `start`. Only "earliest" follows the log when retention
+    moves its start.
+    """
     topic_id: str = ""
-    """Kafka's id of the topic; empty where the brokers have no topic ids."""
+    """Kafka's id of the topic; empty if the brokers have no topic ids."""
     epoch_end: int | None = None
-    """Where the log of the checkpoint's leader epoch ends now: -1 where the leader does not know
-    that epoch, None where the checkpoint has none.
+    """The offset at which the log of the checkpoint's leader epoch ends now. -1 if the leader does
+    not know that epoch, None if the checkpoint has no epoch.
     """
 
     @property
     def origin(self) -> TopicPartition:
-        """Topic and partition."""
+        """The topic and the partition."""
         return TopicPartition(self.topic, self.partition)

@@ -1,8 +1,7 @@
-"""A checkpoint that waits for its subtasks, and what it is when all have acknowledged.
+"""A checkpoint that waits for its subtasks, and the data of a completed checkpoint.
 
-Data with one rule each; the coordinator (`coordinator.py`) decides what to do with them. Neither
-knows of the journal: a checkpoint whose acknowledgements are all in is nothing until it is
-published.
+The classes are data with one rule each; `coordinator.py` decides what to do with them. They do not
+know the journal: a checkpoint with all acknowledgements has no effect until it is published.
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
 
 class AcknowledgeResult(enum.Enum):
-    """What an acknowledgement turned out to be; none of these is an error."""
+    """The outcome of an acknowledgement. None of these is an error."""
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
-    """The subtask had acknowledged this checkpoint: a repeated delivery."""
+    """The subtask has already acknowledged this checkpoint: the message was delivered twice."""
     UNKNOWN = "unknown"
-    """No such subtask, or a checkpoint that this attempt never triggered."""
+    """The subtask does not exist, or this attempt never triggered the checkpoint."""
     DISCARDED = "discarded"
-    """The checkpoint was aborted or completed before. Its transactions are remembered all the
-    same."""
+    """The checkpoint was aborted or completed before. The coordinator still remembers the
+    transactions of this acknowledgement.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingCheckpoint:
-    """A triggered checkpoint; `expected` are the subtasks that must acknowledge it."""
+    """A triggered checkpoint; the subtasks in `expected` must acknowledge it."""
 
     id: CheckpointId
     final: bool
@@ -42,7 +42,7 @@ class PendingCheckpoint:
     def acknowledge(
         self, snapshot: SubtaskSnapshot, *, alignment_ms: int, sync_ms: int
     ) -> AcknowledgeResult:
-        """Take one subtask's part."""
+        """Add the part of one subtask."""
         subtask = SubtaskId(snapshot.vertex, snapshot.index)
         if subtask not in self.expected:
             return AcknowledgeResult.UNKNOWN
@@ -55,7 +55,7 @@ class PendingCheckpoint:
 
     @property
     def missing(self) -> frozenset[SubtaskId]:
-        """Subtasks that have not acknowledged."""
+        """The subtasks that have not acknowledged."""
         return self.expected - self.acknowledged.keys()
 
     @property
@@ -73,18 +73,22 @@ class CompletedCheckpoint:
     id: CheckpointId
     final: bool
     duration_ms: int
-    """From trigger to publication."""
+    """Milliseconds from trigger to publication."""
     size: int
-    """Bytes of keyed state that it refers to, shared files included."""
+    """Bytes of keyed state that the checkpoint refers to, including files shared with other
+    checkpoints.
+    """
     alignment_ms: int
-    """The longest of any subtask."""
+    """The longest alignment of any subtask, in milliseconds."""
     sync_ms: int
-    """The longest standstill of any subtask."""
+    """The longest synchronous phase of any subtask, in milliseconds: the subtask processes no
+    records during that time.
+    """
     transactions: int
 
 
 def state_size(snapshots: tuple[SubtaskSnapshot, ...]) -> int:
-    """Bytes of all files of keyed state that the parts refer to."""
+    """Return the number of bytes in all files of keyed state that the parts refer to."""
     return sum(
         file.size for snapshot in snapshots for keyed in snapshot.keyed for file in keyed.files
     )
@@ -93,5 +97,7 @@ def state_size(snapshots: tuple[SubtaskSnapshot, ...]) -> int:
 def union(
     parts: list[tuple[PreparedTransaction, ...]],
 ) -> tuple[PreparedTransaction, ...]:
-    """All transactions of several lists once, in the order of their first appearance."""
+    """Return all transactions of several lists, each once, in the order of their first
+    appearance.
+    """
     return tuple(dict.fromkeys(transaction for part in parts for transaction in part))

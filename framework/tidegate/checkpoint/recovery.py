@@ -1,13 +1,13 @@
-"""What becomes of a named transaction, and which transactional ids may be fenced.
+"""The decision for each listed transaction, and which transactional ids may be fenced.
 
-The decision table of the commit protocol, as pure functions of facts: everything is read first,
-then one call decides for all named transactions together, then the procedures carry it out. The
-same table serves the normal case (after a publication) and recovery (after a claim). Nothing here
-asks Kafka.
+This is the decision table of the commit protocol, as pure functions. A procedure first reads
+everything, then makes one call that decides for all listed transactions together, and then carries
+the decision out. The same table serves the normal case (after a publication) and recovery (after a
+claim). Nothing here sends a request to Kafka.
 
-Keeps invariant 2 (every named transaction is committed, or the job fails loudly) and the fencing
-half of invariant 3 (nobody fences an id of a newer attempt, or one that an unsettled publication
-names).
+The module keeps invariant 2: every listed transaction is committed, or its publication is rolled
+back, or the job fails loudly. It also keeps the fencing half of invariant 3: no attempt fences an
+id of a newer attempt, or an id that an unsettled publication lists.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from tidegate.ports.kafka import TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction
 
 COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
-"""The coordinator has written the decision to commit; it completes by itself."""
+"""States in which the coordinator has written the decision to commit. It completes the commit by
+itself.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Every named transaction, in exactly one of the three lists, each in the order of the
-    names.
+    """Every listed transaction, in exactly one of the three lists, each in the order of the
+    publication.
     """
 
     end: tuple[PreparedTransaction, ...]
-    """Open: send EndTxn(commit)."""
+    """Transactions that are open: send EndTxn(commit)."""
     done: tuple[PreparedTransaction, ...]
-    """Committed, or certain to be."""
+    """Transactions that are committed, or certain to be committed."""
     lost: tuple[PreparedTransaction, ...]
-    """Aborted by the broker, or by an intruder."""
+    """Transactions that the broker has aborted, because of a timeout or for another client."""
 
 
 def decide(
@@ -45,11 +47,12 @@ def decide(
     settled: bool,
     facts: Mapping[PreparedTransaction, TransactionDescription | None],
 ) -> Decision:
-    """Decide for all named transactions of the last publication together.
+    """Decide for all listed transactions of the last publication together.
 
-    `settled`: the journal says that this publication is. `facts` holds one answer of the broker per
-    named transaction, None where it does not know the id; a transaction whose broker could not be
-    asked must be asked again, never left out.
+    `settled` tells whether the journal says that this publication is settled. `facts` has the
+    broker's answer for each listed transaction, None if the broker does not know the id. If the
+    broker of a transaction did not answer, the caller must ask again and must not leave the
+    transaction out.
     """
     end: list[PreparedTransaction] = []
     done: list[PreparedTransaction] = []
@@ -68,7 +71,9 @@ def decide(
 
 
 ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
-"""The coordinator has written the decision to abort; it completes by itself."""
+"""States in which the coordinator has written the decision to abort. It completes the abort by
+itself.
+"""
 
 
 def may_roll_back(
@@ -79,10 +84,12 @@ def may_roll_back(
     ended: Collection[PreparedTransaction],
     facts: Mapping[PreparedTransaction, TransactionDescription | None],
 ) -> bool:
-    """Whether a publication with a loss may be taken back instead of stating the loss.
+    """Return whether a publication with a loss may be rolled back, so that no loss has to be
+    stated.
 
-    `own` is what it was the first to name: each must be open, or proven to have been aborted.
-    `firm` and `ended` (seen CompleteCommit): what the journal and the attempt know to be committed.
+    `own` has the transactions that this publication was the first to list. Each of them must be
+    open, or proven to be aborted. `firm` tells whether the journal knows that one of them is, or
+    may be, committed. `ended` has the transactions that this attempt has seen CompleteCommit.
     """
     if not lost or firm or any(txn in ended for txn in own):
         return False
@@ -90,12 +97,12 @@ def may_roll_back(
 
 
 def was_aborted(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
-    """Proof that the transaction was never committed.
+    """Return whether the answer proves that the transaction was never committed.
 
-    An abort leaves the start time in place; the epoch stays (EndTxn) or grows by one (a timeout, or
-    the first half of a fence). A fence that was carried through leaves Empty, a higher epoch and no
-    start time, and two of them leave the same of a committed transaction: that is no proof, nor is
-    an id that the broker does not know any more.
+    An abort keeps the start time. The epoch stays (EndTxn) or grows by one (a timeout, or the first
+    half of a fence). A complete fence leaves Empty, a higher epoch and no start time. Two fences
+    leave the same after a committed transaction, so these facts prove nothing. An id that the
+    broker no longer knows proves nothing either.
     """
     return (
         said is not None
@@ -107,7 +114,7 @@ def was_aborted(transaction: PreparedTransaction, said: TransactionDescription |
 
 
 def is_complete(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
-    """The transaction was seen CompleteCommit, which is what settles it."""
+    """Return whether the transaction was seen CompleteCommit, which settles it."""
     return (
         said is not None
         and _same_producer(transaction, said)
@@ -116,7 +123,7 @@ def is_complete(transaction: PreparedTransaction, said: TransactionDescription |
 
 
 def is_as_prepared(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
-    """The transaction is open exactly as it was recorded at the barrier."""
+    """Return whether the transaction is open exactly as it was recorded at the barrier."""
     return (
         said is not None
         and _same_producer(transaction, said)
@@ -136,12 +143,14 @@ def may_fence(
     swept: Attempt,
     own_too: bool = False,
 ) -> bool:
-    """Whether an attempt may fence a listed transactional id (`parts` is None if it did not parse).
+    """Return whether an attempt may fence a listed transactional id (`parts` is None if the id did
+    not parse).
 
-    Only ids of this job and journal, only of strictly older attempts (`own_too`: at the job's end
-    also of this one), never one in `named`, which an unsettled publication names. Ids of attempts
-    older than `swept` were fenced once in any state; they are fenced again only if open, or the
-    broker could never expire them.
+    Only ids of this job and this journal may be fenced, and only ids of strictly older attempts.
+    With `own_too`, at the job's end, ids of this attempt may be fenced too. An id in `named`, which
+    an unsettled publication lists, is never fenced. Ids of attempts older than `swept` were fenced
+    once in any state. They are fenced again only if they are open, because the broker could
+    otherwise never expire them.
     """
     if parts is None or parts.job != job or parts.journal != journal:
         return False

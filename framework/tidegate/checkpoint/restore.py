@@ -1,12 +1,13 @@
-"""What each slot of a new attempt restores, from the newest manifest and the facts of the new plan.
+"""The state and the splits that each slot of a new attempt restores.
 
-Pure, called once per attempt by the JobMaster. Subtask i of every vertex lives in slot ordinal i,
-so the answer is given per ordinal. Keyed state moves by ranges of key groups: a slot gets every old
-snapshot that overlaps its range and keeps its part; nobody looks at keys. Splits are dealt out anew
-by topic and partition, the same way at every restart. What does not fit is refused with the remedy,
-before anything is deployed.
+`restore` is pure; the JobMaster calls it once per attempt, with the newest manifest and the new
+plan. Subtask i of every vertex runs in the slot with ordinal i, so the result is given per ordinal.
+Keyed state moves by ranges of key groups: a slot gets every old snapshot that overlaps its range
+and keeps its part. No code looks at single keys. Splits are assigned again at every restart, by
+topic and partition, always in the same way. A state that does not fit the plan is refused with a
+remedy before anything is deployed.
 
-Keeps invariant 7: no key and no split is lost or doubled at any pair of parallelisms.
+The module keeps invariant 7: no key and no split is lost or doubled at any pair of parallelisms.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """What the slots of an attempt are deployed with; both have one item per slot ordinal."""
+    """The restore of one attempt. `keyed` and `splits` have one item per slot ordinal."""
 
     keyed: tuple[dict[Uid, tuple[KeyedSnapshot, ...]], ...]
     splits: tuple[tuple[SourceSplit, ...], ...]
     new_partitions: tuple[PartitionOffsets, ...]
-    """Added to a topic since the checkpoint; they are read from their earliest offset."""
+    """Partitions that were added to a topic since the checkpoint. They are read from their earliest
+    offset.
+    """
     hidden_offsets: int = 0
-    """Offsets that a bounded run does not read, because open transactions hid them when its ends
-    were chosen; 0 where an attempt continues with ends that were chosen before."""
+    """The number of offsets that a bounded run does not read, because open transactions hid them
+    when its ends were chosen. 0 if the attempt continues with ends that were chosen before.
+    """
     begins: frozenset[Uid] = frozenset()
-    """Sources of which the checkpoint has no position: they begin where their `start=` says."""
+    """The sources without a position in the checkpoint. They begin where their `start=` says."""
 
 
 def restore(
@@ -50,13 +54,13 @@ def restore(
     schemas: SchemaRules = ANY_SCHEMA,
     on_other_cluster: bool = False,
 ) -> RestorePlan:
-    """Resolve a restore; `manifest` is None for a start from nothing.
+    """Resolve a restore. `manifest` is None for a start without a checkpoint.
 
-    `partitions` are all partitions of all sources. A bounded run of the same `submission` keeps the
-    end offsets that it began with. `on_other_cluster`: the operator restores a checkpoint of
-    another Kafka cluster, where topics have other ids and leader epochs and the same offsets.
-    RefusedError where state and plan do not fit, SourceChangedError where a topic is not the one
-    that the checkpoint has read.
+    `partitions` are all partitions of all sources. A bounded run of the same `submission` keeps its
+    end offsets. With `on_other_cluster` the operator restores a checkpoint of another Kafka
+    cluster, in which topics have other ids and leader epochs and the same offsets. RefusedError if
+    state and plan do not fit, SourceChangedError if a topic is not the one that the checkpoint has
+    read. CorruptCheckpointError if the state of a step does not cover all key groups once.
     """
     if manifest is not None:
         _refuse_changes(manifest, plan, schemas)
@@ -78,8 +82,8 @@ def restore(
 def assign_splits(
     splits: Iterable[SourceSplit], parallelism: int
 ) -> tuple[tuple[SourceSplit, ...], ...]:
-    """Deal splits out to ordinals: partitions of a topic in turn, topics from different
-    beginnings.
+    """Assign splits to slot ordinals. The partitions of a topic go to successive ordinals, from an
+    ordinal that depends on the topic's name.
     """
     dealt: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
     for split in sorted(splits, key=lambda one: (one.source, one.topic, one.partition)):
@@ -88,7 +92,9 @@ def assign_splits(
 
 
 def slot_of_split(topic: str, partition: int, parallelism: int) -> int:
-    """The slot that reads a partition; never by Python's hash, which differs between processes."""
+    """Return the ordinal of the slot that reads a partition. Python's `hash` is not used, because
+    it differs between processes.
+    """
     return (zlib.crc32(topic.encode()) + partition) % parallelism
 
 
@@ -124,7 +130,9 @@ def _overlaps(keyed: KeyedSnapshot, mine: range) -> bool:
 
 
 def _check_whole(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -> None:
-    """The ranges of a step's snapshots must be all key groups, each once, or keys would be lost."""
+    """Check that the snapshots of a step cover all key groups, each once. Otherwise keys would be
+    lost.
+    """
     expected = 0
     for keyed in old:
         if keyed.first_key_group != expected:
@@ -163,7 +171,7 @@ def _resolve_splits(
         old = known.pop((facts.source, facts.topic, facts.partition), None)
         if old is not None:
             end = old.end_offset if same_run else facts.end
-            # A bounded run needs nothing more of a partition that it has read to its end.
+            # A bounded run reads nothing more of a partition that it has read to its end.
             reads_on = not same_run or end is None or old.offset < end
             change = changed_log(old, facts, reads_on=reads_on, on_other_cluster=on_other_cluster)
             if change is not None:
@@ -201,8 +209,11 @@ def _split(
 
 
 def _refuse_expired(old: SourceSplit, facts: PartitionOffsets) -> None:
-    """Positions pass the markers of transactions while a source runs; one that was stored before
-    it heard of them may stand in front of some. What is deleted does not say what it was.
+    """Refuse a position before the earliest offset that still exists.
+
+    While a source runs, its position also advances over transaction markers. A position that was
+    stored earlier may stand before some markers. Once Kafka has deleted these offsets, nothing
+    shows whether they were markers or records.
     """
     if old.offset < facts.earliest:
         message = (
@@ -217,7 +228,9 @@ def _refuse_expired(old: SourceSplit, facts: PartitionOffsets) -> None:
 
 
 def _refuse_start_outside(facts: PartitionOffsets) -> None:
-    """A start that somebody gave may never have been in the log; any other was in it once."""
+    """Refuse a start that the log does not contain. A start that the user gave (an offset or a
+    consumer group) may never have been in the log. Any other start was in the log once.
+    """
     given = facts.start_kind in {"group", "offset"}
     if facts.start < facts.earliest and not given:
         message = (

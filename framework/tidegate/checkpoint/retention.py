@@ -1,20 +1,20 @@
-"""Which files of the checkpoint storage nobody needs any more.
+"""The files of the checkpoint storage that no checkpoint needs any more.
 
-Pure decisions over paths; `procedures/cleanup.py` lists and deletes. Files are deleted only after
-a publication of one's own that no longer needs them (so a deposed attempt deletes nothing that its
-successor stands on), and only files that this can be said of for certain:
+These are pure decisions over paths; `procedures/cleanup.py` lists and deletes. An attempt deletes
+files only after a publication of its own that no longer needs them. So a fenced attempt deletes
+nothing that its successor needs. Only these files are deleted:
 
-- of this attempt: what a manifest that is not retained any more referred to, and no retained one
-  does;
-- of this attempt too: what no retained manifest refers to, now and some publications ago. Aborted
-  checkpoints leave it. A pending checkpoint may have uploaded it the first time; the second time
-  it would be in a publication, for a subtask refers only to files of its last acknowledged
-  checkpoint and to what it has uploaded since;
-- of older attempts: everything that no retained manifest refers to. Nobody writes there any more
-  but zombies, whose files nobody reads.
+- Of this attempt: files that an expired manifest referred to and no retained manifest refers to.
+- Also of this attempt: files that no retained manifest refers to, in two successive listings.
+  Aborted checkpoints leave such files. At the first listing the file may belong to a pending
+  checkpoint. At the second listing, some publications later, such a file would be in a publication.
+  A subtask refers only to files of its last acknowledged checkpoint and to files that it has
+  uploaded since.
+- Of older attempts: all files that no retained manifest refers to. Only zombies still write such
+  files, and no process reads them.
 
-Files of newer attempts are never touched, nor anything whose path this version does not understand.
-How far the journal itself is trimmed is decided here too (`procedures/truncation.py`).
+Files of newer attempts are never deleted, nor files whose path this version does not understand.
+This module also decides how far the journal is truncated (`procedures/truncation.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from tidegate.errors import check
 from tidegate.ids import Attempt
 
 RETAINED_MIN: Final = 2
-"""Publications kept at least: the last one, and the one that a retraction would fall back to."""
+"""The fewest publications to keep: the last one, and the one that a rollback would return to."""
 
 HINTS_MIN: Final = 2
-"""Hints kept at least: where the newest can not be read, the one before it is needed."""
+"""The fewest journal snapshots to keep: if the newest cannot be read, the one before it
+is needed.
+"""
 
 _OWN_FILE: Final = re.compile(
     r"[^/]+/(?:files/(?P<files>\d+)/.+|manifests/(?P<manifest>\d+)-\d+\.json)"
@@ -40,7 +42,7 @@ _OWN_FILE: Final = re.compile(
 
 
 def retained_publications(state: JournalState, retained: int) -> tuple[PublicationRef, ...]:
-    """The publications to keep, oldest first. `retained` is checkpoint.num_retained."""
+    """Return the publications to keep, oldest first. `retained` is `checkpoint.num_retained`."""
     check(retained >= RETAINED_MIN, f"{retained} publications are too few to retain")
     return state.recent[-retained:]
 
@@ -48,14 +50,16 @@ def retained_publications(state: JournalState, retained: int) -> tuple[Publicati
 def referenced_paths(
     job: str, manifests: Iterable[Manifest], paths: Iterable[str]
 ) -> frozenset[str]:
-    """Storage paths that retained manifests (`paths` are their own) need."""
+    """Return the storage paths that retained manifests need. `paths` are the manifests'
+    own paths.
+    """
     files = {f"{job}/{file}" for manifest in manifests for file in manifest.files}
     return frozenset(files | set(paths))
 
 
 def expired_files(job: str, dropped: Manifest, needed: frozenset[str]) -> frozenset[str]:
-    """What goes with a checkpoint that is retained no more: its manifest, and its files that no
-    retained one needs.
+    """Return the files to delete with a checkpoint that has expired: its manifest, and those of its
+    files that no retained checkpoint needs.
     """
     own = {f"{job}/{file}" for file in dropped.files} | {
         manifest_path(dropped.job, dropped.checkpoint)
@@ -66,13 +70,18 @@ def expired_files(job: str, dropped: Manifest, needed: frozenset[str]) -> frozen
 def orphans_of_older_attempts(
     listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]
 ) -> frozenset[str]:
-    """What can be deleted of older attempts, among all paths listed below the job's folder."""
+    """Return the files of older attempts that can be deleted, among all paths listed below the
+    job's folder.
+    """
     return frozenset(path for path in set(listed) - needed if 0 <= _attempt_of(path) < attempt)
 
 
 def manifests_first(paths: Iterable[str]) -> tuple[str, ...]:
-    """The order in which to delete: a restore by hand asks for the manifest, and where that is
-    there it claims the journal and relies on the files. Two manifests may share one.
+    """Return the paths in the order in which to delete them: manifests before files.
+
+    A restore by hand checks only that the manifest exists. If it does, the restore claims the
+    journal and relies on all files of the checkpoint. Two manifests may share a file, so all
+    manifests go first.
     """
 
     def order(path: str) -> tuple[bool, str]:
@@ -83,15 +92,18 @@ def manifests_first(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def orphans(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) -> frozenset[str]:
-    """What nothing needs of this attempt, among all paths listed; a pending checkpoint may."""
+    """Return the files of this attempt that no retained manifest needs, among all listed paths. A
+    pending checkpoint may still need them.
+    """
     return frozenset(path for path in set(listed) - needed if _attempt_of(path) == attempt)
 
 
 def log_start(state: JournalState, hints: Sequence[int]) -> int:
-    """Entries below this number may go; 1 where all must stay. `hints` are the numbers of hints,
-    ascending.
+    """Return the number of the first journal entry to keep; 1 if all must stay. `hints` are the
+    numbers of the journal snapshots, ascending.
 
-    Neither the newest two publications go, nor the entry of the hint before the newest.
+    The newest two publications are kept, and so is the entry of the journal snapshot before the
+    newest.
     """
     if len(state.recent) < RETAINED_MIN or len(hints) < HINTS_MIN or hints[-1] > state.number:
         return 1
@@ -99,6 +111,6 @@ def log_start(state: JournalState, hints: Sequence[int]) -> int:
 
 
 def _attempt_of(path: str) -> int:
-    """The attempt that wrote a file of state or a manifest; -1 for anything else."""
+    """Return the attempt that wrote a state file or a manifest; -1 for any other path."""
     match = _OWN_FILE.fullmatch(path)
     return -1 if match is None else int(match["files"] or match["manifest"])

@@ -1,13 +1,13 @@
-"""The run check: whether the reports of a wave's tasks are of one consistent execution.
+"""The run check: whether the task reports of a wave belong to one consistent execution.
 
-Spark may run a task again, because a worker died, a shuffle file was lost or a copy was faster, and
-later tasks may have read from different runs. Then their states and transactions do not belong
-together. The driver publishes a wave only if each task has exactly one run in the whole graph: one
-report of each task, and every task read exactly the runs that the reports name, from every task
-that it must read from.
+Spark may run a task again, because a worker died, a shuffle file was lost or a copy was faster.
+Later tasks may then have read from different runs of the task, and their states and transactions do
+not belong together. The driver publishes a wave only if each task has exactly one run in the whole
+graph. There must be one report per task. Each task must have read from every task that it must read
+from, and exactly the runs that the reports name.
 
-Each receiver has proved by markers that it read all rows of a run that were for it
-(`dataplane/waves/receiving.py`). Both together are what makes a wave exact. Pure.
+Each receiver has already proved by markers that it read all rows of a run that were meant for it
+(`dataplane/waves/receiving.py`). Both checks together make a wave exact. This module is pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.protocol.waves import TaskId, TaskReport
 
 
 def check_runs(plan: PhysicalPlan, reports: Iterable[TaskReport]) -> None:
-    """IncompleteWaveError unless every task of the plan has one run in all of `reports`."""
+    """Raise IncompleteWaveError unless every task of the plan has one run in all of `reports`."""
     by_task: dict[TaskId, TaskReport] = {}
     for report in reports:
         if report.task in by_task:
@@ -43,7 +43,7 @@ def check_runs(plan: PhysicalPlan, reports: Iterable[TaskReport]) -> None:
 
 
 def task_inputs(plan: PhysicalPlan) -> dict[TaskId, frozenset[TaskId]]:
-    """Every task of the plan, and the tasks that it reads from."""
+    """Return every task of the plan with the tasks that it reads from."""
     level = level_of(plan)
     reads: dict[TaskId, set[TaskId]] = {
         TaskId(number, index): set()

@@ -1,11 +1,13 @@
-"""Whether the topic that Kafka has is still the one whose offsets a checkpoint holds.
+"""Whether a topic in Kafka is still the topic whose offsets a checkpoint holds.
 
-Offsets mean something only within one log. A topic that is deleted and created again has the same
-name and another id (KIP-516). A log that an unclean leader election has truncated keeps the id, and
-its records behind the cut are of a newer leader epoch (KIP-101). Who reads on at the old offset
-would skip records in silence, so both are errors, and so is a position behind the end of the log.
+Offsets have a meaning only within one log. A topic that is deleted and created again has the same
+name and another id (KIP-516). A log that an unclean leader election truncated keeps the topic id,
+and its records behind the cut have a newer leader epoch (KIP-101). A source that continued at the
+old offset would silently skip records, so both changes are errors. A position behind the end of the
+log is also an error.
 
-Pure. One answer may be that of a stale broker: `confirmation` says when a finding is final.
+The module is pure. A single answer may come from a broker with old metadata; `confirmation` decides
+when a finding is final.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ def changed_log(
     reads_on: bool = True,
     on_other_cluster: bool = False,
 ) -> SourceChangedError | None:
-    """What is wrong with reading partition `facts` from the stored position `old`.
+    """Return the error for reading a partition, now as in `facts`, from the stored position `old`;
+    None if nothing is wrong.
 
-    `reads_on` is false for a bounded run that has read the partition to its end. In another cluster
-    neither topic ids nor leader epochs can be compared.
+    `reads_on` is false for a bounded run that has read the partition to its end. On another cluster
+    (`on_other_cluster`) neither topic ids nor leader epochs can be compared.
     """
     if not on_other_cluster and differs(old.topic_id, facts.topic_id):
         return _recreated(old, facts)
@@ -50,7 +53,9 @@ def changed_log(
 def changed_topic(
     splits: Sequence[SourceSplit], topic_ids: Mapping[str, str]
 ) -> SourceChangedError | None:
-    """What is wrong with publishing these positions, by the ids that the topics have now."""
+    """Return the error for publishing these positions, given the present ids of their topics; None
+    if nothing is wrong.
+    """
     for split in splits:
         now = topic_ids.get(split.topic)
         if now is None and split.topic_id:
@@ -67,7 +72,7 @@ def changed_topic(
 
 
 def gone_topic(split: SourceSplit) -> SourceChangedError:
-    """The topic of a stored position does not exist."""
+    """Return the error for a stored position whose topic does not exist."""
     message = (
         f"{_read(split)}, and Kafka has no topic of this name any more: it was deleted. {REMEDY}"
     )
@@ -75,7 +80,7 @@ def gone_topic(split: SourceSplit) -> SourceChangedError:
 
 
 def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
-    """The topic has fewer partitions than a checkpoint."""
+    """Return the error for a topic that has fewer partitions than the stored positions."""
     now = f" with id {topic_id}" if topic_id else ""
     message = (
         f"{_read(split)}, and the topic of this name that Kafka has now{now} has no partition "
@@ -86,7 +91,7 @@ def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
 
 
 def beyond_log(facts: PartitionOffsets, end: int) -> SourceChangedError:
-    """The end that was chosen for a bounded run is behind the end of the log."""
+    """Return the error for a bounded run whose chosen end is behind the end of the log."""
     where = f"partition {facts.partition} of topic {facts.topic!r}"
     message = (
         f"Source {facts.source!r}: this run is to read {where} up to offset {end}, but the "
@@ -98,7 +103,7 @@ def beyond_log(facts: PartitionOffsets, end: int) -> SourceChangedError:
 
 
 def differs(stored: str, now: str) -> bool:
-    """Whether two topic ids are of two topics; an empty one is not known."""
+    """Return whether two topic ids differ. An empty id is unknown and differs from none."""
     return bool(stored and now) and stored != now
 
 

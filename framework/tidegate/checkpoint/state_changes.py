@@ -1,8 +1,9 @@
-"""What a restore refuses about keyed state: the steps and states of a checkpoint against the code.
+"""The checks of keyed state in a restore: the steps and states of a checkpoint against the code.
 
-Pure, called by `restore.py` before anything is deployed. A checkpoint states each schema that its
-values may still be stored under, also those of versions of the code before the last one: a value is
-written under the present schema only when its key comes again. So all of them must be readable.
+The module is pure; `restore.py` calls it before anything is deployed. A checkpoint has every schema
+under which its values may still be stored, also schemas of older versions of the code. A value is
+written under the present schema only when its key occurs again. So the code must be able to read
+all of these schemas.
 """
 
 from __future__ import annotations
@@ -30,20 +31,24 @@ def _always(old: str, new: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaRules:
-    """The rules about schemas, which `api` has. Without them, every schema reads every other."""
+    """The rules for schemas, which `api` provides. By default every schema can read every other
+    one.
+    """
 
     conflict: Callable[[str, str], str | None] = _never
-    """Old and new schema of a state to what is wrong with reading the one as the other, or None."""
+    """A function of the old and the new schema of a state. It returns the reason why the new schema
+    cannot read the old one, or None.
+    """
     same_keys: Callable[[str, str], bool] = _always
-    """Whether keys of both schemas have the same canonical bytes."""
+    """A function that tells whether keys of both schemas have the same canonical bytes."""
 
 
 ANY_SCHEMA = SchemaRules()
 
 
 def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaRules) -> None:
-    """Refuse a plan whose steps cannot read the state of the checkpoint: RefusedError that names
-    step and state, with the remedy.
+    """Refuse a plan whose steps cannot read the state of the checkpoint. RefusedError names the
+    step and the state, with the remedy.
     """
     new_steps = {step.uid: step for step in plan.steps}
     for step in manifest.plan.steps:
@@ -65,14 +70,14 @@ def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaR
 
 
 def match_step(names: Collection[str], new: StepMetadata) -> StateMatch:
-    """The states of a checkpoint, by name, against those that a step declares."""
+    """Match the states of a checkpoint, by name, with those that a step declares."""
     declared = {state: new.renamed_from.get(state, "") for state in new.states}
     return match_states(names, declared, new.dropped_states)
 
 
 def stored_schemas(manifest: Manifest, uid: Uid) -> dict[str, list[str]]:
-    """By state name, and under `KEY_TYPE` of the keys: all schemas that a step's values may be
-    stored under.
+    """Return all schemas under which a step's values may be stored, by state name. `KEY_TYPE` has
+    the schemas of the keys.
     """
     found: dict[str, list[str]] = {}
     for part in manifest.subtasks:
@@ -105,8 +110,8 @@ def _refuse_changed_keys(
 
 
 def _refuse_unknown_states(manifest: Manifest, new: StepMetadata, match: StateMatch) -> None:
-    """State that the code does not declare would be lost without a word, and what takes its place
-    would begin empty.
+    """Refuse state that the code does not declare. Otherwise the state would be lost silently, and
+    a state that replaces it would begin empty.
     """
     for name in match.ambiguous:
         former = new.renamed_from[name]

@@ -1,8 +1,8 @@
-"""What a restore compares: the steps that hold state, the sources, and the two parallelisms.
+"""The metadata that a restore compares: the steps with state, the sources, and both parallelisms.
 
-Derived from the graph at submit and written into every manifest, so that the two can be compared
-when the pipeline has changed. It is all that ties state to code: names of functions, the shape of
-the graph and stateless steps may change freely.
+The metadata is derived from the graph at submit and written into every manifest. So a restore can
+compare the two when the pipeline has changed. Nothing else ties state to code: function names, the
+shape of the graph and stateless steps may change freely.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class StepMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     uid: Uid
     key_type: str
-    """The name of the key's type, as `api` spells it."""
+    """The name of the key's type, as `api` writes it."""
     states: dict[str, str] = msgspec.field(default_factory=dict)
-    """Per state name: the schema (JSON) that its values are stored under, as
-    `KeyedSnapshot.schemas` has it. Earlier versions wrote another form; only the names are used.
+    """Per state name: the schema (JSON) under which its values are stored, as in
+    `KeyedSnapshot.schemas`. Earlier versions wrote another form, so a restore uses only the names.
     """
     key_schema: str = ""
     """The schema (JSON) of the step's keys. Earlier versions did not write it."""
     renamed_from: dict[str, str] = msgspec.field(default_factory=dict)
-    """Per renamed state: the name that it had before."""
+    """Per renamed state: its former name."""
     dropped_states: tuple[str, ...] = ()
-    """Names of states whose values the code wants deleted."""
+    """Names of states whose values the code declares as deleted."""
 
 
 class SourceMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class SourceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What matters of a plan for its state."""
+    """The part of a plan that matters for its state."""
 
     parallelism: int
     max_parallelism: int

@@ -1,13 +1,13 @@
-"""Which stored rows belong to which declared state, when states are renamed, dropped and added.
+"""The match between stored rows and declared states, when states are renamed, dropped and added.
 
-A state's rows are stored under a name that is part of their store keys. That stored name never
-changes: a renamed state goes on with the rows that it has, and no record pays for it. The
-checkpoint keeps the stored names that differ from the state's name, so `renamed_from=` may be
-removed once a checkpoint with the new name exists.
+The rows of a state are stored under a name that is part of their store keys. That stored name never
+changes. A renamed state keeps its rows, and the rename costs nothing per record. The checkpoint
+keeps the stored names that differ from the state's name. So `renamed_from=` may be removed once a
+checkpoint with the new name exists.
 
-Pure. The JobMaster asks `match_states` before it deploys (`state_changes.py`), and each slot when
-it opens the state: both get the same answer from the same checkpoint and the same code, and so do
-all subtasks.
+The module is pure. The JobMaster calls `match_states` before it deploys (`state_changes.py`), and
+each slot calls it when it opens the state. All of them get the same result, because they use the
+same checkpoint and the same code.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMatch:
-    """The states of a checkpoint against the declared ones."""
+    """The states of a checkpoint, compared with the declared ones."""
 
     restored: dict[str, str]
-    """Declared name to the name in the checkpoint, of the states that the checkpoint has."""
+    """Per declared name of a state that the checkpoint has: its name in the checkpoint."""
     dropped: tuple[str, ...]
-    """Names in the checkpoint whose rows are deleted, because the code says so."""
+    """Names in the checkpoint whose rows are deleted, because the code declares them as dropped."""
     unknown: tuple[str, ...]
-    """Names in the checkpoint that the code neither declares nor drops: the restore is refused."""
+    """Names in the checkpoint that the code neither declares nor drops. The restore is refused."""
     ambiguous: tuple[str, ...]
-    """Declared names that the checkpoint has under the new name and under the former one."""
+    """Declared names that the checkpoint has both under the new name and under the former one."""
 
 
 def match_states(
     in_checkpoint: Collection[str], renamed_from: Mapping[str, str], dropped: Collection[str]
 ) -> StateMatch:
-    """Match the names in a checkpoint; `renamed_from` has every declared name, with its former name
-    or the empty string.
+    """Match the names in a checkpoint with the declared ones. `renamed_from` has every declared
+    name, with its former name or the empty string.
 
-    A state that the checkpoint has under its present name was renamed before, so its former name
-    does not count any more.
+    If the checkpoint has a state under its present name, the rename happened before that
+    checkpoint, and the former name is ignored. The match is ambiguous if the checkpoint also has a
+    state under the former name and the code does not drop it.
     """
     restored, ambiguous = {}, []
     for name, former in renamed_from.items():
@@ -60,11 +61,12 @@ def match_states(
 def assign_stored_names(
     declared: Collection[str], match: StateMatch, known: Mapping[str, str]
 ) -> dict[str, str]:
-    """The name in store keys of each declared state; `known` are those that the checkpoint has, by
-    name in the checkpoint.
+    """Return the name in store keys of each declared state. `known` has the stored names of the
+    checkpoint's states, by name in the checkpoint.
 
-    A restored state keeps its stored name. A new one takes its own name, or where another state's
-    rows have that name, the name with a number behind "#", which no attribute's name holds.
+    A restored state keeps its stored name. A new state takes its own name. If rows of another state
+    have that name, the new state gets the name with "#" and a number, which no attribute name
+    contains.
     """
     stored = {name: known[former] for name, former in match.restored.items()}
     used = set(known.values())

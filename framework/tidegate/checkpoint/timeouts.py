@@ -1,9 +1,10 @@
-"""How long a transaction may have to stay open, and whether the broker allows it.
+"""The time for which a transaction may have to stay open, and the check against the broker's limit.
 
-A transaction is opened after one barrier, prepared at the next, and may be carried through as many
-failed checkpoints as are tolerable before one is published; then it must outlive an outage of Kafka
-or of the job, and be ended. If the broker aborts it earlier, output is lost: so this is checked at
-submit. Pure arithmetic; the transaction timeout of every producer is exactly this number.
+A transaction is opened after one barrier and prepared at the next. It may stay open through as many
+failed checkpoints as are tolerable before one is published. Then it must survive an outage of Kafka
+or of the job, and be ended. If the broker aborts it earlier, output is lost. So the limit is
+checked at submit. The module is pure arithmetic. The transaction timeout of every producer is
+exactly this time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from tidegate.errors import RefusedError
 
 
 def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
-    """Milliseconds: (tolerable failures + 1) x max(interval, the same during backlog, timeout +
-    pause) + timeout + outage.
+    """Return the time in milliseconds: (tolerable failed checkpoints + 1) x max(interval, interval
+    during a backlog, timeout + pause) + timeout + tolerated outage.
     """
     longest_cycle = max(
         settings.interval, settings.interval_during_backlog, settings.timeout + settings.min_pause
@@ -24,7 +25,9 @@ def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
 
 
 def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> int:
-    """The transaction timeout to use; RefusedError if it is above `transaction.max.timeout.ms`."""
+    """Return the transaction timeout in milliseconds. RefusedError if it is above the broker's
+    `transaction.max.timeout.ms`.
+    """
     required = required_transaction_timeout_ms(settings)
     if required <= broker_max_ms:
         return required

@@ -1,12 +1,15 @@
-"""Transactional ids, written and parsed whole.
+"""Transactional ids: their format and their parsing.
 
-`tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{slot}`: no part holds a dot, so that job `a`
-never takes an id of a job `a.b` for its own, and an id that does not parse is never fenced. The
-attempt is in it because initialising an id always succeeds and aborts what it has open: a zombie
-can only ever hit ids of its own attempt. The journal's random name is in it so that a job that was
-given a used name, or whose journal was lost, is told from the job that wrote the ids.
+An id is `tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{slot}`. No part contains a dot, and
+an id is parsed as a whole. So job `a` never takes an id of job `a.b` as its own, and an id that
+does not parse is never fenced.
 
-Sinks make ids (dataplane), the procedures of this room parse them; nobody else looks inside one.
+The id contains the attempt because initialising an id always succeeds and aborts its open
+transaction. So a zombie can only abort under ids of its own attempt. The id contains the journal's
+random name to distinguish the job that wrote it from another job of the same name, and from a job
+whose journal was lost.
+
+Sinks make ids (`dataplane`), and the procedures parse them. No other code looks inside an id.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _WHOLE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionalIdParts:
-    """What a transactional id says. `str` is the id; it is its own inverse with `parse`."""
+    """The parts of a transactional id. `str` returns the id, and `parse_transactional_id` reverses
+    it.
+    """
 
     job: JobName
     journal: str
@@ -47,7 +52,9 @@ class TransactionalIdParts:
 def format_transactional_id(
     *, job: JobName, journal: str, sink: Uid, attempt: Attempt, subtask: SubtaskIndex, slot: int
 ) -> TransactionalId:
-    """The id as Kafka sees it; InternalError if a part has a form that would not parse back."""
+    """Return the id as Kafka has it. InternalError if a part has a form that would not
+    parse back.
+    """
     parts = TransactionalIdParts(
         job=job, journal=journal, sink=sink, attempt=attempt, subtask=subtask, slot=slot
     )
@@ -56,7 +63,7 @@ def format_transactional_id(
 
 
 def parse_transactional_id(text: str) -> TransactionalIdParts | None:
-    """The parts of an id, or None if it is not one of ours, from its first letter to its last."""
+    """Return the parts of an id; None if the whole text is not an id of tidegate."""
     match = _WHOLE.fullmatch(text)
     if match is None:
         return None
@@ -71,5 +78,5 @@ def parse_transactional_id(text: str) -> TransactionalIdParts | None:
 
 
 def job_prefix(job: JobName) -> str:
-    """What every id of a job begins with, for ListTransactions."""
+    """Return the prefix of all ids of a job, for ListTransactions."""
     return f"tidegate.{job}."

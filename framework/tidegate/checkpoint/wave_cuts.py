@@ -1,8 +1,8 @@
-"""Where a wave ends in each partition: the cut.
+"""The cut of a wave: the offset at which the wave ends in each partition.
 
 The waves of a backfill go through all partitions together, so that the topics of a job advance as
-they would live. Each wave takes the same share of what is left in every partition, and may be held
-to a span of the records' time. Pure.
+they would in a live job. Each wave takes the same share of the remaining offsets of every
+partition. A wave can also be limited to a span of the records' time. The module is pure.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from tidegate.stream_elements import TopicPartition
 
 
 def offsets_left(split: SourceSplit) -> int:
-    """Offsets up to the split's end, markers and gaps included."""
+    """Return the number of offsets up to the split's end, including markers and gaps."""
     check(split.end_offset is not None, f"the split {split.origin} of a backfill has no end")
     return max(0, (split.end_offset or 0) - split.offset)
 
 
 def cut_wave(splits: Sequence[SourceSplit], wave_offsets: int) -> tuple[SourceSplit, ...]:
-    """The splits with their ends of the next wave, which has about `wave_offsets` offsets in all:
-    each partition rounds its share up, so that every wave reads on in every partition.
+    """Return the splits with the ends of the next wave, which has about `wave_offsets` offsets in
+    all. Each partition rounds its share up, so every wave reads something in every partition that
+    has offsets left.
     """
     check(wave_offsets > 0, "a wave reads at least one offset")
     left = sum(map(offsets_left, splits))
@@ -47,11 +48,12 @@ def limit_by_time(
     span_ms: int,
     now_ms: int,
 ) -> tuple[SourceSplit, ...]:
-    """The splits, with their ends at the next multiple of `span_ms` that leaves something to read.
+    """Return the splits with their ends at the next multiple of `span_ms` that leaves something to
+    read.
 
-    `at_time` gives the first offset of each partition at or after a time, as Kafka's index of
-    timestamps says; it is asked some twenty times. Records from the future are a last part of their
-    own.
+    `at_time` returns the first offset of each partition at or after a time in ms, from Kafka's
+    index of timestamps; it is called about twenty times. Records with timestamps in the future form
+    a last part of their own.
     """
 
     def limited(number: int) -> tuple[SourceSplit, ...]:

@@ -1,6 +1,5 @@
-"""What happens to records: sources, channels, operators, state, sinks, and the loop that drives
-them.
+"""The data plane: sources, channels, operators, state, sinks, and the tasks that drive them.
 
-Batches move through it in one thread; it knows its neighbours as ports and never talks to the
-control plane directly.
+One thread moves the record batches. The data plane uses its environment through ports and never
+talks to the control plane directly.
 """

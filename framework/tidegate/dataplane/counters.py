@@ -1,4 +1,4 @@
-"""What a slot counts, for its heartbeat and for the status of the job."""
+"""Counters of a slot, for its heartbeat and for the status of the job."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of a slot since its start; written by the mailbox thread, read by the heartbeat."""
+    """Counts of a slot since its start. The mailbox thread writes them; the heartbeat reads them.
+
+    I/O threads write `files_stored`.
+    """
 
     records_in: int = 0
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
     batches: int = 0
-    """Of records that subtasks have taken in, for the slot's own loop."""
+    """Number of record batches that the subtasks have taken in. The slot's own loop reads it."""
     files_stored: int = 0
-    """Of state, by I/O threads; for who waits for them."""
+    """Number of state files that I/O threads have stored. A level task reads it as a sign of
+    progress.
+    """
     restoring: str = ""
-    """The storage call that a restore waits for; empty if for none."""
+    """Name of the storage call for which a restore waits, usually a path. Empty if it has none."""
     restoring_to: Path | None = None
-    """The file that this call writes."""
+    """The local file that this call writes. None if the call writes no file."""
     restored_bytes: int = 0
-    """Of the calls that have returned."""
+    """Number of bytes that finished calls have brought."""
 
     def restored(self) -> int:
-        """Bytes that a restore has brought, also of a file that is not complete."""
+        """Return the number of bytes that a restore has brought, including those of incomplete
+        files.
+        """
         target = self.restoring_to
         try:
             return self.restored_bytes + (0 if target is None else target.stat().st_size)
-        except OSError:  # it does not exist yet
+        except OSError:  # the file does not exist yet
             return self.restored_bytes

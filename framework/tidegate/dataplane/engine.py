@@ -1,11 +1,12 @@
-"""`Engine`: the mailbox and the I/O threads that subtasks run with, and where their failures go.
+"""`Engine`: the mailbox and the I/O threads of subtasks, and the reporting of their failures.
 
-Whoever runs subtasks has one: a slot process for an attempt, a task of a backfill for one wave. It
-owns no loop. The owner calls `run_posted` and the subtasks in turn, in one thread, the mailbox
-thread. Whatever blocks runs in an I/O thread and posts its outcome.
+Every owner of subtasks has an engine: a slot process has one for an attempt, and a backfill task
+has one for a wave. The engine has no loop of its own. The owner calls `mailbox.run_posted` and the
+subtasks in turn, in one thread, the mailbox thread. Every blocking call runs in an I/O thread and
+posts its outcome.
 
-Invariant: an exception of a posted action or of an I/O action is never lost. It comes to the
-owner's `fail`, in the mailbox thread, with the subtask whose failure it is.
+Invariant: an exception of a posted action or of an I/O action is never lost. The engine passes the
+exception and its subtask to the owner's `fail`, in the mailbox thread.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from tidegate.ids import SubtaskId
 from tidegate.ports.threads import Threads, WorkerPool
 
 IO_THREADS: Final = 8
-"""Flushes, describes and uploads of one slot at once: a few sinks and states, each with one."""
+"""Number of flushes, describes and uploads that one slot runs at the same time. A slot has few
+sinks and states, and each has one such call at a time.
+"""
 
 Fail = Callable[[BaseException, SubtaskId | None], None]
 
 
 class Engine:
-    """Runs actions for subtasks. `post`, `run_io` and `fail_from_anywhere` may be called in any
-    thread, the rest in the mailbox thread.
+    """The mailbox and the I/O threads of one owner of subtasks. Any thread may call `post`,
+    `run_io` and `fail_from_anywhere`. Only the mailbox thread may call the other methods.
     """
 
     def __init__(self, threads: Threads, fail: Fail, io: WorkerPool | None = None) -> None:
-        """`io` is a pool that outlives this engine; without one the engine makes its own."""
+        """Create the engine. `io` is a pool that outlives the engine; if it is None, the engine
+        makes its own pool.
+        """
         self.mailbox = Mailbox(threads)
         self._fail = fail
         self._io = io or threads.pool(IO_THREADS, name="io")
@@ -50,11 +55,11 @@ class Engine:
         self._io.submit(guarded)
 
     def fail_from_anywhere(self, error: BaseException, subtask: SubtaskId | None) -> None:
-        """Report a failure, in the mailbox thread."""
+        """Report a failure in the mailbox thread. Any thread may call this method."""
         self.mailbox.post(lambda: self._fail(error, subtask))
 
     def guarded(self, action: Action, subtask: SubtaskId | None) -> None:
-        """Run `action` now; report what it raises."""
+        """Run `action` now and report the exception if it raises."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt and is reported

@@ -1,11 +1,13 @@
-"""Keys of a batch where a policy covers the records that cannot go along an edge by key: the key
-cannot be taken or encoded, or the value has no encoding.
+"""Keys of a batch before a key edge with a policy for the records that cannot pass it.
 
-Called in front of an edge by key (`operators/chain.py`), and only where its policy lets the job go
-on: a keyed step that is chained gets its keys from here, an outlet gets only records that can go.
-Values are encoded for this check also where they stay in the slot, so that the policy does not
-depend on the parallelism. Integers are the only values that a format decodes and that have no
-encoding (beyond 64 bits), so other types are not checked.
+A record cannot pass a key edge if its key cannot be computed or encoded, or if its value cannot be
+encoded.
+
+`operators/chain.py` calls this module before a key edge, and only if the policy lets the job
+continue. A chained keyed step gets its keys from this module. A record writer gets only records
+that can pass. The check encodes values even if they stay in the slot, so that the policy does not
+depend on the parallelism. Integers beyond 64 bits are the only values that a format decodes and
+that cannot be encoded, so values of other types are not checked.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from tidegate.graph.stream_graph import Edge, Node
 from tidegate.stream_elements import RecordBatch
 
 KNOWN_KEYS: Final = 1 << 17
-"""Keys that are known to have an encoding; one more, and all are forgotten."""
+"""Number of keys that are remembered as encodable. One more key clears the whole memory."""
 
 
 class _Encodable(dict[Any, None]):
-    """Keys that can be encoded. A look-up of a new key encodes it once, a hit costs no call."""
+    """Keys that can be encoded. The lookup of a new key encodes it once; a hit costs no call."""
 
     def __init__(self, encode: Callable[[Any], bytes]) -> None:
         super().__init__()
@@ -44,11 +46,10 @@ class _Encodable(dict[Any, None]):
 
 
 class Keying:
-    """Takes the keys of batches of one edge to `node`, and refuses the records that cannot go along
-    it.
+    """The keys of batches on one edge to `node`. The records that cannot pass it are refused.
 
-    An exception of the key function is covered by a policy of the key_by itself only: one that is
-    inherited from a source is about its data, and must not hide a mistake in code.
+    An exception of the key function is covered only by a policy of the key_by itself. An inherited
+    policy, for example of a source, is meant for bad data and must not hide an error in code.
     """
 
     def __init__(self, pipeline: str, node: Node, edge: Edge, refusals: Refusals) -> None:
@@ -63,16 +64,16 @@ class Keying:
         self._encode = column_codec(of).encode if has_integers else None
 
     def keys(self, batch: RecordBatch) -> tuple[RecordBatch, list[Any]]:
-        """The batch without the records that are refused, and the keys of the others."""
+        """Return the batch without the refused records, and the keys of the other records."""
         try:
             keys = list(map(self._key, batch.values))
-            known = countOf(map(self._known.__getitem__, keys), None)  # in C; nothing is kept
+            known = countOf(map(self._known.__getitem__, keys), None)  # runs in C and keeps nothing
             if self._encode is not None:
                 self._encode(batch.values)
-            # Both are fewer where user code has raised StopIteration, which ends a `map`.
+            # Both counts are too low if user code raised StopIteration, because that ends a `map`.
             right = known == len(keys) == len(batch.values)
             right = right and self._check.first_wrong(keys) is None
-        except Exception:  # noqa: BLE001  # found again below, where its record is known
+        except Exception:  # noqa: BLE001  # the slow path below finds its record
             right, keys = False, []
         return (batch, keys) if right else self._without_refused(batch)
 
@@ -99,7 +100,7 @@ class Keying:
         return without(batch, refused), keys
 
     def _why_not(self, key: Any, value: Any) -> str:
-        """Why a record cannot go along the edge; empty if it can."""
+        """Return why a record cannot pass the edge; empty if it can."""
         if self._check.first_wrong([key]) is not None:
             declared = declared_name(self._check.of)
             return f"the key is {article(type(key).__name__)}, not {declared}"
@@ -107,7 +108,7 @@ class Keying:
             self._known[key]
             if self._encode is not None:
                 self._encode([value])
-        except PipelineError as error:  # the encoder's own, for a key that has no canonical bytes
+        except PipelineError as error:  # the encoder raises it for a key without canonical bytes
             return reason_of(error)
         except Exception as error:
             if not self._refusals.takes(error):

@@ -1,8 +1,8 @@
-"""The mailbox of a slot: actions from other threads, run one by one in the slot's own thread.
+"""The mailbox of a slot: other threads post actions, and the slot's own thread runs them in order.
 
-Flink's mailbox model: everything that touches a subtask runs in one thread, between two batches;
-threads that serve control messages, uploads, flushes and connections only post. `post` never blocks
-and wakes the thread if it waits.
+This is Flink's mailbox model. Everything that touches a subtask runs in one thread, between two
+batches. The threads that serve control messages, uploads, flushes and connections only post
+actions. `post` never blocks, and it wakes the mailbox thread if that thread waits.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Action = Callable[[], None]
 
 
 class Mailbox:
-    """Posted actions, in order. One thread runs them; any thread posts."""
+    """The posted actions, in order. Any thread may post. One thread runs the actions."""
 
     def __init__(self, threads: Threads) -> None:
         self._actions: deque[Action] = deque()
         self._posted = threads.event()
 
     def post(self, action: Action) -> None:
-        """Run `action` in the mailbox thread, soon."""
+        """Run `action` soon, in the mailbox thread."""
         self._actions.append(action)
         self._posted.set()
 
     def run_posted(self) -> None:
-        """Run what was posted before this call; what an action posts waits for the next call."""
+        """Run the actions posted before this call. Actions that these post wait for the next."""
         if not self._actions:
             return
         self._posted.clear()
@@ -36,11 +36,11 @@ class Mailbox:
             self._actions.popleft()()
 
     def has_posts(self) -> bool:
-        """Whether something was posted that has not run."""
+        """Return whether a posted action has not run yet."""
         return bool(self._actions)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something is posted, or after `timeout_s`."""
+        """Return when an action is posted, or after `timeout_s` seconds."""
         if not self._actions:
             self._posted.wait(timeout_s)
             self._posted.clear()

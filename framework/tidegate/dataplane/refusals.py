@@ -1,12 +1,13 @@
-"""Records that one place of a pipeline cannot process, and what its policy does with them.
+"""Records that one place of a pipeline cannot process, and the policy that handles them.
 
-A step, an edge by key and a sink each have a `Refusals`, which carries out `on_error=` of that
-place: the record is counted and left out ("skip"), or counted and written to a topic with its
-provenance and the reason ("dead_letter"). A dead letter is an ordinary record of the sink that
-takes it: it goes there within the call that refused the record, so before the next barrier, and
-belongs to the same checkpoint. Under the policy "fail" nothing comes here: the caller raises.
+A place is a step, a key edge or a sink. Each place has a `Refusals` object, which carries out the
+`on_error=` of the place. "skip" counts the record and drops it. "dead_letter" counts the record and
+writes it to a topic, with its provenance and the reason. A dead letter is an ordinary record of the
+sink that writes it. The call that refuses a record also passes the dead letter to that sink. This
+happens before the next barrier, so the dead letter belongs to the same checkpoint. Under the policy
+"fail" no record is refused: the caller raises.
 
-Nothing here is called for a record that works.
+No code of this module runs for a record that is processed without an error.
 """
 
 from __future__ import annotations
@@ -38,16 +39,20 @@ from tidegate.errors import (
 from tidegate.stream_elements import RecordBatch
 
 REASON_LENGTH_MAX: Final = 1000
-"""Characters of an exception's text that go into a header; some quote the whole record."""
+"""Number of characters of an exception's text in a header. Some texts quote the whole record."""
 LOGGED_ALL: Final = 10
-"""So many refused records of a place are logged one by one; then each time their number doubles."""
+"""Number of refused records of a place that are logged one by one. Later records are logged only
+when their number is a power of two.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """The policy of one place in one subtask. `where` names the place in logs and dead letters;
-    `emit` leads to the sink of the dead letters, where the policy has one.
+    """The policy of one place in one subtask.
+
+    `where` names the place in logs and dead letters. `emit` leads to the sink of the dead letters,
+    if the policy has one.
     """
 
     def __init__(
@@ -59,16 +64,18 @@ class Refusals:
         bytes_max: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self.tolerant = policy != "fail"
-        """Whether the job goes on without a record that fails here."""
+        """Whether the job continues without a record that fails at this place."""
         self._where, self._counters = where, Counters() if counters is None else counters
         self._emit = emit if policy == "dead_letter" else None
         self._bytes_max = bytes_max
         self._refused = 0
 
     def takes(self, error: Exception) -> bool:
-        """Whether the policy covers an error of user code: not one of tidegate itself (the storage
-        of state, say) unless it is about a value that the record has put into state, and not a
-        resource that the system refused, which is about the host.
+        """Return whether the policy covers an error of user code.
+
+        It covers a StateValueError, which concerns a value that the record has put into state. It
+        covers no other error of tidegate itself, such as an error of the state's storage. It does
+        not cover a resource that the system refused, because that is a problem of the host.
         """
         if isinstance(error, StateValueError):
             return self.tolerant
@@ -77,7 +84,7 @@ class Refusals:
         return not isinstance(from_foreign(error), ResourceExhaustedError)
 
     def refuse(self, batch: RecordBatch, index: int, reason: str) -> None:
-        """Count a record, and write its dead letter where the policy says so."""
+        """Count a record, and write its dead letter if the policy says so."""
         origin, offset, reason = batch.origin, batch.offsets[index], encodable(reason)
         self._refused += 1
         if self._refused <= LOGGED_ALL or self._refused & (self._refused - 1) == 0:
@@ -113,13 +120,13 @@ class Refusals:
 
 
 def reason_of(error: Exception) -> str:
-    """An exception as a header and a log have it."""
+    """Return the text of an exception for a header and a log, cut if it is too long."""
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
 
 def without(batch: RecordBatch, refused: Collection[int]) -> RecordBatch:
-    """The batch without some of its records."""
+    """Return the batch without the records at the indexes `refused`."""
     if not refused:
         return batch
     kept = [index for index in range(len(batch)) if index not in refused]
@@ -132,12 +139,15 @@ def without(batch: RecordBatch, refused: Collection[int]) -> RecordBatch:
 
 
 def _as_bytes(value: Any) -> bytes:
-    """The record as the place got it: bytes and text as they are, else as JSON, else its repr."""
+    """Return the record as the place received it, as bytes.
+
+    Bytes and text stay as they are. Other values become JSON, or their repr if JSON fails.
+    """
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode(errors="backslashreplace")
     try:
         return msgspec.json.encode(value, enc_hook=repr)
-    except Exception:  # noqa: BLE001  # whatever an encoder says of a value that failed already
+    except Exception:  # noqa: BLE001  # an encoder may raise anything for a value that has failed
         return repr(value).encode(errors="backslashreplace")

@@ -1,9 +1,9 @@
-"""`SharedControl`: one client of transaction control for all tasks of a wave in one worker.
+"""`SharedControl`: one transaction-admin client for all tasks of a wave in one Spark worker.
 
-A worker of Spark runs many tasks of a wave, one after the other. To connect costs each as much as
-to do nothing else, so that the tasks share a client. It is that of one attempt and no longer: who
-asks a client of an earlier attempt which Kafka cluster it reaches would hear of the cluster that it
-reached then.
+A Spark worker runs many tasks of a wave, one after the other. Connecting a client takes as long as
+a task that does no other work, so the tasks share a client. The client is valid for one attempt
+only. A client of an earlier attempt would answer with the id of the Kafka cluster that it reached
+then. The check of the cluster would not notice that this attempt reaches another cluster.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ Key = tuple[JobName, str, Attempt, str]
 
 
 class SharedControl:
-    """For a process that runs one task at a time."""
+    """The shared client of a process that runs one task at a time."""
 
     def __init__(self) -> None:
         self._key: Key | None = None
         self._log: TransactionAdmin | None = None
 
     def of(self, deploy: Deploy, make: Callable[[], TransactionAdmin]) -> TransactionAdmin:
-        """The client of a deployment's attempt; that of another attempt is closed."""
+        """Return the client of the deployment's attempt. Close the client of another attempt, if
+        any.
+        """
         key = (deploy.job, deploy.journal, deploy.attempt, deploy.claim_nonce)
         if self._log is None or self._key != key:
             self.close()

@@ -1,13 +1,14 @@
-"""Whether a slot sees the checkpoint storage and the Kafka cluster of its attempt.
+"""The check that a slot sees the checkpoint storage and the Kafka cluster of its attempt.
 
-A path, or a broker's name, may lead elsewhere on another host: a volume that is not mounted, a
-hosts file. Such a slot would complete checkpoints that no other host can restore, or write output
-to another cluster. So before it restores anything, the slot reads the attempt's claim from its own
-view of the storage and compares the nonce, and it asks its brokers for the id of their cluster.
+A path or a broker's name may lead to another target on another host, for example because a volume
+is not mounted or a hosts file differs. Such a slot would complete checkpoints that no other host
+can restore, or write output to another cluster. Before it restores anything, the slot therefore
+reads the attempt's claim from its own view of the storage and compares the nonce. It also asks its
+brokers for the id of their cluster.
 
-The errors restart the job by its strategy: whoever operates the host can correct a mount or an
-address while the job waits, and the error stays in the status until then. A final error would end
-every job on a host that comes up before its volumes.
+The errors restart the job as the restart strategy says. The operator of the host can correct a
+mount or an address while the job waits, and the error stays in the status until then. A final error
+would end every job on a host that starts before its volumes are mounted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidegate.protocol.messages import Deploy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotView:
-    """What a slot sees, and how people name it."""
+    """The storage and the brokers that a slot sees, and their names in error messages."""
 
     host: str
     storage: str
@@ -35,8 +36,10 @@ class SlotView:
 
 
 def check_view(deploy: Deploy, view: SlotView) -> None:
-    """StorageMismatchError or ClusterMismatchError where the slot does not see what the JobMaster
-    of the attempt sees. Two requests, once per attempt and slot.
+    """Check that the slot sees the same storage and Kafka cluster as the JobMaster of the attempt.
+
+    Raise StorageMismatchError or ClusterMismatchError if it does not. The check makes two requests,
+    once per attempt and slot.
     """
     _check_storage(deploy, view)
     cluster = view.transactions.cluster_id()

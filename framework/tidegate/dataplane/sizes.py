@@ -1,12 +1,12 @@
-"""How large a record may be, and what is left out of a dead letter that is larger.
+"""Limits of record sizes, and the shortening of dead letters that exceed them.
 
-Kafka's limit (`max.message.bytes` of a topic) is one of a batch of records after compression, and
-librdkafka's (`message.max.bytes`) is one of a record before it. A record that fits in the topic
-must not be refused by the client: so the client's limit follows the topic's. A dead letter must
-always fit, because nothing may be lost without a trace: it has the provenance of its record in any
-case, and says how much was left out.
+Kafka's limit (`max.message.bytes` of a topic) applies to a batch of records after compression.
+librdkafka's limit (`message.max.bytes`) applies to one record before compression. The client must
+not refuse a record that fits in the topic, so the client's limit follows the limit of the topic. A
+dead letter must always fit, because no record may be lost without a trace. It always has the
+provenance of its record and says how many bytes were left out.
 
-Pure; called by sources, operators and sinks.
+This module is pure. Sources, operators and sinks call it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tidegate.api.kafka import (
 DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's own default of `max.message.bytes`: 1 MiB and the 12 bytes of an old batch's header."""
 CLIENT_MAX_BYTES: Final = 1_000_000_000
-"""The largest `message.max.bytes` that librdkafka takes: the brokers decide."""
+"""The largest `message.max.bytes` that librdkafka accepts. Then only the brokers limit records."""
 BATCH_BYTES: Final = 1_000_000
 """librdkafka's default of `batch.size`."""
 
 _BATCH_HEAD: Final = 61
-"""Bytes of a record batch (format 2) in front of its records."""
+"""Number of bytes of a record batch (format 2) before its records."""
 _SIZES: Final = "message.max.bytes", "message.bytes.max"
 _COMPRESSIONS: Final = "compression.type", "compression.codec"
 
 
 def size_settings(settings: Mapping[str, str], topic_max: int | None) -> dict[str, str]:
-    """Librdkafka settings with the limits of a topic's records in place.
+    """Return librdkafka settings with the size limits of a topic's records added.
 
-    What the user has set wins. Where records are compressed or the topic's limit is not known, the
-    client refuses nothing and the broker decides. Batches of many records never exceed the topic's
-    limit.
+    A limit that the user has set takes precedence. If records are compressed or the topic's limit
+    is not known, the client refuses no record and the broker decides. A batch of several records
+    never exceeds the topic's limit.
     """
     limits: dict[str, str] = {}
     if not any(name in settings for name in _SIZES):
@@ -53,16 +53,19 @@ def size_settings(settings: Mapping[str, str], topic_max: int | None) -> dict[st
 
 
 def largest_record(settings: Mapping[str, str], topic_max: int | None) -> int:
-    """Bytes of a batch with one record that the sink may write: the smaller of both limits, or
-    Kafka's default where neither is known.
+    """Return the size in bytes of the largest batch of one record that the sink may write.
+
+    This is the smaller of the client's limit and the topic's limit. Kafka's default replaces the
+    topic's limit if that is not known.
     """
     given = [int(settings[name]) for name in _SIZES if name in settings]
     return min([*given, DEFAULT_MAX_BYTES if topic_max is None else topic_max])
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Headers = ()) -> int:
-    """Bytes of a batch that holds this record alone, without compression."""
-    # Attributes and the two deltas, which are 0 in the first record of a batch, take a byte each.
+    """Return the size in bytes of an uncompressed batch that holds only this record."""
+    # The attributes and the two deltas take one byte each. Both deltas are 0 in the first record of
+    # a batch.
     size = 3 + _field(key) + _field(value) + _varint(len(headers))
     for name, content in headers:
         size += _field(name.encode()) + _field(content)
@@ -70,13 +73,15 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: Headers = ()) 
 
 
 def fitting(letter: ProducerRecord[Any, Any], bytes_max: int) -> ProducerRecord[Any, Any]:
-    """The dead letter, with as much left out as it must be: first the value, then the key, then the
-    headers that the record came with. Headers of ours say how many bytes each had.
+    """Return the dead letter, shortened until it fits into `bytes_max`.
+
+    The function leaves out the value first, then the key, then the headers that the record came
+    with. A header of tidegate's own says how many bytes each of them had.
     """
     key, value, headers = letter.key, letter.value, letter.headers
     if record_bytes(key, value, headers) <= bytes_max:
         return letter
-    # Empty and not None: a letter must be no tombstone in a topic that is compacted.
+    # The value is empty and not None: a letter must not be a tombstone in a compacted topic.
     headers = (*headers, (LEFT_OUT_VALUE, _count(len(value or b""))))
     value = b""
     if record_bytes(key, value, headers) > bytes_max and key is not None:
@@ -99,10 +104,10 @@ def _count(size: int) -> bytes:
 
 
 def _field(content: bytes | None) -> int:
-    """A length and what it counts; -1 for None."""
+    """Return the size of a length and the content after it. The length of None is -1."""
     return 1 if content is None else _varint(len(content)) + len(content)
 
 
 def _varint(value: int) -> int:
-    """Bytes of a number that is not negative, as Kafka writes it: zigzag, seven bits a byte."""
+    """Return the bytes that Kafka's encoding of a number >= 0 takes: zigzag, seven bits a byte."""
     return max(1, ((value << 1).bit_length() + 6) // 7)

@@ -1,9 +1,9 @@
-"""What a subtask's parts (reader, operators, state, sinks) are given by the slot that runs them.
+"""The objects that a slot gives to the parts of a subtask: reader, operators, state and sinks.
 
-One thread, the mailbox thread, calls all of them. Whatever blocks (a flush, an upload, a describe)
-is handed to `run_io`, and its outcome comes back through `post`, which runs an action in the
-mailbox thread between two batches. `fail` ends the attempt with an error; it may be called from any
-thread.
+One thread, the mailbox thread, calls all of these parts. They hand blocking calls (a flush, an
+upload, a describe) to `run_io`. The outcome returns through `post`, which runs an action in the
+mailbox thread between two batches. `fail` ends the attempt with an error. Any thread may call
+`fail`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Action = Callable[[], None]
 
 @dataclass(slots=True, kw_only=True)
 class SubtaskContext:
-    """The surroundings of one subtask."""
+    """The environment of one subtask."""
 
     job: JobName
     journal: str
@@ -38,42 +38,47 @@ class SubtaskContext:
     config: Config
     drivers: Drivers
     blobs: BlobStore
-    """Paths in it begin with the job's name: `<job>/files/...`."""
+    """The checkpoint storage. Its paths begin with the job's name: `<job>/files/...`."""
     local: Path
-    """An empty folder of this subtask; what it leaves there may serve the next attempt."""
+    """An empty folder of this subtask. The next attempt may use the files that stay there."""
     transactions: TransactionAdmin
-    """One for the whole slot."""
+    """The transaction-admin client, one for the whole slot."""
     transaction_timeout_ms: int
     warm_producers: int
     transaction_slots: range
-    """Numbers of the transactional ids of each sink subtask."""
+    """Indexes of the transactional ids of each sink subtask."""
     post: Callable[[Action], None]
-    """Run an action in the mailbox thread; from any thread, never blocks."""
+    """Function that runs an action in the mailbox thread. Any thread may call it; it never blocks.
+    """
     run_io: Callable[[Action], None]
-    """Run an action in an I/O thread; what it raises goes to `fail`."""
+    """Function that runs an action in an I/O thread. An exception of the action goes to `fail`."""
     fail: Callable[[BaseException], None]
     counters: Counters = field(default_factory=Counters)
     max_message_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Of the topics of sinks, where the brokers tell it."""
+    """Limit `max.message.bytes` of each sink topic for which the brokers report one."""
     earlier: LocalStateFiles = field(default_factory=LocalStateFiles)
-    """What earlier attempts left on this host."""
+    """State files that earlier attempts left on this host."""
     run: str = ""
-    """Names this run of the subtask where one attempt may run a subtask several times, as Spark
-    does: no two runs write the same file. Empty where an attempt runs each subtask once.
+    """Name of this run of the subtask, if one attempt may run a subtask several times, as Spark
+    does.
+
+    The name ensures that no two runs write the same file. Empty if an attempt runs each subtask
+    once.
     """
 
     def record_bytes_max(
         self, sink: str, topic: str, declared: Mapping[str, str | float | bool]
     ) -> int:
-        """Bytes of the largest record that a sink may write; `topic` and `declared` are those of
-        its declaration.
+        """Return the size in bytes of the largest record that a sink may write.
+
+        `topic` and `declared` come from the sink's declaration.
         """
         configured = self.config.sinks.get(sink, ConnectorSettings())
         settings = self.connector_kafka(declared, configured.properties)
         return largest_record(settings, self.max_message_bytes.get(configured.topic or topic))
 
     def kafka(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Librdkafka settings of the job's cluster, with a connector's own on top."""
+        """Return the librdkafka settings of the job's cluster. `overrides` take precedence."""
         settings: dict[str, Any] = {
             "bootstrap.servers": self.config.kafka.bootstrap,
             **self.config.kafka.properties,
@@ -84,7 +89,7 @@ class SubtaskContext:
     def connector_kafka(
         self, declared: Mapping[str, str | float | bool], configured: Mapping[str, str]
     ) -> dict[str, str]:
-        """The same for one source or sink: its declaration's settings, then the configuration's."""
+        """Return the same for one source or sink. `configured` takes precedence over `declared`."""
         as_text = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in declared.items()

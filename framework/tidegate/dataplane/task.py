@@ -1,13 +1,13 @@
-"""A subtask: the loop body that the slot's mailbox thread runs, a batch at a time.
+"""A subtask: the loop body that the slot's mailbox thread runs, one batch at a time.
 
-`SourceTask` reads splits, `InputTask` reads channels through the alignment machine; both push
-batches through an `OperatorChain`, and both take their part of a checkpoint the same way
-(`_Subtask.take_snapshot`): sinks begin to prepare, keyed state is frozen, the barrier goes
-downstream, and when everything that was handed to I/O threads is durable, the subtask acknowledges.
+`SourceTask` reads splits. `InputTask` reads channels through the alignment machine. Both push
+batches through an `OperatorChain`, and both take their part of a checkpoint in the same way
+(`_Subtask.take_snapshot`). Sinks begin to prepare, keyed state is frozen, and the barrier goes
+downstream. The subtask acknowledges when everything that it handed to I/O threads is durable.
 
-Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot; nothing
-is emitted between the snapshot and the barrier downstream; a subtask whose leaves cannot take more
-does not read. `step` never blocks, but for a source told how long it may wait.
+Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot. Nothing
+is emitted between the snapshot and the barrier downstream. A subtask whose outputs cannot take more
+reads no records. `step` never blocks, except that a source may wait up to `timeout_s` for records.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamEle
 
 
 class Reader(Protocol):
-    """A source's reader, as far as a task drives it."""
+    """The methods of a source's reader that a task calls."""
 
     def open(self, splits: Sequence[SourceSplit]) -> None: ...
     def poll(self, timeout_s: float) -> list[RecordBatch]: ...
@@ -64,7 +64,7 @@ class Gate(Protocol):
 
 
 class CheckpointResponder(Protocol):
-    """Where a subtask reports: the slot passes it on to the JobMaster."""
+    """The receiver of a subtask's reports. The slot forwards the reports to the JobMaster."""
 
     def acknowledge(
         self,
@@ -74,20 +74,20 @@ class CheckpointResponder(Protocol):
         alignment_ms: int,
         sync_ms: int,
     ) -> None:
-        """The subtask's part of a checkpoint is durable."""
+        """Report that the subtask's part of a checkpoint is durable."""
         ...
 
     def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
-        """The subtask's part of a checkpoint could not be made; the attempt goes on."""
+        """Report that the subtask's part of a checkpoint failed. The attempt continues."""
         ...
 
     def input_ended(self, subtask: SubtaskId) -> None:
-        """The last record of a bounded run went through."""
+        """Report that the last record of a bounded run has passed this subtask."""
         ...
 
 
 class _Subtask:
-    """What source and input tasks share: the chain and the snapshot."""
+    """The common part of source tasks and input tasks: the chain and the snapshot."""
 
     def __init__(
         self, runtime: SubtaskContext, chain: OperatorChain, coordination: CheckpointResponder
@@ -96,14 +96,14 @@ class _Subtask:
         self.subtask = runtime.subtask
 
     def step(self, timeout_s: float) -> bool:
-        """Do one batch's work; False if there was none to do."""
+        """Process one batch. Return False if there was nothing to do."""
         raise NotImplementedError
 
     def trigger(self, barrier: Barrier) -> None:
         """Inject a barrier (sources only)."""
 
     def flush(self) -> None:
-        """Send what outlets hold back for fuller frames."""
+        """Send the records that record writers hold back to fill their frames."""
         for outlet in self.chain.outlets:
             outlet.flush()
 
@@ -114,15 +114,19 @@ class _Subtask:
         ended: Sequence[TransactionalId],
         freed: Sequence[TransactionalId],
     ) -> None:
-        """Published and committed: transactions that ended are carried no more; ids that the
-        journal names no more may be used again.
+        """Handle a checkpoint that is published and committed.
+
+        The subtask no longer reports the transactions in `ended` in its acknowledgements. It may
+        use the ids in `freed` again, because the journal no longer lists them.
         """
         for sink in self.chain.sinks.values():
             sink.ended(ended, checkpoint)
             sink.freed(freed)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
-        """Declined or expired; what was prepared stays prepared."""
+        """Handle a checkpoint that was declined or has expired. Prepared transactions stay
+        prepared.
+        """
 
     def close(self) -> None:
         """Close the user's functions and the clients that may be closed."""
@@ -131,7 +135,9 @@ class _Subtask:
     def take_snapshot(
         self, barrier: Barrier, splits: tuple[SourceSplit, ...] = (), alignment_ms: int = 0
     ) -> None:
-        """The synchronous part, now; the acknowledgement follows when the rest is durable."""
+        """Take the synchronous part of a snapshot. The acknowledgement follows when the rest is
+        durable.
+        """
         started = self._now()
         gathering = _PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
@@ -172,7 +178,7 @@ class _Subtask:
 
 
 class SourceTask(_Subtask):
-    """Reads splits; injects the barriers that the JobMaster triggers."""
+    """A subtask that reads splits and injects the barriers that the JobMaster triggers."""
 
     def __init__(
         self,
@@ -184,8 +190,10 @@ class SourceTask(_Subtask):
         *,
         ends_input: bool = True,
     ) -> None:
-        """Without `ends_input` the source says by `has_ended` that it has read its splits to their
-        ends, and sends no EndOfInput: more follows in the next wave.
+        """Create the task. Without `ends_input` it sends no EndOfInput at the end of its splits.
+
+        The next wave then continues the input, and only `has_ended` reports that the splits are
+        read.
         """
         super().__init__(runtime, chain, coordination)
         self._ends_input = ends_input
@@ -198,30 +206,36 @@ class SourceTask(_Subtask):
         self._snapshots: dict[CheckpointId, tuple[SourceSplit, ...]] = {}
 
     def start(self) -> None:
-        """Read: every slot is ready, and what older attempts left at the broker is fenced."""
+        """Start to read. At this time every slot is ready, and the transactions that older attempts
+        left at the broker are fenced.
+        """
         if not self._started:
             self._started = True
             self.reader.open(self._splits)
 
     def has_ended(self) -> bool:
-        """Whether it has read its splits to their ends."""
+        """Return whether the task has read its splits to their ends."""
         return self._ended
 
     def reads(self) -> bool:
-        """Whether a step might read now, so that waiting for records makes sense."""
+        """Return whether a step might read now, so that it makes sense to wait for records."""
         idle = not (self._pending or self._barriers or self._ended or self._final)
         return self._started and idle and self.chain.writable()
 
     def lag(self) -> int | None:
-        """Records between what was read and the ends of the partitions; None if not known."""
+        """Return the number of records between the position and the ends of the partitions, None if
+        unknown.
+        """
         return self.reader.lag() if self._started else None
 
     def connection_error(self) -> str:
-        """Why the source cannot read, as a sentence; empty if it can."""
+        """Return why the source cannot read, as a sentence; empty if it can."""
         return self.reader.connection_error()
 
     def trigger(self, barrier: Barrier) -> None:
-        """Queue a barrier; it is injected between two batches, after what was already read."""
+        """Queue a barrier. The task injects it between two batches, after the records that it
+        already read.
+        """
         self._barriers.append(barrier)
 
     def step(self, timeout_s: float) -> bool:
@@ -229,7 +243,8 @@ class SourceTask(_Subtask):
         if not self._started:
             return False
         if self._barriers and not self._pending:
-            # Also where a sink waits for a transaction slot: it has nothing to prepare then.
+            # A barrier also passes while a sink waits for a transactional id: that sink has nothing
+            # to prepare.
             self._inject(self._barriers.popleft())
             return True
         if self._final or not self.chain.writable():
@@ -250,18 +265,20 @@ class SourceTask(_Subtask):
         ended: Sequence[TransactionalId],
         freed: Sequence[TransactionalId],
     ) -> None:
-        """As for every subtask; and tell the consumer group how far we are, for lag monitors."""
+        """Do what every subtask does, and commit the positions to the consumer group, for lag
+        monitors.
+        """
         super().checkpoint_completed(checkpoint, ended=ended, freed=freed)
         splits = self._snapshots.pop(checkpoint, None)
         if splits:
             self.reader.commit(splits, checkpoint)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
-        """Its positions are not told to the consumer group."""
+        """Drop the checkpoint's positions. They are not committed to the consumer group."""
         self._snapshots.pop(checkpoint, None)
 
     def close(self) -> None:
-        """Close the consumer too."""
+        """Close the chain, then the consumer."""
         super().close()
         self.reader.close()
 
@@ -285,7 +302,7 @@ class SourceTask(_Subtask):
 
 
 class InputTask(_Subtask):
-    """Reads channels, aligning their barriers."""
+    """A subtask that reads channels and aligns their barriers."""
 
     def __init__(
         self,
@@ -299,12 +316,14 @@ class InputTask(_Subtask):
         self._gate, self._alignment = gate, alignment
         self._emit = chain.entry()
         self._first_barriers_s: dict[CheckpointId, float] = {}
-        """When the first barrier of a checkpoint came, until one as new has its snapshot."""
+        """Monotonic time in seconds of the first barrier of each checkpoint. The snapshot of this
+        or a newer checkpoint removes the entry.
+        """
 
     def step(self, timeout_s: float) -> bool:
-        """Take one element off an unblocked channel; never waits."""
+        """Process one element of an unblocked channel. This method never waits."""
         del timeout_s
-        # A sink that waits for a transaction slot lets barriers through: it has nothing to prepare.
+        # A sink that waits for a transactional id lets barriers pass: it has nothing to prepare.
         writable = self.chain.writable()
         found = self._gate.next_element() if writable else self._gate.next_control()
         if found is None:
@@ -322,7 +341,7 @@ class InputTask(_Subtask):
         return True
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
-        """Stop aligning for it; late barriers of it start nothing."""
+        """Stop the alignment of the checkpoint. Its late barriers are ignored."""
         self._carry_out(self._alignment.cancel(checkpoint))
 
     def _carry_out(self, instructions: Sequence[AlignmentInstruction]) -> None:
@@ -339,7 +358,9 @@ class InputTask(_Subtask):
                     self._end_output()
 
     def _aligned(self, checkpoint: CheckpointId) -> int:
-        """Milliseconds since its first barrier; older ones will have no snapshot any more."""
+        """Return the milliseconds since the checkpoint's first barrier, and drop all older entries,
+        because older checkpoints get no snapshot any more.
+        """
         first_s = self._first_barriers_s[checkpoint]
         for known in [each for each in self._first_barriers_s if each <= checkpoint]:
             del self._first_barriers_s[known]
@@ -350,8 +371,8 @@ Task = SourceTask | InputTask
 
 
 class _PendingSnapshot:
-    """The parts of one subtask's snapshot, as they become durable; all calls in the mailbox
-    thread.
+    """The parts of one subtask's snapshot while they become durable. The mailbox thread makes all
+    calls.
     """
 
     def __init__(

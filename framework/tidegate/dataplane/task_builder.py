@@ -1,11 +1,11 @@
-"""Subtasks, built from a deployment: those of a slot, or those of one level of a wave.
+"""Builds the subtasks of a deployment: those of a slot, or those of one level of a wave.
 
-The graph is built anew from the user's class and compared with what was submitted, the plan is
-computed from it, and for each vertex one subtask gets its reader or gate, its operators, its
-restored state and its sinks. Called once per attempt, in the mailbox thread; restoring may take as
-long as the files take to arrive.
+The builder rebuilds the graph from the user's class, compares it with the submitted graph, and
+computes the plan from it. For each vertex one subtask gets its reader or gate, its operators, its
+restored state and its sinks. A slot runs the builder once per attempt, in the mailbox thread.
+Restoring takes as long as the state files take to arrive.
 
-It is given the channels and the engine, and knows neither slots nor processes.
+The builder receives the channels and the engine. It does not know slots or processes.
 """
 
 from __future__ import annotations
@@ -50,38 +50,41 @@ from tidegate.protocol.messages import Deploy, RestoredState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotContext:
-    """What whoever runs the subtasks gives to all of them."""
+    """The objects that the owner of the subtasks gives to all of them."""
 
     config: Config
     drivers: Drivers
     counters: Counters
     local: Path
-    """An empty folder; each subtask gets one of its own below it."""
+    """An empty folder. Each subtask gets its own folder below it."""
     earlier: LocalStateFiles
     engine: Engine
     coordination: CheckpointResponder
     run: str = ""
-    """As in a Runtime."""
+    """Name of this run of the subtasks, see `SubtaskContext.run`."""
     first_transaction_slot: int = 0
-    """The number of the first transactional id of each sink subtask."""
+    """Index of the first transactional id of each sink subtask."""
     control: SharedControl | None = None
-    """Where the subtasks' client of transaction control is from, if others share it."""
+    """The source of the subtasks' transaction-admin client. None if others do not share the client.
+    """
     ends_input: bool = True
-    """Whether a source that has read its splits to their ends sends EndOfInput; a wave of a
-    backfill only ends with a barrier.
+    """Whether a source sends EndOfInput at the ends of its splits. A wave of a backfill ends only
+    with a barrier.
     """
 
 
 class Channels(Protocol):
-    """The gates and outlets of the subtasks, by vertex."""
+    """The input gates and the record writers of the subtasks, by vertex."""
 
     def gate(self, vertex_id: VertexId) -> InputGate: ...
     def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]: ...
 
 
 class TaskBuilder:
-    """Builds the subtasks of one deployment. StorageMismatchError or ClusterMismatchError, before
-    anything is loaded, where this host sees something else than the JobMaster.
+    """A builder of the subtasks of one deployment.
+
+    The constructor raises StorageMismatchError or ClusterMismatchError if this host sees another
+    storage or Kafka cluster than the JobMaster. It does so before it loads anything.
     """
 
     def __init__(self, deploy: Deploy, surroundings: SlotContext) -> None:
@@ -105,7 +108,7 @@ class TaskBuilder:
             transactions=self._transactions,
         )
         surroundings.counters.restoring = "the claim and the identity of the storage"
-        check_view(deploy, view)  # first: what follows may be read from there
+        check_view(deploy, view)  # check first: the code below may come from this storage
         if deploy.storage:
             self._blobs.bind(deploy.storage)
             self._blobs.confirm()
@@ -122,8 +125,9 @@ class TaskBuilder:
         self.plan = plan(self.graph, submission.parallelism, submission.max_parallelism)
 
     def tasks(self, channels: Channels, vertices: Sequence[Vertex] | None = None) -> list[Task]:
-        """The subtasks of `vertices`, of all where it is None. Downstream ones come first, so that
-        what was read makes room before more is read.
+        """Return the subtasks of `vertices`, or of all vertices if it is None.
+
+        Downstream subtasks come first, so that they make room before upstream subtasks read more.
         """
         chosen = self.plan.vertices if vertices is None else vertices
         return [self._task(vertex, channels) for vertex in reversed(chosen)]
@@ -189,7 +193,9 @@ class TaskBuilder:
         )
 
     def _installed_code(self) -> Path | None:
-        """The folder of the submission's code on this host; None for a submission without it."""
+        """Return the folder of the submission's code on this host; None if the submission has no
+        code.
+        """
         submission, code = self._deploy.submission, self._deploy.submission.code
         if code is None:
             return None
@@ -231,8 +237,10 @@ class TaskBuilder:
 
 
 def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
-    """Whether records of this step reach, through stateless steps only, a sink without `key_by`:
-    they are written with the key that they were read with.
+    """Return whether records of this step reach a sink without `key_by` through stateless steps
+    only.
+
+    Such a sink writes each record with the key that the record was read with.
     """
     for consumer, edge in graph.consumers(node_id):
         if edge.port != MAIN:
@@ -245,5 +253,7 @@ def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
 
 
 def most_receivers(outlets: Iterable[RecordWriter]) -> int:
-    """Among how many subtasks a batch is split; 1 where it stays in its slot."""
+    """Return the largest number of subtasks among which a batch is split; 1 if it stays in its
+    slot.
+    """
     return max((len(outlet.channels) for outlet in outlets), default=1)

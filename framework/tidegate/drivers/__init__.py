@@ -1,5 +1,5 @@
-"""The real world: Kafka, RocksDB, storage, RPC, exchange, processes, the clock.
+"""The drivers for real systems: Kafka, RocksDB, storage, RPC, exchange, processes, the clock.
 
-Each driver implements a port and translates foreign errors into ours once, at its own door. No
-other room imports the libraries used here.
+Each driver implements a port. It translates errors of its libraries into tidegate's errors once, at
+its own boundary. No other package imports the libraries used here.
 """

@@ -1,4 +1,4 @@
-"""The real clock: time as the operating system tells it, for every process of a cluster."""
+"""The real clock: the operating system's time, for every process of a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class SystemClock:
-    """`ports.clock.Clock` by the operating system."""
+    """An implementation of `ports.clock.Clock` with the operating system's clocks."""
 
     def monotonic(self) -> float:
         return time.monotonic()

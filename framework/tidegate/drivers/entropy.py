@@ -1,4 +1,6 @@
-"""The real chance: the operating system's for names, a generator seeded by it for jitter."""
+"""Real randomness: the operating system's source for names, and for jitter a generator that is
+seeded from that source.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tidegate.ports.entropy import Entropy
 
 
 class SystemEntropy:
-    """`ports.entropy.Entropy` by the operating system."""
+    """An implementation of `ports.entropy.Entropy` with the operating system's random source."""
 
     def token_hex(self, nbytes: int) -> str:
         return secrets.token_hex(nbytes)

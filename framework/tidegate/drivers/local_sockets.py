@@ -1,12 +1,13 @@
 """Unix sockets that only their owner can reach: a folder of mode 0700 for each server or cluster.
 
-The processes of a local cluster (`tidegate run`) and the slots of one host meet here. The folder's
-mode keeps every other user away; a TCP port of the loopback address would be open to all of them.
-The kernel limits the path of a socket, so the folder lies in the temporary folder, or in /tmp where
-that path is too long.
+The processes of a local cluster (`tidegate run`) and the slots of one host connect through these
+sockets. The mode of the folder keeps every other user out. A TCP port of the loopback address would
+be open to all users. The kernel limits the length of a socket's path, so the folder is in the
+temporary folder, or in /tmp if that path is too long.
 
-A process that is killed leaves its folder behind. The next process that makes one removes old
-folders in which nobody listens. Used by `rpc` and `exchange`; it opens no connection of its own.
+A process that is killed leaves its folder behind. The next process that makes a folder removes old
+folders without a listening process. `rpc` and `exchange` use this module. It opens no connection,
+except to test whether a process listens on a socket of an old folder.
 """
 
 from __future__ import annotations
@@ -22,20 +23,26 @@ from pathlib import Path
 from typing import Final
 
 UNIX: Final = "unix:"
-"""How the address of a Unix socket begins; its path follows."""
+"""The prefix of a Unix socket's address; the path follows."""
 
 PATH_BYTES_MAX: Final = 100
-"""The kernel's field holds 108 bytes on Linux and 104 on macOS, with a zero at the end."""
+"""The maximum length of a socket's path in bytes. The kernel's field has 108 bytes on Linux and 104
+on macOS, including a zero byte at the end.
+"""
 
 NAME_BYTES: Final = 4
-"""Random bytes in a socket's name: a process that restarts gets another address."""
+"""The number of random bytes in a socket's name: a process that restarts gets another address."""
 
 STALE_S: Final = 600.0
-"""Other processes leave a younger folder alone: its owner may be about to listen."""
+"""The age in seconds from which other processes may remove a folder. The owner of a younger folder
+may not listen yet.
+"""
 
 
 def make_socket_dir(prefix: str) -> Path:
-    """Make a new folder for sockets, and remove stale ones of the same prefix. OSError."""
+    """Make a new folder for sockets, and remove stale folders with the same prefix. OSError if the
+    folder cannot be made.
+    """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     longest = folder / ("f" * 2 * NAME_BYTES)
     if len(os.fsencode(longest)) > PATH_BYTES_MAX:
@@ -46,10 +53,10 @@ def make_socket_dir(prefix: str) -> Path:
 
 
 def new_socket_path(folder: Path) -> Path:
-    """A free path in a folder of `make_socket_dir`; makes the folder again where it was removed.
+    """Return a free path in a folder of `make_socket_dir`. Make the folder again if it was removed.
 
-    PermissionError where the folder belongs to another user or is open to others: the temporary
-    folder is shared, and somebody may have taken the name.
+    PermissionError if the folder belongs to another user or is open to others: the temporary folder
+    is shared, and another user may have made a folder with this name.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     facts = folder.lstat()
@@ -60,7 +67,7 @@ def new_socket_path(folder: Path) -> Path:
 
 
 def _remove_stale(parent: Path, prefix: str) -> None:
-    """Remove folders that killed processes left: old ones in which nobody listens."""
+    """Remove folders that killed processes left: old folders without a listening process."""
     before_s = time.time() - STALE_S
     for folder in parent.glob(f"{prefix}*"):
         try:
@@ -80,5 +87,5 @@ def _has_listener(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            return True  # for example a full queue of connections: leave it alone
+            return True  # for example a full queue of connections: keep the folder
         return True

@@ -1,13 +1,14 @@
-"""Where the log lines of a process go: standard error, one line each, as logfmt.
+"""The log output of a process: one line per log record on standard error, as logfmt.
 
-A process's standard error is its log file (`drivers/process` opens it), so that what native
-libraries and a dying interpreter print stands in the same place and order. Lines come from the
-standard library's logging; what a call gives as `extra` stands in its line as `name=value`.
+The standard error of a process is its log file (`drivers/process` opens it). So the output of
+native libraries and of a dying interpreter is in the same file and in the right order. Lines come
+from the standard library's logging. The values that a call passes as `extra` are in its line as
+`name=value`.
 
-Secrets are masked here: values of `extra` by their name, and all text by `masking.masked_text`.
+This module masks secrets: values of `extra` by their name, and all text by `masking.masked_text`.
 
-A log is no reason to fail: lines that its disk does not take are counted and given up, and before
-the next that it takes stands how many.
+A full disk does not stop the process: log lines that cannot be written are counted and dropped. The
+number of dropped lines is written before the next line that can be written.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({})))
 
 
 def set_up_logging(level: Level, **names: object) -> None:
-    """Log to standard error from `level` up; `names` (role, job) stand on every line. May be called
-    again, in a fork.
+    """Log to standard error from `level` up, with `names` (role, job) on every line. A fork may
+    call it again.
     """
     handler = logging.StreamHandler(BestEffortStream(sys.stderr))
     handler.setFormatter(LogFormat(**names))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for foreign in ("kafka", "asyncio", "grpc"):  # what they report at "info" is their daily life
+    for foreign in ("kafka", "asyncio", "grpc"):  # at "info" they report only their normal work
         logging.getLogger(foreign).setLevel(max(logging.WARNING, root.level))
 
 
 class BestEffortStream:
-    """A text stream that never raises for its disk's sake."""
+    """A text stream that never raises an error of its disk."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -47,10 +48,10 @@ class BestEffortStream:
         self._reason = ""
 
     def write(self, text: str) -> int:
-        """Write a line at once, or count it."""
+        """Write a line and flush it, or count it as dropped. Return the length of `text`."""
         try:
             if self._dropped:
-                # Late, because what the stream had buffered comes when there is room again.
+                # "late": the stream writes its buffered text when the disk has space again.
                 said = {"message": f"{self._dropped} lines are lost or late: {self._reason}"}
                 self._stream.write(_line(time.time(), "warning", said) + "\n")
             self._stream.write(text)
@@ -63,11 +64,13 @@ class BestEffortStream:
         return len(text)
 
     def flush(self) -> None:
-        """Every write is one."""
+        """Do nothing: every write already flushes."""
 
 
 class LogFormat(logging.Formatter):
-    """`at=2025-01-31T12:00:00.000Z level=info role=… from=… message="…"`, tracebacks below it."""
+    """The format of a log line, with a traceback in the lines below it:
+    `at=2025-01-31T12:00:00.000Z level=info role=… from=… message="…"`.
+    """
 
     def __init__(self, **names: object) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ class LogFormat(logging.Formatter):
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What the call that logged gave as `extra`."""
+    """Return the values that the logging call passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
 
 

@@ -1,12 +1,14 @@
-"""`MemoryStore`: the key-value store of one keyed step, in memory, with the semantics of RocksDB's.
+"""`MemoryStore`: the key-value store of one keyed step in memory, with the semantics of the RocksDB
+store.
 
-For small state and for tests. A checkpoint is one file with everything in it, so nothing is shared
-between checkpoints; opening a folder that holds such a file reads it. Files are numbered, so that
-no name stands for two contents, and lie in a folder of their own, which keeps the newest. Called by
-one thread; a checkpoint is encoded and written by whoever asks for its files.
+It is meant for small state and for tests. A checkpoint is one file with the whole content, so
+checkpoints share no files. Opening a folder that holds such a file loads the file. The files are
+numbered, so that no file name has two contents. They are in a folder of their own, which keeps only
+the newest one. One thread calls the store. The thread that asks a checkpoint for its files encodes
+and writes the file.
 
-The file is one MessagePack array: format, keys in ascending order, values in the same order. It
-stands in checkpoints, so the format only ever grows.
+The file is one MessagePack array: format, keys in ascending order, values in the same order. It is
+part of checkpoints, so new versions may extend the format but must still read the old one.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.private_files import FOLDER_MODE, make_private_folder, write_private
 
 _NAME: Final = re.compile(r"memory(?:-([0-9]+))?\.kv")
-"""Files of old checkpoints have no number."""
+"""The name of a checkpoint file. Files of old checkpoints have no number."""
 FORMAT: Final = 1
 _CHECKPOINTS: Final = "checkpoints"
-"""The folder in the store's."""
+"""The folder of the checkpoint files, inside the store's folder."""
 
 
 class _Content(msgspec.Struct, array_like=True, frozen=True):
-    """What a checkpoint file holds: keys in ascending order, and their values."""
+    """The content of a checkpoint file: keys in ascending order, and their values."""
 
     format: int
     keys: list[bytes]
@@ -39,7 +41,7 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MemoryStore:
-    """An empty store, or the content of the checkpoint that lies in `directory`."""
+    """A store that loads the checkpoint file in `directory`. Without such a file it is empty."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -47,7 +49,7 @@ class MemoryStore:
         self._sorted: list[bytes] | None = []
         """The keys in order; None after a write that added or removed one."""
         self._checkpoints = 0
-        """The number of the newest file, of this store or of the one that is opened again."""
+        """The number of the newest checkpoint file, which this store wrote or was opened with."""
         try:
             make_private_folder(directory)
             for path in directory.iterdir():
@@ -109,7 +111,7 @@ class MemoryStore:
 
 
 class MemoryCheckpoint:
-    """`ports.kv.Frozen`: the pairs, until they are in their file."""
+    """A `ports.kv.StoreCheckpoint`: holds the pairs until they are written to their file."""
 
     def __init__(self, content: _Content, store: Path, path: Path) -> None:
         self._content, self._store, self._path = content, store, path
@@ -129,7 +131,7 @@ class MemoryCheckpoint:
             others = list(self._path.parent.iterdir())
             write_private(self._path, msgspec.msgpack.encode(self._content))
             for other in others:
-                if other != self._path:  # it may have been begun before, on a full disk
+                if other != self._path:  # an earlier try may have left part of it on a full disk
                     other.unlink()
         except OSError as error:
             raise StorageError(

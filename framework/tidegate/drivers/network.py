@@ -1,11 +1,11 @@
-"""How a process is reached: what it listens on, and under which name others know it.
+"""The network settings of a process: the address that it binds, and the address that others dial.
 
 The processes of a local cluster listen on Unix sockets in a folder that only their owner can reach.
-Those of a session cluster may run on several hosts, so they listen on TCP; the address that they
-bind (every interface of a container, for example) is often not the address that others dial.
-`bootstrap` makes the `Network` of a process from its configuration and gives it to its children;
-the drivers of RPC and exchange listen as it says. Opens one socket to ask for a route, and sends
-nothing.
+The processes of a session cluster may run on several hosts, so they listen on TCP. The address that
+they bind (every interface of a container, for example) is often not the address that others dial.
+`bootstrap` makes the `Network` of a process from its configuration and gives it to its children.
+The drivers of RPC and exchange listen as the `Network` says. This module opens one socket to look
+up a route, and sends nothing.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from tidegate.errors import RpcError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Where a process listens and how it is reached."""
+    """The addresses at which a process listens and is reached."""
 
     host: str = "127.0.0.1"
     """The name or address that others dial."""
     bind_host: str | None = None
-    """What it listens on; None is `host` itself."""
+    """The name or address to bind; None means `host` itself."""
     socket_dir: str | None = None
-    """Folder for the Unix sockets of a local cluster; None where processes listen on TCP."""
+    """The folder for the Unix sockets of a local cluster; None if the processes listen on TCP."""
 
     @property
     def listens_on(self) -> str:
-        """The name or address to bind."""
+        """Return the name or address to bind."""
         return self.bind_host or self.host
 
     def advertised_address(self, port: int) -> str:
-        """`host:port` as others dial it."""
+        """Return the `host:port` that others dial."""
         return f"{bracketed(self.host)}:{port}"
 
     @property
     def is_one_host(self) -> bool:
-        """Whether all processes of the cluster run on this host, as this user."""
+        """Return whether all processes of the cluster run on this host, as this user."""
         return (self.host, self.bind_host) == (LOOPBACK.host, LOOPBACK.bind_host)
 
 
 LOOPBACK: Final = Network()
-"""Reached from this host alone."""
+"""The network of a process that only this host can reach."""
 
 
 def bracketed(host: str) -> str:
-    """The host as it stands before a port: an IPv6 address in brackets."""
+    """Return the host as it is written before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that binds this name or address is reached from this host alone.
+    """Return whether only this host can reach a server that binds this name or address.
 
-    RpcError for a name that cannot be resolved.
+    RpcError if the name cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -66,9 +66,10 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address_towards(host: str, port: int) -> str:
-    """The address from which this host reaches another; RpcError where there is no way there.
+    """Return the address of this host that it uses to reach another host; RpcError if there is no
+    route.
 
-    A datagram socket that is connected sends nothing, but has looked up the route.
+    Connecting a datagram socket looks up the route and sends nothing.
     """
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[

@@ -1,8 +1,8 @@
 """The real drivers of a process, as `ports.drivers.Drivers`.
 
-Each is imported when it is first asked for: a TaskManager needs none of Kafka, and what a process
-does not import it does not pay for at its start. The zygote imports them all beforehand, for its
-forks.
+Each driver is imported when it is first requested, because every import makes the start of a
+process slower: a TaskManager, for example, needs no Kafka driver. The fork server imports all
+drivers before it forks, so that its slots have them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidegate.ports.threads import Threads
 
 
 class SystemDrivers:
-    """Drivers of one process, which is reached as `network` says."""
+    """The drivers of one process, which listens and is reached as `network` says."""
 
     clock: Clock
     threads: Threads

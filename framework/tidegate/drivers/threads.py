@@ -1,4 +1,6 @@
-"""The real threads: `ports.threads` by the standard library, whose own objects are handed out."""
+"""The real threads: an implementation of `ports.threads` that returns the standard library's own
+objects.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tidegate.ports.threads import Condition, Event, Lock, Queue, Threads, Worke
 
 
 class SystemThreads:
-    """`ports.threads.Threads` by the operating system."""
+    """An implementation of `ports.threads.Threads` with threads of the operating system."""
 
     def start(self, target: Callable[[], object], *, name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
@@ -35,11 +37,11 @@ class SystemThreads:
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A pool that works with the threads it has while the operating system refuses another one.
+    """A pool that works with its present threads while the operating system refuses another one.
 
-    The library raises then, although the work is queued already and a thread that is there will do
-    it. The overridden method is the library's own: `tests/drivers/test_threads.py` says when that
-    changes.
+    In that case the library raises an error, although the work is already queued and a present
+    thread will run it. The overridden method is a private method of the library:
+    `tests/drivers/test_threads.py` fails if the library changes it.
     """
 
     def _adjust_thread_count(self) -> None:

@@ -1,9 +1,15 @@
-"""The commit protocol's steps, as generators that ask for effects and do nothing themselves.
+"""The steps of the commit protocol, as generators that yield effects and do nothing themselves.
 
-An attempt runs, in this order: `claim`, `recover`, before its slots begin `confirm`, before the
-first publication of a submission `record_initial_offsets`, then per checkpoint `publish`, `commit`,
-`settle`, now and then `sweep`, `clean_up` and `truncate`, at the job's end `close`.
-`ClaimedJournal` goes through all of them. The JobMaster runs them in worker threads by
+An attempt runs them in this order:
+
+- `claim` and `recover`, when the attempt begins.
+- `record_initial_offsets`, until the submission has a publication.
+- `check_ownership`, before its slots start.
+- `publish`, `commit` and `settle`, for each checkpoint.
+- `fence_zombies`, `clean_up` and `truncate`, from time to time.
+- `close`, at the end of the job.
+
+The same `ClaimedJournal` goes through all of them. The JobMaster runs them in worker threads, with
 `controlplane/jobmaster/effect_runner.py`.
 """
 

@@ -1,14 +1,14 @@
-"""Claiming a job's journal: how an attempt begins.
+"""Claiming a job's journal: the start of an attempt.
 
-The attempt is the number of its claim, and everything before the claim is read and decided;
-whatever an older attempt sends later finds the claim in its way. A claim is made by a fresh start
-or a restart only, never by an attempt that was deposed: two processes would depose each other for
-ever.
+The number of the claim is the number of the attempt. Everything before the claim is read and
+decided, and every entry that an older attempt writes later finds the claim in its place. Only a
+fresh start or a restart makes a claim, and a fenced attempt never does: two processes would fence
+each other forever.
 
-Everything that is refused is refused before the claim is created, so that a refused submit changes
-nothing: a closed journal, an unaccepted loss, an unknown or deleted checkpoint, a checkpoint of
-another Kafka cluster, a name whose transactional ids in Kafka stem from another journal, a journal
-that lacks its end.
+Every check runs before the claim is created, so a refused submit changes nothing. The claim is
+refused for a closed journal, an unaccepted loss, or an unknown or deleted checkpoint. It is also
+refused for a checkpoint of another Kafka cluster, or for a name whose transactional ids in Kafka
+come from another journal. The last case is a journal that lacks its newest entries.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, JobName, TransactionalId
 
 COMPETITIONS_MAX: Final = 1_000
-"""Entries that may be added by others while one claim is being made: more is no race but a
-fault."""
+"""The most entries that other processes may add while one claim is being made. More of them are a
+fault, not a race.
+"""
 
 NO_COMMITS: Final[GroupCommits] = MappingProxyType({})
 
@@ -78,20 +79,20 @@ def claim(
     hint_interval: int = SNAPSHOT_INTERVAL,
     patience: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[ClaimedJournal]:
-    """Begin an attempt. `submission` is the id of the submit that it belongs to.
+    """Begin an attempt of the submit with the id `submission`.
 
-    JobClosedError if the job has ended for this submission. DataLossError if a loss was stated and
-    is not accepted. RefusedError if the name is used, `restore` unknown, the checkpoint to restore
-    of another Kafka cluster, or the journal without its end, as the ids that Kafka lists or
-    `commits` (of the sources' consumer groups) show; with `restores=False` nothing is restored, and
-    nothing of that is asked. The consents `accept_loss` and `restore_to_other_cluster` count for
-    the first claim of a submission only: a later loss needs another consent.
+    JobClosedError if the job has ended for it. DataLossError if a loss was stated and is not
+    accepted. ClusterMismatchError if its first claim was on another Kafka cluster. RefusedError if
+    the name is used, or if `restore` is unknown or a checkpoint of another Kafka cluster. Also if
+    the ids that Kafka lists, or `commits` of consumer groups, show that the newest entries are
+    missing; JournalLostError at a later claim. OutcomeUnknownError if the storage does not confirm.
 
-    `claimed_attempt`: an attempt whose claim is known to have been written, or 0. JournalLostError
-    if the journal does not reach it: `take_over` lets a submission begin a journal only once.
-
-    `again`: this process, `claimant`, has claimed before. Then FencedError if the newest claim is
-    not its own: it was given up meanwhile, and must not push out the one that has taken its place.
+    `claimed_attempt` is an attempt whose claim is known to have been written, or 0. If the journal
+    does not reach it: JournalLostError. So `take_over` begins a second journal only once.
+    With `restores=False`, `restore`, the listed ids and a checkpoint's cluster are not checked.
+    The consents `accept_loss` and `restore_to_other_cluster` count for the first claim only.
+    `again`: this process, `claimant`, has claimed before. FencedError if the newest claim is not
+    its own, because another process has replaced it.
     """
     asked = _Asked(
         job=job,
@@ -114,7 +115,7 @@ def claim(
         entry = yield from _next_entry(asked, state)
         found = yield from write_entry(job, entry, patience)
         if found is None or found.nonce != entry.nonce:
-            state = yield from read_journal(job)  # others were faster, perhaps by much
+            state = yield from read_journal(job)  # other processes were faster
             continue
         if isinstance(found, Claim):
             yield from _read_back(job, found)
@@ -143,12 +144,12 @@ def claim_to_close(
     claimed_attempt: int = 0,
     patience: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[ClaimedJournal | None]:
-    """Claim the journal only to settle, fence and close it: no user code and no restore is needed.
+    """Claim the journal only to settle, fence and close it. This needs no user code and no restore.
 
-    None where the newest claim is of another submission, or there is none: then nothing of this
-    submission has run, and a job that is refused before it runs changes nothing. What a restore
-    would be refused for does not matter. JournalLostError and ClusterMismatchError as `claim`:
-    another journal, or another cluster, cannot settle the transactions.
+    Return None if the newest claim is of another submission, or if the journal has no claim. Then
+    no attempt of this submission has run, and a job that is refused before it runs changes nothing.
+    Reasons to refuse a restore are ignored. JournalLostError and ClusterMismatchError as for
+    `claim`: another journal, or another cluster, cannot settle the transactions.
     """
     state = yield from read_journal(job)
     if state.attempt >= claimed_attempt and state.submission != submission:
@@ -168,7 +169,7 @@ def claim_to_close(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What `claim` was asked, and the Kafka cluster on which the attempt would run."""
+    """The arguments of `claim`, and the Kafka cluster on which the attempt would run."""
 
     job: JobName
     submission: str
@@ -181,23 +182,25 @@ class _Asked:
     claimed_attempt: int
     cluster: str
     listed: tuple[TransactionalId, ...]
-    """The ids under the job's prefix; of a process that claims again, none."""
+    """The ids under the job's prefix. Empty if the process claims again."""
     commits: GroupCommits
     restores: bool
 
     def lost_tail(self, state: JournalState) -> LostTail | None:
-        """What the journal lacks. An empty one lacks all, which is another question."""
+        """Return what the journal lacks. `_refuse_used_name` checks a journal without entries
+        instead.
+        """
         if not state.number:
             return None
         return find_lost_tail(self.job, state, self.listed, self.commits)
 
     def is_fresh(self, state: JournalState) -> bool:
-        """Whether the claim is the first of its submission: only then its consents count."""
+        """Return whether the claim is the first of its submission. Consents count only then."""
         return state.submission != self.submission
 
 
 def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | LossAccepted]:
-    """The claim; before it, where a loss is accepted, the entry that says so."""
+    """Return the entry to write next: the claim, or before it the acceptance of a loss."""
     header = yield from header_after(state)
     if state.lost is not None and not state.accepted:
         return LossAccepted(**header, lost=state.lost.number, submission=asked.submission)
@@ -217,7 +220,7 @@ def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | LossAcc
 
 
 def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
-    """Everything for which no claim is made."""
+    """Refuse every claim that must not be made."""
     job, fresh = asked.job, asked.is_fresh(state)
     if state.attempt < asked.claimed_attempt:
         raise JournalLostError(_lost_journal(job, state, asked.claimed_attempt))
@@ -251,8 +254,9 @@ def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
 
 
 def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
-    """Before the journal is read: an id of an attempt whose claim comes in between would look like
-    one of another journal, or of an end that is lost.
+    """Return the ids under the job's prefix; to be called before the journal is read. An attempt
+    whose claim is written in between would otherwise look like one of another journal, or like one
+    whose entries are lost.
     """
     return tuple((yield from retry_kafka(lambda: list_transactions(job_prefix(job)), FENCE_RETRY)))
 
@@ -298,7 +302,9 @@ def _refuse_ended(asked: _Asked, state: JournalState) -> None:
 def _refuse_deleted(
     asked: _Asked, state: JournalState, point: PublicationRef | None
 ) -> Procedure[None]:
-    """A checkpoint that was asked for by its id, and that the journal names but nobody keeps."""
+    """Refuse a checkpoint that was requested by its id and that the journal lists, but whose
+    manifest is deleted.
+    """
     if point is None or str(point.checkpoint) != asked.restore:
         return
     there = set((yield from list_objects(manifest_folder(asked.job))))
@@ -313,7 +319,7 @@ def _refuse_deleted(
 
 
 def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None:
-    """A journal without entries, while Kafka knows ids of a job of this name."""
+    """Refuse a name of which Kafka knows transactional ids, while its journal has no entries."""
     parsed = [parse_transactional_id(tid) for tid in listed]
     others = sorted({parts.journal for parts in parsed if parts is not None and parts.job == job})
     if others:
@@ -328,7 +334,9 @@ def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None
 
 
 def _read_back(job: JobName, own: Claim) -> Procedure[None]:
-    """What the store confirmed must be there, or its creates order nothing."""
+    """Check that the created claim can be read. If not, the creates of this storage
+    order nothing.
+    """
     found = yield from read_entry(job, own.number)
     if found != own:
         message = (

@@ -1,14 +1,14 @@
-"""The journal of a job, held by the attempt that has claimed it, and how an entry is added.
+"""The journal of a job, as the attempt that claimed it holds it, and the adding of entries.
 
-`ClaimedJournal` goes from `claim` through every other procedure of the attempt: it knows the last
-entry that this process has written, what is named, and what was seen ended. Publications, settled,
-lost and closed compete for the next number with each other and with the claims of other processes.
-Other processes are handled here; within the process **the caller runs one journal-writing procedure
-at a time** (`recover`, `publish`, `settle`, `close`; a mutex of the JobMaster). `commit` and
-`sweep` write nothing and may run beside them.
+`ClaimedJournal` goes from `claim` through every other procedure of the attempt. It has the last
+entry that this process has written, the listed transactions, and those that were seen committed.
+Publications, settled, lost and closed compete for the next number with each other and with the
+claims of other processes. This module handles other processes. Within a process **the caller runs
+one journal-writing procedure at a time** (`recover`, `publish`, `settle`, `close`; under a mutex or
+in one thread). `commit` and `fence_zombies` do not write to the journal and may run in parallel.
 
-Keeps the heart of invariant 3: an entry that is not our own at the number where ours should stand
-means that a newer claim came first, and this process has been deposed.
+The module keeps the central part of invariant 3. If the entry at the number where this process
+should have its own is another one, a newer claim came first and this process has been fenced.
 """
 
 from __future__ import annotations
@@ -54,67 +54,78 @@ from tidegate.protocol.snapshots import PreparedTransaction
 
 @dataclass(slots=True, kw_only=True)
 class ClaimedJournal:
-    """What an attempt knows of its journal. Made by `claim`, changed by procedures only."""
+    """The journal as an attempt knows it. `claim` makes it, and only procedures change it."""
 
     job: JobName
     submission: str
     attempt: Attempt
     before: JournalState
-    """What the entries before the claim add up to."""
+    """The state after the entries before the claim."""
     claim_nonce: str = ""
-    """Of the claim, by which slots recognise the journal in their own view of the storage."""
+    """The nonce of the claim. By it, slots recognise the journal when they read the storage
+    themselves.
+    """
     state: JournalState
-    """The same, up to the last entry that this process has written."""
+    """The state after the last entry that this process has written."""
     ended: set[PreparedTransaction] = field(default_factory=set)
-    """Seen CompleteCommit, and possibly still in acknowledgements: never named again."""
+    """The transactions that were seen CompleteCommit and may still be in acknowledgements. They are
+    never listed again.
+    """
     hint_interval: int = SNAPSHOT_INTERVAL
     hint_due: bool = False
     trim_due: bool = False
-    """A hint was written since the journal was trimmed."""
+    """Whether a journal snapshot was written since the journal was last truncated."""
     last_write_unknown: bool = False
-    """Giving up left it open whether the last entry was written: `state` may lack a publication, so
-    nothing may be ended, fenced or written by it. The next claim finds out."""
+    """Whether the attempt stopped waiting before it knew whether its last entry was written.
+    `state` may then lack a publication, so no procedure may end, fence or write anything by it. The
+    next claim reads the entry.
+    """
 
     @property
     def name(self) -> str:
-        """The journal's random name, part of transactional ids."""
+        """The journal's random name, which is part of transactional ids."""
         return self.state.name
 
     @property
     def is_first_claim(self) -> bool:
-        """This claim is the first of its submission."""
+        """Whether this claim is the first of its submission."""
         return self.before.submission != self.submission
 
     @property
     def final_checkpoint_published(self) -> bool:
-        """This submission's final checkpoint is published: settle and close, start no task."""
+        """Whether this submission's final checkpoint is published. Then settle and close, and start
+        no task.
+        """
         last = self.state.publication
         return last is not None and last.final and last.submission == self.submission
 
     @property
     def stopped(self) -> bool:
-        """The final checkpoint was published for a user's stop."""
+        """Whether the final checkpoint was published for a user's stop."""
         last = self.state.publication
         return self.final_checkpoint_published and last is not None and last.stopped
 
     @property
     def uncommitted(self) -> tuple[PreparedTransaction, ...]:
-        """What is named and not yet seen ended, oldest first: the work of `commit`."""
+        """The transactions that are listed and not yet seen committed, in the order of the
+        publication. They are the work of `commit`.
+        """
         return tuple(txn for txn in self.state.named if txn not in self.ended)
 
     def named_ids(self) -> frozenset[TransactionalId]:
-        """Ids that an unsettled publication names."""
+        """Return the ids that an unsettled publication lists."""
         return frozenset(txn.transactional_id for txn in self.state.named)
 
     def fenced_before(self) -> Attempt:
-        """Ids of attempts older than this were fenced once: the last publisher fenced, then
-        began.
+        """Return the attempt of the last publication. All ids of older attempts were fenced once,
+        because that attempt fenced them before its sources started.
         """
         last = self.state.publication
         return Attempt(0) if last is None else last.attempt
 
     def restore_point(self, restore: str) -> PublicationRef | None:
-        """Where the job restores: this submission's last publication, else what `restore` says.
+        """Return the publication that the job restores: this submission's last one, else the one
+        that `restore` selects. None to start without state.
 
         `restore` is `latest`, `none` or a checkpoint's id. RefusedError for an id that is not among
         the last publications.
@@ -123,8 +134,8 @@ class ClaimedJournal:
 
 
 def restore_point(state: JournalState, submission: str, restore: str) -> PublicationRef | None:
-    """See `ClaimedJournal.restore_point`; also asked before the claim, so that a refusal changes
-    nothing.
+    """Return the publication to restore, as `ClaimedJournal.restore_point` does. It is also called
+    before the claim, so that a refusal changes nothing.
     """
     last = state.recent[-1] if state.recent else None
     if restore == "latest" or (last is not None and last.submission == submission):
@@ -153,7 +164,7 @@ class Header(TypedDict):
 
 
 def header_after(state: JournalState) -> Procedure[Header]:
-    """The common fields of the entry that follows `state`."""
+    """Return the common fields of the entry that follows `state`."""
     return {
         "number": JournalNumber(state.number + 1),
         "nonce": (yield from nonce()),
@@ -166,14 +177,14 @@ def header_after(state: JournalState) -> Procedure[Header]:
 def append_entry(
     journal: ClaimedJournal, entry: AnyEntry, patience: RetryPolicy
 ) -> Procedure[None]:
-    """Add an entry of this attempt, which must see its predecessor first: an entry in a storage
-    that does not have the one before it would count nowhere.
+    """Add an entry of this attempt, after a check that its predecessor is in the storage. An entry
+    in a storage without the entry before it would never count.
 
-    FencedError if another entry stands there, or did before it was trimmed; StorageGoneError if
-    the predecessor is missing; CorruptCheckpointError
-    if what stands there is older than what it would have to follow. StorageError if it is certain
-    that nothing was written, OutcomeUnknownError if it could not be learned in time: the attempt
-    must end, and its transactions be left alone.
+    FencedError if the number has another entry, or had one that was truncated since.
+    StorageGoneError if the predecessor is missing. CorruptCheckpointError if the existing entry
+    does not follow that predecessor, so entries are missing or were replaced. StorageError if it is
+    certain that nothing was written. OutcomeUnknownError if the outcome was not known in time: the
+    attempt must end, and must not touch its transactions.
     """
     yield from _see_predecessor(journal)
     try:
@@ -182,7 +193,7 @@ def append_entry(
         raise
     except TidegateError:
         journal.last_write_unknown = (
-            True  # of a create that failed in another way, nothing is known either
+            True  # after another failure of the create, its outcome is unknown too
         )
         raise
     if found is None:
@@ -207,7 +218,7 @@ def _see_predecessor(journal: ClaimedJournal) -> Procedure[None]:
     if found is not None and found.nonce == journal.state.nonce:
         return
     if (yield from _is_superseded(journal.job, number)):
-        raise fenced_error(journal, None)  # a newer attempt has trimmed the journal
+        raise fenced_error(journal, None)  # a newer attempt has truncated the journal
     raise StorageGoneError(
         f"Journal entry {entry_path(journal.job, number)}, the last one of this attempt, is not in "
         "the checkpoint storage: its folder was removed, or another storage is there. Bring it "
@@ -216,11 +227,12 @@ def _see_predecessor(journal: ClaimedJournal) -> Procedure[None]:
 
 
 def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedure[AnyEntry | None]:
-    """Create an entry at its number and return what stands there: it, or what was there before.
+    """Create an entry at its number and return the entry that is there: this one, or one that was
+    there before.
 
-    None if others have gone on from that number and trimmed the journal, or may have: what was
-    created then counts for nothing, because nobody reads it. A create whose outcome is not known is
-    sent again, the same bytes to the same number, until it is.
+    Return None if other processes have continued from that number and truncated the journal, or may
+    have. The created entry then does not count, because no process reads it. A create with unknown
+    outcome is repeated, the same bytes to the same number, until the outcome is known.
     """
     path, data = entry_path(job, entry.number), encode_entry(entry)
     unknown = False
@@ -231,7 +243,7 @@ def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedu
             unknown = True  # until it is certain that what stands there counts
             found: AnyEntry | None = entry if outcome is CreateResult.CREATED else None
             if outcome is CreateResult.EXISTS:
-                # It may be our own, from an earlier try or one that the store made by itself.
+                # It may be our own entry, from an earlier try or from a retry inside the store.
                 there = yield from read_object(path)
                 found = None if there is None else decode_entry(there, path)
             if found is not None:
@@ -248,20 +260,21 @@ def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedu
 
 
 def _is_superseded(job: JobName, number: int) -> Procedure[bool]:
-    """Whether a hint beyond an entry is there: before any entry goes, there is one above it.
+    """Return whether a journal snapshot beyond an entry exists. Before any entry is deleted, there
+    is a snapshot with a higher number.
 
-    That the entry before it is still there would prove less: a create of that one, sent twice, may
-    have landed a second time since.
+    The existence of the previous entry would prove less. A create of that entry that was sent twice
+    may have succeeded a second time since.
     """
     return (yield from newest_hint(job)) > number
 
 
 def check_ownership(journal: ClaimedJournal) -> Procedure[None]:
-    """FencedError if somebody has gone on with the job since this attempt's newest entry.
+    """Raise FencedError if another process has continued the job since this attempt's newest entry.
 
-    Asked before slots begin, which may be long after the claim: what they open after another
-    attempt has closed the job, nobody would ever end. A look is no promise; publications are safe
-    without it.
+    The JobMaster calls this before slots start, which may be long after the claim. If another
+    attempt has closed the job, no process would end the transactions that these slots open. The
+    answer can be outdated when it returns. Publications are safe without it.
     """
     found = yield from read_entry(journal.job, journal.state.number + 1)
     if found is not None or (yield from _is_superseded(journal.job, journal.state.number)):
@@ -269,7 +282,9 @@ def check_ownership(journal: ClaimedJournal) -> Procedure[None]:
 
 
 def fenced_error(journal: ClaimedJournal, found: AnyEntry | None) -> FencedError:
-    """The error for finding another's entry where one's own should stand."""
+    """Return the error for an entry of another process at the number of this attempt's
+    own entry.
+    """
     if found is None:
         who = "others have gone on with the job and trimmed its journal"
     elif isinstance(found, Claim):
@@ -283,22 +298,22 @@ def fenced_error(journal: ClaimedJournal, found: AnyEntry | None) -> FencedError
 
 
 def mark_committed(journal: ClaimedJournal, transactions: Iterable[PreparedTransaction]) -> None:
-    """Remember what was seen CompleteCommit."""
+    """Remember the transactions that were seen CompleteCommit."""
     journal.ended.update(transactions)
 
 
 def write_missing_snapshot(journal: ClaimedJournal) -> Procedure[None]:
-    """After a claim that was read back: if nobody has written the hint of an interval that is over,
-    write one at the claim.
+    """Write a journal snapshot at the claim if the last complete interval has none. Called after
+    the claim was read back.
 
-    Appended entries bring their own, but a job that restarts and never publishes appends none, and
-    each of its claims would read all those before it. The claim stands and counts, so what the
-    entries up to it add up to is true for ever, also where a newer claim has come meanwhile.
+    Appended entries write snapshots themselves. But a job that restarts and never publishes appends
+    no entry, and each of its claims would read all claims before it. The claim is in the journal
+    and counts. So the state up to it stays true, even if a newer claim has come meanwhile.
     """
     try:
         newest = yield from newest_hint(journal.job)
     except StorageError:
-        return  # the next claim looks again
+        return  # the next claim checks again
     if newest // journal.hint_interval < journal.state.number // journal.hint_interval:
         journal.hint_due = True
         yield from _write_hint(journal)
@@ -309,5 +324,5 @@ def _write_hint(journal: ClaimedJournal) -> Procedure[None]:
         path = hint_path(journal.job, journal.state.number)
         yield from write_object(path, encode_hint(journal.state))
     except StorageError:
-        return  # it stays due and is written with the next entry; without it, claims only read more
+        return  # it stays due until the next entry; until then claims only read more entries
     journal.hint_due, journal.trim_due = False, True

@@ -1,10 +1,11 @@
-"""Deleting what no retained checkpoint needs, after a publication of one's own.
+"""The deletion of files that no retained checkpoint needs, after a publication of this attempt.
 
-Each call drops what the publications that fall out of retention referred to. The first one of an
-attempt, and one of twenty after it, also lists the job's folder: to remove what older attempts have
-left, and what aborted checkpoints of this one have.
-Writes nothing into the journal and may run beside anything; a failure is no harm and is tried again
-with the next publication.
+Each call deletes the files of publications that are no longer retained. The first call of an
+attempt, and every twentieth after it, also lists the job's folder. It then deletes the files that
+older attempts and aborted checkpoints of this attempt have left.
+
+`clean_up` does not write to the journal and may run in parallel with any other procedure. A failure
+does no harm, and the next publication tries again.
 """
 
 from __future__ import annotations
@@ -31,30 +32,34 @@ from tidegate.ids import JournalNumber
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointCleanup:
-    """What an attempt remembers between two calls of `clean_up`."""
+    """The data that an attempt keeps between two calls of `clean_up`."""
 
     manifests: dict[JournalNumber, Manifest] = field(default_factory=dict)
-    """By the number of their publication: the retained ones, as of the last call."""
+    """The retained manifests at the last call, by the number of their publication."""
     calls: int = 0
-    """That came as far as a listing would be."""
+    """The number of calls that reached the place of a listing and completed."""
     orphan_candidates: frozenset[str] = frozenset()
-    """What the last listing found of this attempt that no retained manifest refers to."""
+    """The files of this attempt to which no retained manifest referred at the last listing."""
     manifest_unreadable: bool = False
-    """A retained manifest can not be read, so nobody knows what it needs: no more listings."""
+    """Whether a retained manifest cannot be read. The files that it needs are then unknown, so no
+    listing follows.
+    """
 
 
 LIST_EVERY: Final = 20
-"""Calls per listing: a listing costs as much as a dozen other requests, and strays are few."""
+"""The number of calls per listing: a listing costs as much as a dozen other requests, and orphans
+are few.
+"""
 
 
 def clean_up(
     journal: ClaimedJournal, cleaning: CheckpointCleanup, *, retained: int
 ) -> Procedure[tuple[str, ...]]:
-    """Delete, and return the paths in that order. StorageError: call again after the next
-    publication.
+    """Delete files and return their paths in the order of deletion. StorageError: call again after
+    the next publication.
 
-    Does nothing before this attempt's first publication, and while the last one names what is not
-    settled: it may be taken back.
+    Nothing is deleted before this attempt's first publication. Nothing is deleted either while the
+    last publication lists a transaction that is not settled, because it may still be rolled back.
     """
     state = journal.state
     last = state.publication
@@ -94,14 +99,16 @@ def _remember(cleaning: CheckpointCleanup, ref: PublicationRef) -> Procedure[Non
     try:
         cleaning.manifests[ref.number] = yield from load_manifest(ref)
     except CorruptCheckpointError:
-        # The checkpoint itself is reported by the restore that asks for it.
+        # A restore that reads this checkpoint reports the error.
         cleaning.manifest_unreadable = True
 
 
 def _list_strays(
     journal: ClaimedJournal, needed: frozenset[str]
 ) -> Procedure[tuple[frozenset[str], frozenset[str]]]:
-    """What no retained manifest refers to: of this attempt, and what older ones left."""
+    """Return the files to which no retained manifest refers: those of this attempt, and those of
+    older attempts.
+    """
     listed: list[str] = []
     for folder in (f"{journal.job}/files", manifest_folder(journal.job)):
         listed += yield from list_objects(folder)

@@ -1,21 +1,22 @@
-"""Whether a job may go on, and what it may restore, on the Kafka cluster that its brokers form.
+"""Whether a job may continue, and what it may restore, on the Kafka cluster that its brokers form.
 
-Offsets and transactional ids belong to one Kafka cluster. On another one an offset skips or repeats
-records, and the coordinator knows none of the transactions that a publication names. So each claim
-asks for the id of the cluster, each manifest holds the id of its own, and every manifest is checked
-before it is restored: a retraction or `--restore ID` may reach an older one.
+Offsets and transactional ids belong to one Kafka cluster. On another cluster an offset skips or
+repeats records, and the coordinator knows none of the transactions that a publication lists. So
+each claim asks for the id of the cluster, and each manifest holds the id of its own. Every manifest
+is checked before it is restored, because a rollback or `--restore ID` may lead to an older one.
 
-Three findings, from the most to the least surprising:
+The module has three findings, from the most to the least surprising:
 
 - A submission sees another cluster than at its first claim. An address has changed under a running
-  job: ClusterMismatchError, and the job restarts until the address leads back.
-- The last publication names transactions of another cluster that are not settled. Only that cluster
-  can commit them, so they are neither forgotten nor called lost: RefusedError, and the remedy is to
-  start the job there once and to stop it. Where that cluster is gone, `accept_loss` of a new
-  submission gives them up, and the journal says so (`give_up_foreign`).
+  job. ClusterMismatchError: the job restarts until the address leads to the first cluster again.
+- The last publication lists transactions of another cluster that are not settled. Only that cluster
+  can commit them, so they are neither forgotten nor called lost. RefusedError: the remedy is to
+  start the job on that cluster once and to stop it. If that cluster no longer exists, `accept_loss`
+  of a new submission abandons the transactions, and the journal records it (`give_up_foreign`).
 - The manifest is of another cluster. RefusedError, unless the operator consents
   (`restore_to_other_cluster`): a mirror has the same offsets in every topic. The claim stores the
-  consent, for the cluster on which it was given and until a publication of that cluster exists.
+  consent. It holds for the cluster on which it was given, until a publication of that cluster
+  exists.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def refuse_other_cluster(
     consent: bool,
     accept_loss: bool,
 ) -> Procedure[None]:
-    """Asked before a claim, so that a refused start changes nothing.
+    """Check the Kafka cluster before a claim, so that a refused start changes nothing.
 
-    `point` is where the job would restore, `cluster` where it would run. `fresh`: the claim is the
-    first of its submission; `consent` and `accept_loss` count only then.
+    `point` is the publication that the job would restore, and `cluster` the Kafka cluster on which
+    it would run. `fresh` tells that the claim is the first of its submission; `consent` and
+    `accept_loss` count only then.
     """
     if not fresh and state.kafka_cluster not in {"", cluster}:
         raise ClusterMismatchError(
@@ -69,8 +71,9 @@ def refuse_other_cluster(
 def refuse_manifest(
     manifest: Manifest, state: JournalState, cluster: str, *, consent: bool = False
 ) -> None:
-    """RefusedError for a manifest of another cluster than `cluster`, unless the operator has
-    consented: with this claim (`consent`), or with one that still counts.
+    """Raise RefusedError for a manifest of another cluster than `cluster`, unless the operator has
+    consented. The consent comes with this claim (`consent`), or from an earlier claim and still
+    counts.
     """
     if is_other_cluster(manifest, cluster) and not consent and state.moved_to != cluster:
         raise RefusedError(
@@ -84,22 +87,27 @@ def refuse_manifest(
 
 
 def is_other_cluster(manifest: Manifest, cluster: str) -> bool:
-    """Whether a manifest was written on another Kafka cluster: its offsets, and the ids of its
-    topics, are of that one.
+    """Return whether a manifest was written on another Kafka cluster, to which its offsets and
+    topic ids belong.
     """
     return manifest.kafka_cluster != cluster
 
 
 def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTransaction, ...]:
-    """What the last publication names, and only another Kafka cluster can commit."""
+    """Return the transactions that the last publication lists and that only another Kafka cluster
+    can commit.
+    """
     return tuple(txn for txn in state.named if txn.cluster_id != cluster)
 
 
 def give_up_foreign(
     journal: ClaimedJournal, *, storing: RetryPolicy = STORAGE_RETRY
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
-    """After a claim that the operator's `accept_loss` has let pass: write down that transactions of
-    another cluster are given up, and that this is accepted. Returns them.
+    """Record that transactions of another cluster are abandoned, and that this loss is accepted.
+    Return these transactions.
+
+    To be called after a claim. Only the operator's `accept_loss` lets a claim with such
+    transactions pass.
     """
     given_up = foreign_transactions(journal.state, journal.state.kafka_cluster)
     last = journal.state.publication
@@ -128,8 +136,9 @@ def give_up_foreign(
 
 
 def manifest_if_whole(point: PublicationRef) -> Procedure[Manifest | None]:
-    """None for one that cannot be read. The restore reads it again and says what is wrong with it,
-    once the transactions that the journal names are committed.
+    """Return the manifest of a publication; None if it cannot be read.
+
+    The restore reads it again and reports the error, after the listed transactions are committed.
     """
     try:
         return (yield from load_manifest(point))

@@ -1,13 +1,13 @@
-"""The transaction committer: ending what a publication names.
+"""The transaction committer: it ends the transactions that a publication lists.
 
-One code path for the normal case and for recovery. An EndTxn(commit) of a *named* transaction is
-always right, may be repeated, and its answer proves nothing: a transaction counts as ended only
-when it was seen CompleteCommit. It is never sent for anything that no publication names (invariant
-2). EndTxn(abort) is sent by `rollback.py` alone. Those of one round go side by side: the model
-lets them arrive in any order, and each is decided by itself.
+The normal case and recovery use the same code. EndTxn(commit) of a *listed* transaction is always
+correct and may be repeated. Its answer proves nothing: a transaction counts as committed only when
+it was seen CompleteCommit. EndTxn(commit) is never sent for a transaction that no publication lists
+(invariant 2). Only `rollback.py` sends EndTxn(abort). The requests of one round run in parallel:
+the model allows any order, and each transaction is decided by itself.
 
-`commit` writes nothing into the journal, so it may run beside the next checkpoint; `settle` takes
-its result there.
+`commit` does not write to the journal, so it may run in parallel with the next checkpoint. `settle`
+takes its result.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ Facts = dict[PreparedTransaction, TransactionDescription | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """What became of named transactions; to be handed to `settle`."""
+    """The outcome of listed transactions, to be passed to `settle`."""
 
     ended: tuple[PreparedTransaction, ...]
-    """Seen CompleteCommit: subtasks need not acknowledge them again."""
+    """Transactions that were seen CompleteCommit: subtasks need not acknowledge them again."""
     lost: tuple[PreparedTransaction, ...]
-    """Aborted by the broker: `settle` states the loss and fails the job."""
+    """Transactions that the broker has aborted: `settle` states the loss and fails the job."""
 
 
 def commit(
     journal: ClaimedJournal, *, patience: RetryPolicy = COMMIT_RETRY
 ) -> Procedure[CommitResult]:
-    """End every named transaction that was not yet seen ended, oldest first.
+    """Commit every listed transaction that was not yet seen committed, in the order of the
+    publication.
 
-    To be called after a publication, one call at a time; it covers all publications up to now.
-    Kafka's last error is raised when patience ends: then the attempt must end, and its restart
-    tries again.
+    To be called after a publication, one call at a time; a call covers all publications up to now.
+    When the time of `patience` is over, Kafka's last error is raised. The attempt must then end,
+    and its restart tries again.
     """
     return (yield from end_transactions(journal.uncommitted, settled=False, patience=patience))
 
@@ -57,7 +58,9 @@ def commit(
 def describe_all(
     transactions: Sequence[PreparedTransaction], patience: RetryPolicy
 ) -> Procedure[Facts]:
-    """What the broker says of each, all of them, trying again while it can not be asked."""
+    """Return what the broker knows of each transaction. A request that fails is repeated within
+    `patience`.
+    """
     said = yield from gather(
         [retry_kafka(partial(describe, transaction), patience) for transaction in transactions]
     )
@@ -67,10 +70,11 @@ def describe_all(
 def end_transactions(
     transactions: Sequence[PreparedTransaction], *, settled: bool, patience: RetryPolicy
 ) -> Procedure[CommitResult]:
-    """EndTxn each, describe each, and again those still open, until none is.
+    """Send EndTxn for each transaction and describe each; repeat both for those that are still
+    open.
 
-    A look right after the EndTxn finds it PrepareCommit, for the markers take some milliseconds: so
-    there is a pause in between.
+    A describe directly after the EndTxn finds PrepareCommit, because the markers take some
+    milliseconds. So there is a pause in between.
     """
     remaining = to_end = tuple(transactions)
     ended: list[PreparedTransaction] = []
@@ -83,7 +87,7 @@ def end_transactions(
         said = yield from gather([_describe_or_error(transaction) for transaction in remaining])
         facts: Facts = {}
         for transaction, seen in zip(remaining, said, strict=True):
-            if isinstance(seen, KafkaError):  # decided when its coordinator answers, not before
+            if isinstance(seen, KafkaError):  # not decided before its coordinator answers
                 trouble = seen
             else:
                 facts[transaction] = seen
@@ -104,7 +108,9 @@ def end_transactions(
 def send_end_txn(
     to_end: Sequence[PreparedTransaction], *, commit: bool = True
 ) -> Procedure[KafkaError | None]:
-    """One EndTxn each; what stood in the way of the last that failed."""
+    """Send one EndTxn for each transaction. Return the error of the last one that
+    failed, or None.
+    """
     troubles = yield from gather([_sent_end(transaction, commit=commit) for transaction in to_end])
     return next((trouble for trouble in reversed(troubles) if trouble is not None), None)
 

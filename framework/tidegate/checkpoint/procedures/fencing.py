@@ -1,15 +1,15 @@
-"""Fencing and sweeping: no transaction of a dead attempt stays open, and no zombie opens one for
+"""Fencing: no transaction of a dead attempt stays open, and none that a zombie opens stays open
 long.
 
-Exactness rests on the claim and the publication; this frees the readers of the output, whom an open
-transaction would hold up, and is a second line. An id is fenced by initialising it, which aborts
-what is open and locks out older producers; so never one that a publication names, and never one of
-a newer attempt (`recovery.may_fence`).
+Exactly-once relies on the claim and the publication. Fencing frees the readers of the output, which
+wait behind an open transaction; for exactly-once it is a second protection. To fence an id means to
+initialise it: that aborts its open transaction and locks out older producers. So an id that a
+publication lists is never fenced, nor an id of a newer attempt (`recovery.may_fence`).
 
-Ids with a complete transaction are not even listed. A producer writes one transaction, so nothing
-follows under them. A backfill of a thousand waves leaves hundreds of thousands, and the brokers
-keep them for a week. Where another journal or another life of the journal has used the name, all
-ids are listed: nothing is known of their producers.
+Ids with a complete transaction are not even listed. A producer writes one transaction, so no
+transaction follows under such an id. A backfill of a thousand waves leaves hundreds of thousands of
+them, and the brokers keep them for a week. All ids are listed if another journal, or an earlier
+copy of this journal, has used the name. Then nothing is known of their producers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ Listed = dict[TransactionalId, TransactionState]
 def fence_older_attempts(
     journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY, own_too: bool = False
 ) -> Procedure[tuple[TransactionalId, ...]]:
-    """Fence every id of older attempts but the complete ones, before the sources start; returns
-    them.
+    """Fence every id of older attempts except the complete ones, before the sources start. Return
+    the fenced ids.
 
-    `own_too`: this attempt's as well, at the job's end. Repeated on any error until patience ends.
+    With `own_too`, at the job's end, ids of this attempt are fenced too. A request that fails is
+    repeated until the time of `patience` is over.
     """
     state = journal.state
     taken_over = state.took_over and state.publication is None
@@ -51,10 +52,11 @@ def fence_older_attempts(
 def fence_zombies(
     journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY
 ) -> Procedure[tuple[TransactionalId, ...]]:
-    """Fence ids of older attempts that are open again; returns them. Writes nothing in the journal.
+    """Fence ids of older attempts that are open again, and return them. This does not write to the
+    journal.
 
-    To be repeated as long as the attempt lives: a zombie may open an id that nobody knew. It can
-    commit nothing.
+    To be repeated as long as the attempt lives, because a zombie may open an id that was not known
+    before. It cannot commit anything.
     """
     listed = yield from _listed(journal, patience, unfinished=True)
     fenced = _fenceable(journal, listed, swept=journal.attempt, own_too=False)
@@ -94,8 +96,8 @@ def _fenceable(
 
 
 def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
-    """Ids of attempts that the journal has lost with its end and will count again: this attempt has
-    not opened any yet.
+    """Return the ids of attempts whose entries the journal has lost. The journal will use their
+    attempt numbers again, and may have used one for this attempt, which has not opened an id yet.
     """
     found = []
     for transactional_id in sorted(listed):
@@ -111,7 +113,9 @@ def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[Transacti
 
 
 def _of_other_journals(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
-    """Ids under the job's name that the operator has taken over, until the first publication."""
+    """Return the ids of other journals under the job's name, which the operator has taken over.
+    They are fenced until the first publication.
+    """
     parsed = [(tid, parse_transactional_id(tid)) for tid in sorted(listed)]
     return [
         transactional_id

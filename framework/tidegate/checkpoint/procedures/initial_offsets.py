@@ -1,13 +1,13 @@
-"""Where a submission begins, decided once: the first look at the partitions counts.
+"""The offsets at which a submission begins. They are decided once: the first result counts.
 
-"latest" and the ends of a bounded run are what Kafka says when it is asked. An attempt that ends
-before its first publication leaves no manifest that holds the answer, and the next one, asking
-again, would pass over what was read meanwhile and was never published. So the first answer is
-written down, create-if-absent, before anything is deployed, and every attempt of the submission
-goes by what stands there, until a publication holds its positions.
+"latest" and the ends of a bounded run depend on the time at which Kafka is asked. An attempt that
+ends before its first publication leaves no manifest with these offsets. If the next attempt asked
+again, it would skip the records that were read meanwhile and never published. So the first result
+is written with create-if-absent before anything is deployed. Every attempt of the submission uses
+that file, until a publication has its positions.
 
-Called by the JobMaster's recovery, after the claim. Not for what a manifest says: that is
-`checkpoint/restore`'s.
+The JobMaster's recovery calls this module after the claim. Positions in a manifest are handled by
+`checkpoint/restore`, not here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.protocol.snapshots import SourceSplit
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one partition at the first look."""
+    """The offsets of one partition, as Kafka first reported them."""
 
     source: Uid
     topic: str
@@ -37,15 +37,15 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     end: int | None
     start_kind: StartKind | None = None
-    """How `start` was chosen; None in files of earlier versions."""
+    """The choice that gave `start`; None in files of earlier versions."""
     topic_id: str = ""
     """Kafka's id of the topic; empty in files of earlier versions."""
     hidden: int = 0
-    """Offsets behind `end` that an open transaction hid at the first look."""
+    """The number of offsets behind `end` that an open transaction hid when `end` was recorded."""
 
     @property
     def split(self) -> SourceSplit:
-        """The position at the first look."""
+        """The recorded start, as a position."""
         return SourceSplit(
             source=self.source,
             topic=self.topic,
@@ -56,13 +56,15 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InitialOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a submission."""
+    """The content of a submission's file."""
 
     partitions: tuple[Beginning, ...]
 
 
 def beginnings_path(job: JobName, submission: str) -> str:
-    """Where it lies. Like the journal it is never deleted in this version."""
+    """Return the path of a submission's file. Like the journal, it is never deleted in this
+    version.
+    """
     return f"{job}/beginnings/{submission}.json"
 
 
@@ -74,11 +76,11 @@ def record_initial_offsets(
     checkpointed: Collection[tuple[Uid, str, int]] = (),
     patience: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[tuple[PartitionOffsets, ...]]:
-    """`found`, with the starts and ends of this submission's first look. Partitions that are
-    `checkpointed` do not begin there: the restore compares their topics with the checkpoint's.
+    """Return `found`, with the starts and ends that the submission has recorded first. Partitions
+    in `checkpointed` do not begin there: the restore compares their topics with the checkpoint.
 
-    StorageError if they can not be written down or read, CorruptCheckpointError for a torn file,
-    SourceChangedError where a topic was created again since the first look.
+    StorageError if the offsets cannot be written or read, CorruptCheckpointError if the file is
+    torn, SourceChangedError if a topic was created again since they were recorded.
     """
     path = beginnings_path(job, submission)
     data = yield from read_object(path)
@@ -93,7 +95,7 @@ def record_initial_offsets(
 def _changes(
     found: Sequence[PartitionOffsets], first: Mapping[tuple[Uid, str, int], Beginning]
 ) -> Iterator[SourceChangedError]:
-    """Topics that were created again since the first look."""
+    """Return the errors for topics that were created again since the offsets were recorded."""
     now = {(facts.source, facts.topic, facts.partition): facts for facts in found}
     topic_ids = {facts.topic: facts.topic_id for facts in found}
     for key, known in first.items():
@@ -104,7 +106,9 @@ def _changes(
 
 
 def read_beginnings(job: JobName, submission: str) -> Procedure[tuple[SourceSplit, ...]]:
-    """Where the submission began in each partition; empty before its first look."""
+    """Return the position at which the submission began in each partition; empty before they are
+    recorded.
+    """
     path = beginnings_path(job, submission)
     data = yield from read_object(path)
     first = {} if data is None else _decoded(data, path)
@@ -132,7 +136,9 @@ def _first_look(found: Sequence[PartitionOffsets]) -> bytes:
 
 
 def _written(path: str, data: bytes, patience: RetryPolicy) -> Procedure[bytes]:
-    """What stands there afterwards: ours, or that of another JobMaster that was first."""
+    """Create the file and return its content: this one, or that of another JobMaster that was
+    first.
+    """
     waiting = RetryLoop(patience)
     while (yield from create_entry(path, data)) is CreateResult.UNKNOWN:
         if not (yield from waiting.wait()):
@@ -162,11 +168,11 @@ def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
 def _as_first_found(
     facts: PartitionOffsets, first: dict[tuple[Uid, str, int], Beginning]
 ) -> PartitionOffsets:
-    """`facts` with the start and the end of the first look.
+    """Return `facts` with the recorded start and end.
 
-    A partition that is not in the file was added to the topic after the submit: a source that
-    begins at the latest offset reads all of it. A fixed start stays where it is when retention
-    overtakes it, and the restore refuses it; only "earliest" follows the log.
+    A partition that is not in the file was added to the topic after the submit. A source with start
+    "latest" reads such a partition completely. A recorded start does not move when retention passes
+    it, and the restore then refuses it. Only "earliest" follows the log.
     """
     known = first.get((facts.source, facts.topic, facts.partition))
     if known is None:

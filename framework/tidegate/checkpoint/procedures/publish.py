@@ -1,14 +1,16 @@
-"""Publishing a checkpoint: the manifest, a last look at its transactions, and the journal entry.
+"""The publication of a checkpoint: the manifest, a check of its transactions, and the journal
+entry.
 
-Creating the entry is the commit point of the whole job. Before it, nothing is decided and any
-failure only fails the checkpoint; after it, every transaction that it names will be committed.
+The creation of the entry is the commit point of the whole job. Before it, nothing is decided, and a
+failure only fails the checkpoint. After it, every transaction that the entry lists will be
+committed.
 
-A publication names what the last one named and was not seen ended, and everything prepared since: a
-transaction is in every publication from its first until it is ended. One that was seen ended is
-never named again, whatever an acknowledgement still says: its id may be in use for another
-transaction.
+A publication lists the transactions of the last one that were not seen committed, and every
+transaction that was prepared since. So a transaction is in every publication from its first one
+until it is committed. A transaction that was seen committed is never listed again, even if an
+acknowledgement still contains it: its id may be in use for another transaction.
 
-Run under the caller's mutex of journal-writing procedures.
+Procedures that write to the journal run one at a time; the caller guarantees this.
 """
 
 from __future__ import annotations
@@ -55,14 +57,16 @@ from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCheckpoint:
-    """A checkpoint that stands in the journal."""
+    """A checkpoint that is in the journal."""
 
     number: JournalNumber
     checkpoint: CheckpointId
     named: tuple[PreparedTransaction, ...]
-    """To be ended by `commit`."""
+    """The listed transactions, which `commit` has to end."""
     freed: tuple[PreparedTransaction, ...]
-    """Named before and not any more: their ids may be used again."""
+    """Transactions that the publication before listed and this one does not: their ids may be used
+    again.
+    """
 
 
 def publish(
@@ -75,16 +79,17 @@ def publish(
     storing: RetryPolicy = STORAGE_RETRY,
     given_up: Callable[[], bool] = never,
 ) -> Procedure[PublishedCheckpoint]:
-    """Publish. `transactions` are all that subtasks prepared and were not told are ended;
-    `stopped`: it is the final checkpoint that a user's stop asked for. `given_up` says whether the
-    attempt is over: then a question that Kafka does not answer is not asked again, and the
-    checkpoint has failed. The next recovery waits behind it, perhaps for the same answer.
+    """Publish a checkpoint. `transactions` are all transactions that subtasks have prepared and
+    that were not reported to them as committed. `stopped` tells that a user's stop asked for this
+    final checkpoint. `given_up` tells whether the attempt is over. A request that Kafka does not
+    answer is then not repeated, and the checkpoint fails. The next recovery waits until this call
+    returns, perhaps for the same answer.
 
-    StorageError, KafkaError: nothing was published, the checkpoint has failed. TransactionError: a
-    prepared transaction is gone; the attempt must end, and loses nothing. SourceChangedError: a
-    topic is not the one that was read; nothing was published, and the job must end.
-    OutcomeUnknownError: the attempt must end and leave its transactions alone. FencedError: the
-    process must exit.
+    StorageError, KafkaError: nothing was published, and the checkpoint has failed.
+    TransactionError: a prepared transaction is gone; the attempt must end, and loses nothing.
+    SourceChangedError: a topic is not the one that was read; nothing was published, and the job
+    must end. OutcomeUnknownError: the attempt must end and must not touch its transactions.
+    FencedError: the process must exit.
     """
     check(manifest.checkpoint.attempt == journal.attempt, "a checkpoint of another attempt")
     path, data = manifest_path(journal.job, manifest.checkpoint), encode_manifest(manifest)
@@ -106,8 +111,8 @@ def publish(
         stopped=stopped,
     )
     yield from append_entry(journal, entry, storing)
-    # Once an acknowledgement comes without it, a subtask knows that it is ended and names it no
-    # more.
+    # A subtask that acknowledges without a transaction knows that it is committed, and never
+    # acknowledges it again.
     journal.ended &= set(transactions)
     return PublishedCheckpoint(
         number=entry.number,
@@ -120,13 +125,17 @@ def publish(
 def names(
     journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
 ) -> tuple[PreparedTransaction, ...]:
-    """What the next publication names, oldest first."""
+    """Return the transactions that the next publication lists, those of earlier
+    publications first.
+    """
     both = dict.fromkeys((*journal.uncommitted, *transactions))
     return tuple(txn for txn in both if txn not in journal.ended)
 
 
 def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
-    """The manifest of a publication; CorruptCheckpointError if it is not the recorded file."""
+    """Return the manifest of a publication; CorruptCheckpointError if it is not the
+    recorded file.
+    """
     data = yield from read_object(ref.manifest)
     return decode_manifest(data, ref.manifest, ref.sha256)
 
@@ -137,8 +146,8 @@ def _check_prepared(
     patience: RetryPolicy,
     given_up: Callable[[], bool],
 ) -> Procedure[None]:
-    """Every transaction that is named for the first time must be open as it was prepared, and every
-    topic must be the one that was read. Both are asked for at the same time.
+    """Check that every transaction that is listed for the first time is open as it was prepared,
+    and that every topic is the one that was read. Both requests go out at the same time.
     """
     asked: list[Procedure[Any]] = [
         retry_kafka(partial(describe, transaction), patience, given_up)

@@ -1,11 +1,13 @@
-"""Reading a job's journal: from the newest hint up to the last entry, with no hole.
+"""Reading a job's journal: from the newest journal snapshot up to the last entry, without a gap.
 
-The folder is listed before and after the walk. A number that is missing below one that is listed is
-an error, never skipped, unless a newer hint shows that the journal was trimmed meanwhile: then the
-walk begins again at that hint. Entries below the newest hint count for nothing: among them may be
-one that a zombie created late, at a number that was taken once and has been trimmed since.
+The folder is listed before and after the entries are read. A number that is missing below a listed
+number is an error and is never skipped. The only exception is a newer journal snapshot, which shows
+that the journal was truncated meanwhile. The reading then starts again at that snapshot. Entries
+below the newest snapshot do not count. One of them may have been created late by a zombie, at a
+number that was used once and truncated since.
 
-Changes nothing. For one's own entries see `claimed_journal.py`, for the trimming `truncation.py`.
+This module changes nothing. `claimed_journal.py` adds entries, and `truncation.py` truncates the
+journal.
 """
 
 from __future__ import annotations
@@ -30,21 +32,23 @@ from tidegate.ids import JobName, JournalNumber
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalListing:
-    """What lies in a journal's folder."""
+    """The content of a journal's folder."""
 
     entries: tuple[JournalNumber, ...]
-    """Ascending; perhaps with strays below the newest hint."""
+    """The numbers of the entries, ascending, perhaps with orphans below the newest journal
+    snapshot.
+    """
     hints: tuple[JournalNumber, ...]
-    """Ascending."""
+    """The numbers of the journal snapshots, ascending."""
 
     @property
     def last(self) -> int:
-        """The highest number of an entry; 0 where there is none."""
+        """The highest number of an entry; 0 without entries."""
         return self.entries[-1] if self.entries else 0
 
     @property
     def newest_hint(self) -> int:
-        """The highest number of a hint; 0 where there is none."""
+        """The highest number of a journal snapshot; 0 without snapshots."""
         return self.hints[-1] if self.hints else 0
 
 
@@ -60,17 +64,18 @@ def list_journal(job: JobName) -> Procedure[JournalListing]:
 
 
 def newest_hint(job: JobName) -> Procedure[int]:
-    """`JournalListing.newest_hint`; asked with every entry, so nothing else is read out of the
-    names.
+    """Return `JournalListing.newest_hint`. It is called with every entry, so it parses nothing else
+    in the names.
     """
     paths = yield from list_objects(journal_folder(job))
     return max((number for path in paths if (number := hint_number(path)) is not None), default=0)
 
 
 def read_journal(job: JobName) -> Procedure[JournalState]:
-    """What all entries add up to. CorruptCheckpointError if the journal is not whole.
+    """Return the state that all entries add up to. CorruptCheckpointError if the journal is not
+    complete.
 
-    Claims nothing and changes nothing.
+    This claims nothing and changes nothing.
     """
     listing = yield from list_journal(job)
     state = yield from _start_state(job, listing)
@@ -82,7 +87,7 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
             state = yield from _start_state(job, listing)
         elif listing.last <= state.number:
             return state
-        elif (yield from read_entry(job, state.number + 1)) is None:  # else it has just come
+        elif (yield from read_entry(job, state.number + 1)) is None:  # else it was just created
             beyond = next(number for number in listing.entries if number > state.number)
             message = (
                 f"journal entry {entry_path(job, state.number + 1)} is missing, but entry "
@@ -92,20 +97,22 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
 
 
 def read_entry(job: JobName, number: int) -> Procedure[AnyEntry | None]:
-    """One entry, None where there is none."""
+    """Return one entry; None if it does not exist."""
     path = entry_path(job, number)
     data = yield from read_object(path)
     return None if data is None else decode_entry(data, path)
 
 
 def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalState]:
-    """Where the walk begins: the newest hint that can be read, or nothing before entry 1."""
+    """Return the state from which to read on: that of the newest readable journal snapshot, or the
+    empty state before entry 1.
+    """
     while True:
         missing = ""
         for number in reversed(listing.hints):
             state = yield from read_hint(job, number)
             if state is None:
-                continue  # torn: the one before it costs more reading, and says the same
+                continue  # torn: the one before it leads to the same state, with more reading
             entry = yield from read_entry(job, number)
             if entry is not None and entry.nonce == state.nonce:
                 return state
@@ -124,11 +131,11 @@ def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalStat
         newer = yield from list_journal(job)
         if newer.newest_hint <= listing.newest_hint:
             raise CorruptCheckpointError(missing)
-        listing = newer  # trimmed between the listing and the reading
+        listing = newer  # the journal was truncated between the listing and the reading
 
 
 def read_hint(job: JobName, number: JournalNumber) -> Procedure[JournalState | None]:
-    """The state at an entry; None if there is no hint of it, or it is torn."""
+    """Return the state in a journal snapshot; None if it does not exist or is torn."""
     path = hint_path(job, number)
     data = yield from read_object(path)
     if data is None:

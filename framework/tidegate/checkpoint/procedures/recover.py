@@ -1,9 +1,9 @@
-"""What an attempt does between its claim and its deployment, and what a job does at its end.
+"""The steps of an attempt between its claim and its deployment, and the steps at the end of a job.
 
-Recovery, in this order: read everything that the broker says of the named transactions, decide for
-all of them together, end them, write it down, and only then fence what is not named. The order is
-the protocol's: fencing first would abort what is published. Where something is lost, the
-publication is taken back if it can be (`rollback.py`), and the question is put again for the one
+Recovery has a fixed order. It reads everything that the broker knows of the listed transactions,
+decides for all of them together, ends them, and records the result. Only then it fences ids that
+are not listed. Fencing first would abort published transactions. If a transaction is lost, the
+publication is rolled back if possible (`rollback.py`). Recovery then decides for the publication
 before it.
 """
 
@@ -38,14 +38,14 @@ from tidegate.protocol.snapshots import PreparedTransaction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What recovery did; for the log."""
+    """The result of a recovery, for the log."""
 
     ended: tuple[PreparedTransaction, ...]
     fenced: tuple[TransactionalId, ...]
     retracted: tuple[CheckpointId, ...]
-    """Newest first: their records are written again."""
+    """The checkpoints that were rolled back, newest first: their records are written again."""
     given_up: tuple[PreparedTransaction, ...] = ()
-    """Of another Kafka cluster, on the operator's word."""
+    """The transactions of another Kafka cluster that were abandoned with the operator's consent."""
 
 
 def recover(
@@ -55,16 +55,19 @@ def recover(
     fencing: RetryPolicy = FENCE_RETRY,
     storing: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[Recovered]:
-    """Settle the last publication and fence what older attempts left. Then the job may be deployed.
+    """Settle the last publication and fence the ids of older attempts. After it the job may be
+    deployed.
 
-    `ending` bounds the time for which Kafka may be away: the transaction timeout. DataLossError if
-    the broker has aborted something that is named, KafkaError if it can not be asked in time.
+    `ending` limits the time for which Kafka may be unavailable: the transaction timeout.
+    DataLossError if the broker has aborted a listed transaction, KafkaError if it does not answer
+    in time.
     """
     given_up = yield from give_up_foreign(journal, storing=storing)
     try:
         ended, retracted = yield from _settle_last(journal, ending, storing)
     except DataLossError:
-        # The job stays failed, perhaps for long: readers must not stand still behind what died.
+        # The job stays failed, perhaps for a long time. Readers must not wait behind open
+        # transactions of dead attempts.
         yield from fence_older_attempts(journal, patience=fencing)
         raise
     fenced = yield from fence_older_attempts(journal, patience=fencing)
@@ -80,13 +83,14 @@ def close(
     fencing: RetryPolicy = FENCE_RETRY,
     storing: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[None]:
-    """End the job for good: settle, fence all ids, this attempt's too, and close the journal.
+    """End the job permanently: settle, fence all ids, including those of this attempt, and close
+    the journal.
 
     `outcome` is `finished`, `canceled` or `failed`; `stopped` is as in `Closed`. To be called when
-    no task of the attempt runs any more. What was prepared and never published is aborted by it.
-    After a loss was stated it only fences and closes; the loss remains to be accepted.
-    OutcomeUnknownError, with nothing done, for a journal that is in doubt: what it does not know to
-    be published it would abort.
+    no task of the attempt runs any more. Transactions that were prepared and never published are
+    aborted. After a stated loss this only fences and closes, and the loss still has to be accepted.
+    OutcomeUnknownError, with nothing done, if the journal's last write is unknown: a publication
+    that this process does not know would be aborted.
     """
     if journal.last_write_unknown:
         message = (
@@ -106,7 +110,9 @@ def close(
 def _settle_last(
     journal: ClaimedJournal, ending: RetryPolicy, storing: RetryPolicy
 ) -> Procedure[tuple[tuple[PreparedTransaction, ...], tuple[CheckpointId, ...]]]:
-    """What was ended and what was retracted; DataLossError where something is lost."""
+    """Settle the last publication. Return the committed transactions and the checkpoints that were
+    rolled back. DataLossError if a transaction is lost.
+    """
     retracted: tuple[CheckpointId, ...] = ()
     while True:
         result = yield from _end_named(journal, ending)
@@ -122,7 +128,7 @@ def _settle_last(
 
 
 def _end_named(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[CommitResult]:
-    """End what the last publication names; nothing is ended where something is seen to be lost."""
+    """End the transactions that the last publication lists. End none if one of them is lost."""
     named = journal.uncommitted
     facts = yield from describe_all(named, patience)
     decision = decide(named, settled=journal.state.settled, facts=facts)

@@ -1,7 +1,7 @@
-"""How long a procedure tries again: pauses that double up to a bound, and when to give up.
+"""Retries of a procedure: pauses that double up to a limit, and the time after which it stops.
 
-Giving up is always safe and never silent: the error that stood in the way is raised, the attempt
-ends, and the next claim decides from what the journal and the broker then say.
+To stop is always safe and never silent. The error that prevented the call is raised and the attempt
+ends. The next claim then decides from the journal and from the broker's answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Seconds: the first pause, the longest pause, and the time after which to give up."""
+    """The first pause, the longest pause, and the time after which the retries stop, in seconds."""
 
     pause_s: float = 0.005
     pause_max_s: float = 1.0
@@ -26,22 +26,26 @@ class RetryPolicy:
 
 
 COMMIT_RETRY: Final = RetryPolicy(timeout_s=660.0)
-"""For ending what is named: the default transaction timeout (11 min), after which it is lost
-anyway."""
+"""The retries to end listed transactions. Their time is the default transaction timeout (11 min),
+after which the transactions are lost anyway.
+"""
 
 FENCE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=300.0)
-"""For listing and fencing: sources must not start before it is done, and a broker restarts in
-this."""
+"""The retries to list and fence. Sources must not start before this is done, and a broker restarts
+within this time.
+"""
 
 DESCRIBE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=30.0)
-"""For describing before a publication: giving up only fails the checkpoint."""
+"""The retries to describe before a publication. Their end only fails the checkpoint."""
 
 STORAGE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=120.0)
-"""For a create whose outcome is unknown: one checkpoint timeout, then the attempt ends."""
+"""The retries of a create whose outcome is unknown: one checkpoint timeout, then the
+attempt ends.
+"""
 
 
 class RetryLoop:
-    """One series of tries."""
+    """A series of tries. Its time starts with the first `wait`."""
 
     __slots__ = ("_patience", "_pause_s", "_started_s")
 
@@ -51,7 +55,7 @@ class RetryLoop:
         self._started_s: float | None = None
 
     def wait(self) -> Procedure[bool]:
-        """Pause, then True; or False when the time is over."""
+        """Pause and return True; return False, without a pause, when the time is over."""
         now_s = yield from now()
         if self._started_s is None:
             self._started_s = now_s
@@ -63,15 +67,16 @@ class RetryLoop:
 
 
 def never() -> bool:
-    """Nobody has given it up."""
+    """Return False: the answer is still needed."""
     return False
 
 
 def retry_kafka(
     call: Callable[[], Procedure[T]], patience: RetryPolicy, given_up: Callable[[], bool] = never
 ) -> Procedure[T]:
-    """Repeat a call on any Kafka error until it succeeds, or patience ends, or `given_up` says that
-    nobody needs the answer any more; then raise the last.
+    """Repeat a call after any Kafka error and return its result. The last error is raised when the
+    time of `patience` is over, or when `given_up` returns True because the answer is no longer
+    needed.
     """
     waiting = RetryLoop(patience)
     while True:

@@ -1,16 +1,19 @@
-"""Taking back a publication that can not be completed, while nothing of it is visible.
+"""The rollback of a publication that cannot be completed, while none of its output is visible.
 
-The broker has aborted something that the last publication names. If everything that this
-publication was the first to name is open or proven to be aborted, no reader has seen any of it: the
-open ones are aborted, `retracted` is written, and the job stands on the publication before it and
-does the rest again. Otherwise the loss stands (`settle.py`).
+The broker has aborted a transaction that the last publication lists. If every transaction that this
+publication was the first to list is open or proven to be aborted, no reader has seen any of their
+records. Then the open ones are aborted and a `RolledBack` entry is written. The job continues from
+the publication before it and writes the output after it again. Otherwise the loss is stated
+(`settle.py`).
 
-Aborted by EndTxn, never by a fence: EndTxn(abort) can not touch what a late EndTxn(commit) has
-committed meanwhile, and the broker goes on saying which of the two it was; a fence would hide it.
-So the question is asked again after each round, and a commit that was faster makes it a loss.
+EndTxn aborts the transactions, never a fence. EndTxn(abort) cannot change a transaction that a late
+EndTxn(commit) has committed meanwhile, and the broker still shows which of the two it was. A fence
+would hide it. So the check is repeated after each round, and if a commit was faster, the loss is
+stated.
 
-Run by `recover` and `close` only: an attempt that has tasks does not take back what it published,
-it ends, and the next one decides. Under the caller's mutex of journal-writing procedures.
+Only `recover` and `close` run this. An attempt with tasks does not roll back its own publication:
+it ends, and the next attempt decides. Procedures that write to the journal run one at a time; the
+caller guarantees this.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ from tidegate.ids import CheckpointId
 def roll_back(
     journal: ClaimedJournal, *, ending: RetryPolicy, storing: RetryPolicy
 ) -> Procedure[tuple[CheckpointId, ...]]:
-    """Take back the last publication, then the one before it, as long as something that it names is
-    lost and it may be taken back; returns their checkpoints, newest first.
+    """Roll back the last publication, then the one before it, and so on, while one of the listed
+    transactions is lost and a rollback is allowed. Return their checkpoints, newest first.
 
-    KafkaError if a coordinator can not be asked in time; FencedError, StorageError and
-    OutcomeUnknownError as any journal-writing procedure.
+    KafkaError if a coordinator does not answer in time. FencedError, StorageError and
+    OutcomeUnknownError as for any procedure that writes to the journal.
     """
     retracted: list[CheckpointId] = []
     while (last := journal.state.publication) is not None:
@@ -55,16 +58,18 @@ def roll_back(
 
 
 def can_still_roll_back(journal: ClaimedJournal) -> bool:
-    """Whether the next attempt may find that the last publication can be taken back: nothing that
-    it was the first to name is known to be committed.
+    """Return whether the next attempt may find that the last publication can be rolled back. This
+    is so while none of the transactions that it was the first to list is known to be committed.
     """
     state = journal.state
     return not state.firm and not any(txn in journal.ended for txn in state.own)
 
 
 def _abort_own(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[bool]:
-    """Abort what the last publication was the first to name; False where it stays: nothing is
-    lost, or not everything of it is certain to be aborted.
+    """Abort the transactions that the last publication was the first to list.
+
+    Return False if the publication stays: no transaction is lost, or not all of these transactions
+    are certain to be aborted.
     """
     own, waiting = journal.state.own, RetryLoop(patience)
     while True:

@@ -1,10 +1,10 @@
-"""Writing down what became of a publication's transactions: settled, or lost.
+"""The record of the outcome of a publication's transactions: settled, or lost.
 
-`settled` frees the transactional ids that the publication names, and spares recovery from asking
-the broker about transactions that it may have forgotten. `lost` is what the operator is told; the
-job fails with it and stays failed until it is accepted.
+`Settled` frees the transactional ids that the publication lists. With it, recovery need not ask the
+broker about transactions that the broker may have forgotten. `Lost` has the text for the operator.
+The job fails with that text and stays failed until the loss is accepted.
 
-Run under the caller's mutex of journal-writing procedures.
+Procedures that write to the journal run one at a time; the caller guarantees this.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ def settle(
     ending: RetryPolicy = COMMIT_RETRY,
     storing: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
-    """Take the result of `commit` into the journal; returns the transactions whose ids are now
-    free.
+    """Record the result of `commit` in the journal. Return the transactions whose ids are now free.
 
-    Writes `settled` once everything that the last publication names is ended; before, it only
-    remembers. With a loss: TransactionError where the publication may perhaps be taken back, which
-    the next attempt decides; else ends what else is named, writes `lost` and raises DataLossError.
-    FencedError, StorageError and OutcomeUnknownError as any journal-writing procedure.
+    This writes `Settled` once every transaction that the last publication lists is committed.
+    Before that it only remembers the committed ones. If a transaction is lost and the publication
+    may still be rolled back, it raises TransactionError, and the next attempt decides. If the
+    publication cannot be rolled back, it ends the other listed transactions, writes `Lost` and
+    raises DataLossError. FencedError, StorageError and OutcomeUnknownError as for any procedure
+    that writes to the journal.
     """
     mark_committed(journal, result.ended)
     if result.lost and can_still_roll_back(journal):
@@ -71,7 +72,7 @@ def state_loss(
     ending: RetryPolicy,
     storing: RetryPolicy,
 ) -> Procedure[NoReturn]:
-    """End what else is named, write `lost`, and raise DataLossError."""
+    """End the other listed transactions, write `Lost`, and raise DataLossError."""
     check(set(lost) <= set(journal.state.named), "what is not named can not be lost")
     rest = [txn for txn in journal.uncommitted if txn not in lost]
     others = yield from end_transactions(rest, settled=False, patience=ending)
@@ -100,7 +101,7 @@ def loss_statement(
     lost: Sequence[PreparedTransaction],
     now_ms: int,
 ) -> str:
-    """What the operator is told."""
+    """Return the text for the operator."""
     parsed = [parse_transactional_id(txn.transactional_id) for txn in lost]
     sinks = sorted({parts.sink for parts in parsed if parts is not None})
     ids = ", ".join(txn.transactional_id for txn in lost)

@@ -1,9 +1,9 @@
-"""Before a publication: the topics of its positions are still those that the sources have read.
+"""The check before a publication: the topics of its positions are those that the sources have read.
 
-A topic that is created again while the job runs may outgrow the old positions before a reader hears
-of it; the reader then goes on in the middle of another log, and nothing fails. Ids are never used
-twice. So when all subtasks have acknowledged and Kafka still has the id that the job began with,
-everything up to the barrier was read from that topic.
+A topic may be created again while the job runs, and grow beyond the old positions before a reader
+learns of it. The reader then continues in the middle of another log, and nothing fails. Topic ids
+are never used twice. So the check runs when all subtasks have acknowledged. If Kafka still has the
+id with which the job began, everything up to the barrier was read from that topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.protocol.snapshots import SourceSplit
 def ask_topic_ids(
     splits: Sequence[SourceSplit], patience: RetryPolicy, given_up: Callable[[], bool] = never
 ) -> Procedure[dict[str, str]]:
-    """The present ids of those topics whose ids were stored."""
+    """Return the present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
     return (yield from retry_kafka(partial(topic_ids, topics), patience, given_up))
 
@@ -29,7 +29,7 @@ def ask_topic_ids(
 def check_topics(
     splits: Sequence[SourceSplit], now_have: Mapping[str, str], patience: RetryPolicy
 ) -> Procedure[None]:
-    """Compare stored ids with present ones; SourceChangedError for a difference that the brokers
+    """Compare stored ids with present ones. SourceChangedError for a difference that the brokers
     repeat for ten seconds.
     """
     confirmation = Confirmation()

@@ -1,14 +1,16 @@
-"""Trimming a job's journal: the oldest entries go, once newer hints and publications stand.
+"""The truncation of a job's journal: the oldest entries are deleted once newer snapshots exist.
 
-Oldest first, never the tail, never what the newest two publications or the newest two hints need:
-a reader begins at a hint, and if the newest is torn, at the one before it. So before an entry goes,
-a hint above it is there, and one above it stays: whoever creates an entry at a number that was
-taken and has been trimmed since, finds that hint and knows that its create counts for nothing
+Entries are deleted oldest first. The end of the journal stays, and so do the entries that the
+newest two publications or the newest two journal snapshots need. A reader starts at a snapshot, and
+if the newest one is torn, at the one before it. So a snapshot with a higher number exists before an
+entry is deleted, and one stays. A process that creates an entry at a number that was used and
+truncated finds that snapshot, and knows that its create does not count
 (`claimed_journal.write_entry`).
 
-A crash in the middle leaves fewer entries than before, still without a hole above a hint; the next
-trimming goes on. A deposed attempt may trim: all that it knows to be unneeded is so for ever.
-Writes nothing into the journal and may run beside anything; a failure is no harm.
+A crash in the middle leaves fewer entries than before, but no gap above a snapshot, and the next
+truncation continues. A fenced attempt may truncate: entries that it knows to be unneeded stay
+unneeded. The truncation does not write to the journal and may run in parallel with any other
+procedure. A failure does no harm.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from tidegate.checkpoint.retention import log_start
 
 
 def truncate(journal: ClaimedJournal) -> Procedure[int]:
-    """Delete what is not needed, and return how many entries that were. StorageError: call again.
+    """Delete the files that are not needed, and return the number of deleted entries. StorageError:
+    call again.
 
-    Does nothing unless this attempt has written a hint since the last time, and while the last
-    publication names what is not settled: it may be taken back.
+    This does nothing unless this attempt has written a journal snapshot since the last truncation.
+    It also does nothing while the last publication lists a transaction that is not settled, because
+    that publication may be rolled back.
     """
     state = journal.state
     if not journal.trim_due or state.named:
@@ -33,7 +37,7 @@ def truncate(journal: ClaimedJournal) -> Procedure[int]:
     keep = log_start(state, listing.hints)
     for number in listing.hints[-2:] if keep > 1 else ():
         if (yield from read_hint(journal.job, number)) is None:
-            return 0  # what only a hint can replace stays until there are two again
+            return 0  # entries that only a snapshot can replace stay until there are two again
     entries = [number for number in listing.entries if number < keep]
     for number in entries:
         yield from delete_object(entry_path(journal.job, number))

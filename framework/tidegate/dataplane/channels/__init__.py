@@ -1,4 +1,4 @@
-"""The edges between subtasks: in memory inside a slot, framed and credited between slots.
+"""The edges between subtasks: in memory inside a slot, as frames with credit between slots.
 
-A barrier is never overtaken by a record of its channel and never overtakes one.
+A barrier never overtakes a record of its channel, and no record overtakes a barrier.
 """

@@ -1,20 +1,21 @@
 """The frames that channels between slots carry, and their codec.
 
-A frame is bytes that begin with a version and a kind; the exchange (`ports/exchange.py`) adds
-length and channel number. Big-endian numbers throughout:
+A frame is a byte string that begins with a version and a kind. The exchange (`ports/exchange.py`)
+adds the length and the channel number. All numbers are big-endian:
 
-    data            version | 1 | u16 segments | segments
-    segment         u32 header size | u32 values size | header | values
-    barrier         version | 2 | u64 attempt | u64 counter | u8 final
-    end of input    version | 3
-    credit          version | 4 | u32 data frames that the sender may send in addition
+        data            version | 1 | u16 segments | segments
+        segment         u32 header size | u32 values size | header | values
+        barrier         version | 2 | u64 attempt | u64 counter | u8 final
+        end of input    version | 3
+        credit          version | 4 | u32 data frames that the sender may send in addition
 
-A segment is one batch: its header is the msgpack array [topic, partition, offsets, keys or nil],
-its values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame holds
-several, because a batch split over many subtasks leaves small pieces. Both ends run the same
-version of the same code (the deployment says so), hence one version byte and no negotiation.
+A segment is one batch. Its header is the msgpack array [topic, partition, offsets, keys or nil].
+Its values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame holds
+several segments, because a batch that is split over many subtasks leaves small pieces. Both ends
+run the same version of the same code, because both run the same deployment. One version byte is
+therefore sufficient, without negotiation.
 
-Called by `outlet` and `inbox`. Nothing is decoded before a subtask comes to it.
+`record_writer` and `input_gate` call the codec. A frame is decoded only when a subtask reaches it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ DATA_HEAD_BYTES: Final = 4
 SEGMENT_HEAD_BYTES: Final = 8
 
 MAX_SEGMENTS: Final = 128
-"""Segments of one frame: two parts each, and one system call takes 1024 parts at most."""
+"""Maximum number of segments of a frame. Each has two parts, and one system call takes at most 1024
+parts.
+"""
 
 
 class FrameKind(enum.IntEnum):
@@ -58,14 +61,16 @@ class FrameKind(enum.IntEnum):
 
 
 class ColumnCodec(Protocol):
-    """Turns a column of values of one type into bytes and back (`api/wire.py` makes them)."""
+    """A codec that turns a column of values of one type into bytes and back. `api/wire.py` makes
+    codecs.
+    """
 
     @property
     def encode(self) -> Callable[[list[Any]], bytes]: ...
 
     @property
     def decode(self) -> Callable[[bytes | memoryview], list[Any]]:
-        """What it returns holds nothing of the buffer, which is a part of a frame."""
+        """The decoder. Its result keeps no reference to the buffer, which is a part of a frame."""
         ...
 
 
@@ -78,7 +83,7 @@ class EncodedBatch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes in the frame."""
+        """Number of bytes in the frame."""
         return len(self.head) + len(self.values)
 
 
@@ -96,10 +101,10 @@ _header_decoder = msgspec.msgpack.Decoder(_Header)
 
 
 class FrameCodec:
-    """Encodes and decodes the data frames of one edge.
+    """The codec of the data frames of one edge.
 
-    `edge` is how errors name it: the steps at both ends. `step` is the uid or id of the step whose
-    results travel.
+    `edge` is the name of the edge in errors: the steps at both ends. `step` is the uid or id of the
+    step whose results are sent.
     """
 
     def __init__(self, edge: str, step: str, column: ColumnCodec) -> None:
@@ -107,13 +112,14 @@ class FrameCodec:
         self._step = step
         self._column = column
         self.refusals: Refusals | None = None
-        """The policy for records that cannot be sent, where one lets the job go on."""
+        """The policy for records that cannot be sent. None if such a record ends the attempt."""
 
     def encode(self, batch: RecordBatch) -> list[EncodedBatch]:
-        """Encode a batch, in several segments where one would not fit in a frame.
+        """Encode a batch, in several segments if one segment would not fit in a frame.
 
-        Raises RecordTooLargeError for a record that fits in none, UserCodeError for a value that is
-        not of the edge's type; both name the record's origin. With `refusals` both are left to it.
+        Raise RecordTooLargeError for a record that fits in no frame, and UserCodeError for a value
+        that is not of the edge's type. Both errors name the record's origin. If `refusals` is set,
+        it decides about both cases instead.
         """
         try:
             values = self._column.encode(batch.values)
@@ -148,7 +154,7 @@ class FrameCodec:
         ]
 
     def _without_refused(self, batch: RecordBatch, refusals: Refusals) -> list[EncodedBatch]:
-        """The batch without the values that are not of the edge's type."""
+        """Encode the batch without the values that are not of the edge's type, and refuse these."""
         refused = set()
         for index, value in enumerate(batch.values):
             try:
@@ -162,8 +168,10 @@ class FrameCodec:
         return self.encode(without(batch, refused)) if len(refused) < len(batch) else []
 
     def decode(self, payload: bytes) -> list[RecordBatch]:
-        """The batches of a data frame, in order; ExchangeError if it is torn, UserCodeError if the
-        sending step gave a value of which a field is not of its type.
+        """Return the batches of a data frame, in order.
+
+        Raise ExchangeError if the frame is damaged. Raise UserCodeError if the sending step gave a
+        value with a field that is not of its type.
         """
         try:
             return self._read(payload)
@@ -189,7 +197,7 @@ class FrameCodec:
             _must(end <= len(payload), "it ends within a segment")
             topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
             try:
-                values = self._column.decode(view[middle:end])  # not copied first
+                values = self._column.decode(view[middle:end])  # without a copy
             except WrongColumnError as error:
                 raise self._wrong_field(error, topic, partition, offsets) from error
             _must(_fit(values, offsets, keys), "its columns differ in length")
@@ -212,7 +220,8 @@ class FrameCodec:
         )
 
     def _wrong_value(self, batch: RecordBatch, error: Exception) -> UserCodeError:
-        # Once, on the way to the end of the attempt: so the slow way to find the one is fine.
+        # This runs only once, before the attempt ends, so a slow search for the value is
+        # acceptable.
         index = 0
         for index, value in enumerate(batch.values):  # noqa: B007 - read after the loop
             try:
@@ -229,7 +238,7 @@ class FrameCodec:
 
 
 def data_frame(segments: Sequence[EncodedBatch]) -> list[bytes]:
-    """The parts of a data frame of at most `MAX_SEGMENTS` segments."""
+    """Return the parts of a data frame of at most `MAX_SEGMENTS` segments."""
     parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]
     for segment in segments:
         parts.append(segment.head)
@@ -238,7 +247,7 @@ def data_frame(segments: Sequence[EncodedBatch]) -> list[bytes]:
 
 
 def control_frame(element: Barrier | EndOfInput) -> bytes:
-    """A barrier or the end of input as a frame."""
+    """Return a barrier or the end of input as a frame."""
     match element:
         case Barrier(checkpoint=checkpoint, final=final):
             return _BARRIER.pack(
@@ -249,12 +258,12 @@ def control_frame(element: Barrier | EndOfInput) -> bytes:
 
 
 def credit_frame(frames: int) -> bytes:
-    """Leave to send so many data frames more."""
+    """Return a frame that allows the sender to send this number of data frames in addition."""
     return _CREDIT.pack(VERSION, FrameKind.CREDIT, frames)
 
 
 def frame_kind(payload: bytes) -> FrameKind:
-    """The kind of a frame; ExchangeError if it is none of this version."""
+    """Return the kind of a frame. Raise ExchangeError if the frame is not of this version."""
     if payload[:1] == _VERSION and payload[1:2] in _KINDS:
         return _KINDS[payload[1:2]]
     raise ExchangeError(
@@ -264,7 +273,7 @@ def frame_kind(payload: bytes) -> FrameKind:
 
 
 def read_control(payload: bytes) -> Barrier | EndOfInput:
-    """The inverse of `control_frame`; ExchangeError for anything else."""
+    """Decode a frame that `control_frame` has made. Raise ExchangeError for anything else."""
     if payload == _END_OF_INPUT:
         return EndOfInput()
     if len(payload) == _BARRIER.size and frame_kind(payload) is FrameKind.BARRIER:
@@ -274,7 +283,7 @@ def read_control(payload: bytes) -> Barrier | EndOfInput:
 
 
 def read_credit(payload: bytes) -> int:
-    """The inverse of `credit_frame`; ExchangeError for anything else."""
+    """Decode a frame that `credit_frame` has made. Raise ExchangeError for anything else."""
     if len(payload) == _CREDIT.size and frame_kind(payload) is FrameKind.CREDIT:
         frames: int = _CREDIT.unpack(payload)[2]
         return frames
@@ -282,7 +291,7 @@ def read_credit(payload: bytes) -> int:
 
 
 def slice_batch(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
-    """Records `start` to `stop` (not included) of a batch; the columns are copied."""
+    """Return records `start` to `stop` (not included) of a batch. The columns are copied."""
     return RecordBatch(
         batch.values[start:stop],
         batch.offsets[start:stop],
@@ -293,7 +302,7 @@ def slice_batch(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
 
 def _must(holds: object, what: str) -> None:
     if not holds:
-        raise ValueError(what)  # `decode` says where
+        raise ValueError(what)  # `decode` adds the edge
 
 
 def _fit(values: list[Any], offsets: list[int], keys: list[bytes | None] | None) -> bool:

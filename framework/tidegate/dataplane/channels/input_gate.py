@@ -1,14 +1,15 @@
-"""The receiving side of channels: what waits for a subtask, and in which turn it is taken.
+"""The receiving side of channels: the elements that wait for a subtask, and their order.
 
-An `InputChannel` is a bounded queue of elements; an `InputGate` is all channels of one subtask,
-taken in turn. A channel from the same slot holds batches by reference. One from another slot holds
-encoded frames, decoded when the subtask comes to them, and gives a credit back for each data frame
-whose last batch was taken: so a blocked channel holds `credits` frames at most, and its sender
-stops, while all other channels of the connection flow on.
+An `InputChannel` is a bounded queue of elements. An `InputGate` holds all channels of one subtask,
+and takes elements from them in turn. A channel from the same slot holds batches by reference. A
+channel from another slot holds encoded frames, which are decoded when the subtask reaches them. It
+returns a credit for each data frame whose last batch was taken. A blocked channel therefore holds
+at most `capacity` frames. Its sender then stops, while all other channels of the connection
+continue.
 
-Called by `outlet` (same slot), `slot_channels` (other slots) and `dataplane/task`, all in the
-mailbox thread. Invariant: elements leave a channel in the order in which they came, and none leaves
-a blocked channel. Which channel to block, and when, is decided by `checkpoint/alignment`.
+`record_writer` (same slot), `slot_channels` (other slots) and `dataplane/task` call this module,
+all in the mailbox thread. Invariant: elements leave a channel in the order of their arrival, and no
+element leaves a blocked channel. `checkpoint/alignment` decides which channel to block, and when.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ ElementKind = Literal["records", "barrier", "end_of_input"]
 
 
 class InputChannel:
-    """One channel's queue at its receiver.
+    """The queue of one channel at its receiver.
 
-    `capacity` is in data entries: batches from the same slot, frames (= credits) from another.
-    Without a codec the channel is local; with one, `grant` sends credits back to the sender.
+    `capacity` counts data entries: batches from the same slot, or frames (= credits) from another
+    slot. A channel without a codec is local. A channel with a codec returns credits to the sender
+    by `grant`.
     """
 
     __slots__ = (
@@ -61,45 +63,47 @@ class InputChannel:
         self.sender = sender
         self.capacity = capacity
         self.index = 0
-        """Position in the gate."""
+        """Position of the channel in the gate."""
         self.blocked = False
         self._codec = codec
         self._grant = grant
         self._queue: deque[StreamElement | bytes] = deque()
-        self._batches: deque[RecordBatch] = deque()  # what is left of the frame begun
-        self._data = 0  # data entries held, a begun frame included
-        self._ungranted = 0  # data frames taken whose credits were not sent back yet
+        self._batches: deque[RecordBatch] = deque()  # the rest of the frame that was begun
+        self._data = 0  # data entries held, including a frame that was begun
+        self._ungranted = 0  # data frames taken whose credits were not returned yet
         self._gate: InputGate | None = None
         self._listed = False
 
     def attach(self, gate: InputGate, index: int) -> None:
-        """Called once, by the gate."""
+        """Attach the channel to its gate. The gate calls this once."""
         self._gate = gate
         self.index = index
 
     @property
     def depth(self) -> int:
-        """Data entries that wait: batches from the same slot, frames from another."""
+        """Number of data entries that wait: batches from the same slot, or frames from another
+        slot.
+        """
         return self._data
 
     @property
     def unannounced_credit(self) -> int:
-        """Data frames that were taken and whose credits were not sent back yet."""
+        """Number of data frames that were taken and whose credits were not returned yet."""
         return self._ungranted
 
     def __len__(self) -> int:
-        """Entries that wait, control elements included."""
+        """Return the number of entries that wait, including control elements."""
         return len(self._queue) + bool(self._batches)
 
     def put(self, element: StreamElement) -> None:
-        """Add an element; who adds batches looks at `depth` first."""
+        """Add an element. A caller that adds batches checks `depth` first."""
         if isinstance(element, RecordBatch):
             self._data += 1
         self._queue.append(element)
         self._announce()
 
     def offer_frame(self, payload: bytes) -> None:
-        """Add an encoded data frame; ExchangeError if the sender had no credit for it."""
+        """Add an encoded data frame. Raise ExchangeError if the sender had no credit for it."""
         if self._data + self._ungranted >= self.capacity:
             raise ExchangeError(
                 f"subtask {self.sender} sent more than {self.capacity} frames without credit along "
@@ -110,7 +114,9 @@ class InputChannel:
         self._announce()
 
     def peek_kind(self) -> ElementKind | None:
-        """What `pop` would return; None if nothing waits. A blocked channel may be looked at."""
+        """Return the kind of the next element, None if no element waits. The channel may be
+        blocked.
+        """
         if self._batches:
             return "records"
         if not self._queue:
@@ -124,7 +130,7 @@ class InputChannel:
                 return "records"
 
     def pop(self) -> StreamElement:
-        """Take the next element; InternalError if the channel is blocked or empty."""
+        """Take the next element. Raise InternalError if the channel is blocked or empty."""
         check(not self.blocked, "an element was taken from a blocked channel")
         if self._batches:
             return self._next_of_frame()
@@ -139,19 +145,21 @@ class InputChannel:
         return entry
 
     def block(self) -> None:
-        """Take nothing from it until `unblock`; the sender stops when its credits are used up."""
+        """Block the channel until `unblock`. The sender stops when its credits are used up."""
         self.blocked = True
         if self._listed and self._gate is not None:
             self._gate.unmark_ready(self)
             self._listed = False
 
     def unblock(self) -> None:
-        """The inverse of `block`; harmless where it was not blocked."""
+        """Undo `block`. This does nothing if the channel is not blocked."""
         self.blocked = False
         self._announce()
 
     def still_listed(self) -> bool:
-        """Called by the gate after it took an element: whether the channel has another turn."""
+        """Return whether the channel has another turn. The gate calls this after it took an
+        element.
+        """
         self._listed = bool(self._batches or self._queue)
         return self._listed
 
@@ -160,8 +168,8 @@ class InputChannel:
         if not self._batches:
             self._data -= 1
             self._ungranted += 1
-            # Half of the credits at once: few credit frames, and a sender that has none left gets
-            # some before all that it sent is used up.
+            # Half of the credits are returned at once. This needs few credit frames. A sender
+            # without credits gets some before the receiver has used up everything that was sent.
             if self._ungranted * 2 >= self.capacity and self._grant is not None:
                 granted, self._ungranted = self._ungranted, 0
                 self._grant(granted)
@@ -176,7 +184,9 @@ class InputChannel:
 
 
 class InputGate:
-    """All input channels of one subtask, by edge and sender; one element of each in turn."""
+    """All input channels of one subtask, by edge and sender. The gate takes one element of each in
+    turn.
+    """
 
     __slots__ = ("_ready", "channels")
 
@@ -187,15 +197,18 @@ class InputGate:
             channel.attach(self, index)
 
     def __len__(self) -> int:
-        """Number of channels."""
+        """Return the number of channels."""
         return len(self.channels)
 
     def available(self) -> bool:
-        """Whether `next_element` returns one."""
+        """Return whether `next_element` returns an element."""
         return bool(self._ready)
 
     def next_element(self) -> tuple[int, StreamElement] | None:
-        """Channel index and element, from the unblocked channels in turn; None if nothing waits."""
+        """Return the channel index and the next element, from the unblocked channels in turn.
+
+        Return None if no element waits.
+        """
         if not self._ready:
             return None
         channel = self._ready.popleft()
@@ -205,9 +218,10 @@ class InputGate:
         return channel.index, element
 
     def next_control(self) -> tuple[int, StreamElement] | None:
-        """The same, of channels at whose head a control element stands; records stay.
+        """Do the same for channels whose first element is a control element. Records stay in their
+        queues.
 
-        For a subtask whose leaves can take no records: barriers are let through.
+        A subtask whose outputs can take no records calls this, so that barriers can pass.
         """
         for _ in range(len(self._ready)):
             if self._ready[0].peek_kind() != "records":
@@ -216,27 +230,29 @@ class InputGate:
         return None
 
     def block(self, index: int) -> None:
-        """Take nothing from a channel until it is unblocked."""
+        """Take no elements from a channel until it is unblocked."""
         self.channels[index].block()
 
     def unblock(self, index: int) -> None:
-        """Take from the channel again."""
+        """Take elements from the channel again."""
         self.channels[index].unblock()
 
     def unblock_all(self) -> None:
-        """Take from all channels again."""
+        """Take elements from all channels again."""
         for channel in self.channels:
             if channel.blocked:
                 channel.unblock()
 
     def depth(self) -> int:
-        """Data entries that wait in all channels."""
+        """Return the number of data entries that wait in all channels."""
         return sum(channel.depth for channel in self.channels)
 
     def mark_ready(self, channel: InputChannel) -> None:
-        """Called by a channel that has an element and is not blocked."""
+        """Add a channel to the turns. The channel calls this when it has an element and is not
+        blocked.
+        """
         self._ready.append(channel)
 
     def unmark_ready(self, channel: InputChannel) -> None:
-        """Called by a channel that is blocked."""
+        """Remove a channel from the turns. The channel calls this when it is blocked."""
         self._ready.remove(channel)

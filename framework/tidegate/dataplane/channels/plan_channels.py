@@ -1,8 +1,8 @@
-"""The gates and outlets of one subtask of each vertex, made from the plan.
+"""The input gates and record writers of one subtask of each vertex, made from the plan.
 
-What a channel is, its owner decides: `slot_channels` joins slots, `waves/row_channels` writes and
-reads the rows of a backfill. Both ends compute the same channels from the same plan; nothing is
-negotiated.
+A subclass decides what a channel is. `slot_channels` connects slots. `waves/row_channels` writes
+and reads the rows of a backfill. Both ends compute the same channels from the same plan, without
+negotiation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tidegate.ids import SubtaskIndex, VertexId
 
 
 class PlanChannels:
-    """The gates and outlets of the subtasks with index `ordinal`.
+    """The input gates and record writers of the subtasks with index `ordinal`.
 
-    `vertices` are those that are run here, all of the plan where it is None. `column_codec` and
-    `key_encoder` are asked once per edge, with its record type and its key type.
+    `vertices` are the vertices that run here; None means all vertices of the plan. `column_codec`
+    and `key_encoder` are called at most once per edge, with its record type and its key type.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PlanChannels:
         self._key_encoder = key_encoder
         self._codecs: dict[int, FrameCodec] = {}
         run_here = plan.vertices if vertices is None else vertices
-        # All inputs first: the local channels of outlets end in them.
+        # Make all inputs first, because the local channels of record writers end in them.
         self._gates = {
             vertex.id: InputGate(
                 [
@@ -66,19 +66,21 @@ class PlanChannels:
         }
 
     def gate(self, vertex_id: VertexId) -> InputGate:
-        """The input gate of the subtask of a vertex; a source's has no channels."""
+        """Return the input gate of a vertex's subtask. The gate of a source has no channels."""
         return self._gates[vertex_id]
 
     def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]:
-        """The outgoing edges of the subtask of a vertex, by edge index."""
+        """Return the outgoing edges of a vertex's subtask, each with its record writer, by edge
+        index.
+        """
         return self._outlets[vertex_id]
 
     def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
-        """The channel from a subtask to the one here."""
+        """Make the channel from a subtask to the subtask here."""
         raise NotImplementedError
 
     def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
-        """The channel from the subtask here to another one."""
+        """Make the channel from the subtask here to another subtask."""
         raise NotImplementedError
 
     def _senders(self, edge: PlanEdge) -> list[SubtaskIndex]:

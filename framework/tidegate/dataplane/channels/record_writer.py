@@ -1,15 +1,18 @@
-"""The sending side of channels: which subtask gets a record, and how it travels there.
+"""The sending side of channels: which subtask gets a record, and how the record travels there.
 
 A record writer is one end of an edge, in one sending subtask. `ForwardWriter` has one channel.
 `KeyGroupWriter` splits batches by the key group of each record. A local channel puts batches into
-the receiver's queue by reference. A remote channel buffers small batches into frames, and a frame
-leaves when the receiver has granted credit for it.
+the receiver's queue by reference. A remote channel buffers small batches into frames, and sends a
+frame when the receiver has granted credit for it.
 
-Called by `dataplane/task` in the mailbox thread. Invariants: whatever was emitted first leaves
-first within each channel, so that a barrier flushes what is gathered and queues behind what waits
-for credit, though it needs none itself; never more data frames are under way than were granted;
-what waits here is bounded, because a task emits only while `writable` holds, one batch of input at
-a time.
+`dataplane/task` calls record writers in the mailbox thread. Invariants:
+
+- Within each channel, elements leave in the order in which they were emitted. A barrier therefore
+  sends the buffered records first. It also queues behind frames that wait for credit, although it
+  needs no credit itself.
+- There are never more data frames in flight than the receiver has granted.
+- The data that waits here is bounded, because a task emits only while `writable` is true, and one
+  batch of input at a time.
 """
 
 from __future__ import annotations
@@ -35,45 +38,46 @@ from tidegate.ports.exchange import MAX_FRAME_BYTES
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 FRAME_RECORDS: Final = 512
-"""Records after which a frame is sent: the cost of a frame (about 20 us at both ends) is then 0.04
-us a record, and a receiver still takes turns between channels a thousand times a second."""
+"""Number of records after which a frame is sent. The cost of a frame (about 20 us at both ends) is
+then 0.04 us per record. A receiver still changes channels a thousand times a second.
+"""
 
 FRAME_BYTES: Final = 64 << 10
-"""Bytes after which a frame is sent: with 8 credits, half a MiB under way for each channel."""
+"""Number of bytes after which a frame is sent: with 8 credits, half a MiB in flight per channel."""
 
 CACHED_KEYS: Final = 1 << 17
-"""Keys whose subtask is remembered, at about 150 bytes each; one more, and all are forgotten."""
+"""Number of keys whose subtask is remembered, at about 150 bytes each. One more key clears all."""
 
 Control = Barrier | EndOfInput
 SendFrame = Callable[[Sequence[bytes]], None]
 
 
 class OutputChannel(Protocol):
-    """The way to one receiving subtask."""
+    """The channel to one receiving subtask."""
 
     def put(self, batch: RecordBatch) -> None:
-        """Send a batch that is not empty; the channel owns it from now on."""
+        """Send a batch that is not empty. The channel owns the batch from now on."""
         ...
 
     def put_control(self, element: Control) -> None:
-        """Send a control element behind all that was put before."""
+        """Send a control element, after everything that was put before."""
         ...
 
     def writable(self) -> bool:
-        """Whether another batch may be put."""
+        """Return whether another batch may be put."""
         ...
 
     def flush(self) -> None:
-        """Send what is gathered, where credit allows."""
+        """Send the buffered records, as far as credit allows."""
         ...
 
     def refuse_with(self, refusals: Refusals) -> None:
-        """Leave records that cannot be sent to this policy."""
+        """Apply this policy to records that cannot be sent."""
         ...
 
 
 class LocalOutputChannel:
-    """To a subtask of the same slot: straight into its queue."""
+    """A channel to a subtask of the same slot. It puts elements into the receiver's queue."""
 
     __slots__ = ("_input",)
 
@@ -90,16 +94,18 @@ class LocalOutputChannel:
         return self._input.depth < self._input.capacity
 
     def flush(self) -> None:
-        """Nothing is gathered here."""
+        """Do nothing, because this channel buffers nothing."""
 
     def refuse_with(self, refusals: Refusals) -> None:
-        """Every record can be handed over here."""
+        """Do nothing, because every record can be passed by reference."""
 
 
 class RemoteOutputChannel:
-    """To a subtask of another slot: gathers segments into frames and sends them as credit allows.
+    """A channel to a subtask of another slot. It buffers segments into frames, and sends frames as
+    credit allows.
 
-    `credit` are those granted at the start; `add_credit` adds what the receiver gives back.
+    `credit` begins with the initial credits. `add_credit` adds the credits that the receiver
+    returns.
     """
 
     __slots__ = (
@@ -117,11 +123,11 @@ class RemoteOutputChannel:
 
     def __init__(self, codec: FrameCodec, initial_credits: int, send: SendFrame) -> None:
         self.credit = initial_credits
-        """Data frames that may be sent now."""
+        """Number of data frames that may be sent now."""
         self._capacity = initial_credits
         self._codec = codec
         self._send = send
-        self._segments: list[EncodedBatch] = []  # of the frame that is being gathered
+        self._segments: list[EncodedBatch] = []  # of the frame that is being filled
         self._segments_records = 0
         self._segments_bytes = 0
         self._flush_due = False
@@ -132,17 +138,17 @@ class RemoteOutputChannel:
 
     @property
     def waiting(self) -> int:
-        """Frames that wait for credit or behind one that does."""
+        """Number of frames that wait for credit, or behind a frame that waits for credit."""
         return len(self._waiting)
 
     @property
     def buffered(self) -> int:
-        """Records of the frame that is being gathered."""
+        """Number of records in the frame that is being filled."""
         return self._segments_records
 
     def put(self, batch: RecordBatch) -> None:
         size = len(batch)
-        # In equal parts of about a frame each; most batches are one part, and are not copied.
+        # Equal parts of about a frame each. Most batches are one part, and are not copied.
         parts = round(size / self._segment_records)
         if parts <= 1:
             self._buffer(self._codec.encode(batch))
@@ -167,13 +173,13 @@ class RemoteOutputChannel:
         if self.credit > 0:
             self._finish_frame()
         else:
-            self._flush_due = True  # until credit comes the frame goes on growing
+            self._flush_due = True  # the frame continues to grow until credit arrives
 
     def refuse_with(self, refusals: Refusals) -> None:
         self._codec.refusals = refusals
 
     def add_credit(self, frames: int) -> None:
-        """Credits that came back; InternalError if they were never spent."""
+        """Add credits that the receiver returned. Raise InternalError if they were never spent."""
         self.credit += frames
         check(
             frames > 0 and self.credit <= self._capacity,
@@ -202,7 +208,7 @@ class RemoteOutputChannel:
                 self._finish_frame()
 
     def _finish_frame(self) -> None:
-        """End the frame that is being gathered, and send it or let it wait."""
+        """Finish the frame that is being filled, and send it or let it wait."""
         self._flush_due = False
         if not self._segments:
             return
@@ -227,14 +233,18 @@ class RemoteOutputChannel:
 
 
 class RecordWriter:
-    """What all outlets share: control elements go to every channel, behind earlier records."""
+    """The common part of all record writers. Control elements go to every channel, after the
+    records that were emitted before.
+    """
 
     def __init__(self, channels: Sequence[OutputChannel]) -> None:
         check(channels, "an outlet needs a channel")
         self.channels = tuple(channels)
 
     def emit(self, batch: RecordBatch) -> None:
-        """Send a batch; the outlet owns it from now on. Call it while `writable` holds."""
+        """Send a batch. The record writer owns it from now on. Call this only while `writable` is
+        true.
+        """
         raise NotImplementedError
 
     def emit_control(self, element: Control) -> None:
@@ -243,22 +253,24 @@ class RecordWriter:
             channel.put_control(element)
 
     def writable(self) -> bool:
-        """Whether every channel can take another batch; a task that may not write must not read."""
+        """Return whether every channel can take another batch. A task that may not write must not
+        read.
+        """
         return all(channel.writable() for channel in self.channels)
 
     def flush(self) -> None:
-        """Send what is gathered; called when the mailbox has nothing better to do."""
+        """Send the buffered records. This is called when the mailbox has no other work."""
         for channel in self.channels:
             channel.flush()
 
     def refuse_with(self, refusals: Refusals) -> None:
-        """Leave records that cannot be sent to this policy."""
+        """Apply this policy to records that cannot be sent."""
         for channel in self.channels:
             channel.refuse_with(refusals)
 
 
 class ForwardWriter(RecordWriter):
-    """One channel, to the subtask of the same index."""
+    """A record writer with one channel, to the subtask of the same index."""
 
     def __init__(self, channel: OutputChannel) -> None:
         super().__init__((channel,))
@@ -270,12 +282,14 @@ class ForwardWriter(RecordWriter):
             self._channel.put(batch)
 
     def writable(self) -> bool:
-        """Whether the channel can take another batch."""
+        """Return whether the channel can take another batch."""
         return self._channel.writable()
 
 
 class _KeyRoutes(dict[Any, int]):
-    """Key -> receiver, filled on first sight: a hit costs one lookup in C and no call of ours."""
+    """The receiver of each key, computed at first sight. A hit costs one lookup in C and no Python
+    call.
+    """
 
     def __init__(
         self, key_encoder: Callable[[Any], bytes], max_parallelism: int, parallelism: int
@@ -295,9 +309,11 @@ class _KeyRoutes(dict[Any, int]):
 
 
 class KeyGroupWriter(RecordWriter):
-    """Each record to the subtask that owns its key's group: a key's records keep their order.
+    """A record writer that sends each record to the subtask that owns the group of the record's
+    key.
 
-    `channels` are by receiving subtask. `step` is the sending step, for errors of the key function.
+    The records of a key keep their order. `channels` are in the order of receiving subtasks. `step`
+    is the sending step, for errors of the key function.
     """
 
     def __init__(
@@ -315,15 +331,17 @@ class KeyGroupWriter(RecordWriter):
         self._routes = _KeyRoutes(key_encoder, max_parallelism, len(channels))
 
     def emit(self, batch: RecordBatch) -> None:
-        """Split a batch by receiver and send the parts; UserCodeError if the key function fails."""
+        """Split a batch by receiver and send the parts. Raise UserCodeError if the key function
+        fails.
+        """
         if not batch.values:
             return
         receivers: list[int] = []
         try:
-            # The keys do not travel, the receiver asks for them again: to encode and decode a text
-            # takes as long as to read a field (65 ns), and would make the frame larger.
-            # One pass in C, apart from the key function; what came before an error stays in the
-            # list and says which record it was, without asking the user's function again.
+            # The keys are not sent; the receiver computes them again. Encoding and decoding a text
+            # takes as long as reading a field (65 ns), and would make the frame larger. Except for
+            # the key function, this is one pass in C. After an error, the length of the list
+            # identifies the failing record, without a second call of the user's function.
             receivers.extend(map(self._routes.__getitem__, map(self._key, batch.values)))
             check_complete(len(receivers), len(batch.values))
         except Exception as error:

@@ -1,13 +1,13 @@
-"""All channels of one slot: made from the plan, joined to the exchange.
+"""All channels of one slot, made from the plan and connected to the exchange.
 
-Subtask i of every vertex lives in the job's slot i, so a channel from subtask s to subtask r is
-local where s = r and goes over the connection between slots s and r otherwise. On that connection
-the edge's index is the channel number: what comes from slot s on number e is either a frame of the
-channel (e, s, here) or credit for the channel (e, here, s), and its kind says which. Both slots
-compute the same channels from the same plan; nothing is negotiated.
+Subtask i of every vertex runs in the job's slot i. A channel from subtask s to subtask r is
+therefore local if s = r. Otherwise it uses the connection between slots s and r. The edge's index
+is the channel number on that connection. A frame that comes from slot s with number e has one of
+two meanings, which its kind decides. It is a frame of the channel (e, s, here), or credit for the
+channel (e, here, s). Both slots compute the same channels from the same plan, without negotiation.
 
-`slot` makes one per attempt and connects it; `dataplane/task` takes gates and outlets from it. All
-in the mailbox thread.
+`slot` makes one object per attempt and connects it. The task builder takes input gates and record
+writers from it. All calls come from the mailbox thread.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from tidegate.ports.exchange import Exchange, Frame
 
 
 class SlotChannels(PlanChannels):
-    """The gates and outlets of a slot's subtasks.
+    """The input gates and record writers of a slot's subtasks.
 
-    `channel_credits` bounds each channel: frames under way between slots, batches within one.
+    `channel_credits` limits each channel: the frames in flight between slots, or the batches that
+    wait within one slot.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class SlotChannels(PlanChannels):
         post: Callable[[Callable[[], None]], None],
         on_lost: Callable[[int, ExchangeError], None],
     ) -> None:
-        """Join the slots that this one exchanges with; `peers` are the addresses by ordinal.
+        """Connect to the slots that this slot exchanges records with. `peers` are the addresses by
+        ordinal.
 
-        `on_lost` gets the peer's ordinal, in the mailbox thread: the attempt is over. A plan
-        without an exchange connects to nobody.
+        If a connection is lost, `on_lost` gets the peer's ordinal in the mailbox thread, and the
+        attempt is over. A plan without an exchange connects to no slot.
         """
         others = {peer for _, peer in self._inputs} | {peer for _, peer in self._remote}
         others.discard(self._here)
@@ -86,7 +88,7 @@ class SlotChannels(PlanChannels):
         )
 
     def on_frames(self, peer: int, frames: list[Frame]) -> None:
-        """Frames came from a slot; ExchangeError for one that no channel expects."""
+        """Process frames from a slot. Raise ExchangeError for a frame that no channel expects."""
         for number, payload in frames:
             kind = frame_kind(payload)
             channels = self._remote if kind is FrameKind.CREDIT else self._inputs

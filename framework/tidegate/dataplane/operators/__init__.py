@@ -1,1 +1,1 @@
-"""The steps of a pipeline as they run: fused stateless chains and keyed functions over batches."""
+"""The steps of a pipeline at run time: fused stateless chains and keyed functions over batches."""

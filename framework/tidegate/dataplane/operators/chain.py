@@ -1,15 +1,15 @@
-"""A vertex of the plan as operators: what a subtask pushes its batches through.
+"""A vertex of the plan as operators: the chain through which a subtask pushes its batches.
 
-Steps that were chained call each other directly, a batch at a time; a run of stateless steps is one
-fused loop; the leaves are sinks and outlets (edges to other subtasks). Built once per attempt, from
-the leaves up. `dataplane/task.py` drives it; it knows neither channels' insides nor alignment.
+Chained steps call each other directly, one batch at a time. A run of stateless steps is one fused
+loop. The outputs of the chain are sinks and record writers (edges to other subtasks). The chain is
+built once per attempt, starting from its outputs. `dataplane/task.py` drives it. The chain does not
+know the internals of channels, or the alignment.
 
-What a step gives is checked against its declared type (`checking.py`).
-Each step owns the records that it gets: where one object would reach two steps, `fan_out.py` makes
-copies.
+The results of a step are checked against its declared type (`checking.py`). Each step owns the
+records that it gets. If one object would reach two steps, `fan_out.py` makes copies.
 
-Between two calls nothing is kept back inside the chain (outlets and sinks buffer, operators do
-not), so a barrier that is taken between two batches cuts exactly there.
+Between two calls the chain holds back no records: its outputs buffer, operators do not. A barrier
+between two batches therefore separates exactly the records before it from those after it.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Outlet(Protocol):
     def writable(self) -> bool: ...
     def flush(self) -> None: ...
     def refuse_with(self, refusals: Refusals) -> None:
-        """Leave records that cannot be sent to this policy."""
+        """Apply this policy to records that cannot be sent."""
         ...
 
 
 class Sink(Protocol):
-    """A leaf that writes to the world, in transactions that checkpoints name."""
+    """An output that writes to an external system, in transactions that checkpoints list."""
 
     def open(self) -> None: ...
     def write(self, batch: RecordBatch) -> None: ...
@@ -82,14 +82,16 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainOutputs:
-    """What a chain needs from outside: outlets by plan edge, makers of sinks and of keyed state."""
+    """The outside parts of a chain: record writers by plan edge, makers of sinks and state."""
 
     outlets: Sequence[tuple[PlanEdge, Outlet]]
     make_sink: Callable[[Node, Refusals], Sink]
     make_state: Callable[[Node], KeyedStateLike]
     counters: Counters = field(default_factory=Counters)
     letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
-    """Bytes of the largest record that a sink of dead letters may write."""
+    """Function that returns the size in bytes of the largest record that a dead-letter sink may
+    write.
+    """
 
 
 class OperatorChain:
@@ -104,7 +106,9 @@ class OperatorChain:
         *,
         every_field: bool = False,
     ) -> None:
-        """`every_field` has results checked down to the last field, and not their classes only."""
+        """Build the chain. With `every_field`, all fields of every result are checked, not only a
+        sample.
+        """
         self._checks = Checks(pipeline, every_field)
         self._pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
         self.sinks: dict[str, Sink] = {}
@@ -125,18 +129,18 @@ class OperatorChain:
         )
 
     def entry(self) -> Emit:
-        """Where batches of the input channels go in."""
+        """Return the function that takes the batches of the input channels."""
         if self._entry is None:
             message = f"vertex {self._vertex.id!r} has a source and no channels"
             raise InternalError(message)
         return self._entry
 
     def from_source(self, port: str = MAIN) -> Emit:
-        """Where a source's batches go in."""
+        """Return the function that takes a source's batches of a port."""
         return self._from_source[port]
 
     def writable(self) -> bool:
-        """Whether every leaf can take what one more batch may lead to."""
+        """Return whether every output can take the records that one more batch may produce."""
         return all(sink.writable() for sink in self.sinks.values()) and all(
             outlet.writable() for outlet in self.outlets
         )
@@ -153,16 +157,16 @@ class OperatorChain:
     def close(self) -> None:
         """Close user functions, after the last record or when the attempt ends.
 
-        One that raises does not keep the others, nor the state, from being closed.
+        If one function raises, the other functions and the state are closed nevertheless.
         """
-        with ExitStack() as closing:  # which calls in reverse order, and raises at the end
+        with ExitStack() as closing:  # calls in reverse order, and raises at the end
             for keyed in reversed(self.keyed.values()):
                 closing.callback(keyed.close)
             for process in reversed(self._processes):
                 closing.callback(process.close)
 
     def _operator(self, node: Node) -> Emit:
-        """What takes the input of `node`."""
+        """Return the function that takes the input of `node`, and build the operators behind it."""
         if node.kind in STATELESS:
             run = [node]
             while (following := self._only_stateless_consumer(run[-1])) is not None:
@@ -195,16 +199,18 @@ class OperatorChain:
         raise InternalError(message)
 
     def _only_stateless_consumer(self, node: Node) -> Node | None:
-        """The stateless step that alone reads `node`'s results in this vertex, to be fused with
-        it.
+        """Return the stateless step of this vertex that is the only reader of `node`'s results, to
+        fuse both.
         """
         chained = self._chained(node, MAIN)
         alone = len(chained) == 1 and not self._edges(node, MAIN)
         return chained[0][0] if alone and chained[0][0].kind in STATELESS else None
 
     def _outputs(self, node: Node, port: str, *, maker: Node | None) -> Emit:
-        """What takes the records of a port. `maker` is the step whose code made them; None if they
-        only come from the source, whose format made them for one owner.
+        """Return the function that takes the records of a port.
+
+        `maker` is the step whose code made the records. It is None if they only come from the
+        source, whose format made them for one owner.
         """
         chained = [
             (self._operator(reader), reader, edge) for reader, edge in self._chained(node, port)
@@ -222,12 +228,14 @@ class OperatorChain:
             )
             for number, (emit, reader, edge) in enumerate(readers)
         ]
-        # A key edge takes records by reference or encoded, as the parallelism has it. The function
-        # before it may hold what it gives, or give it twice; across slots those are copies already.
+        # A key edge passes records by reference or encoded, depending on the parallelism. The
+        # function before it may keep a result, or give it twice. Records that go to another slot
+        # are copies already.
         shared = maker is not None and any(edge.partitioning == "key" for _, _, edge in readers)
         if node.kind == "keyed_process":
             shared = shared and port not in copied_ports(type(cast("Any", node.function)))
-        # A type that only the one reader declares is as good: the reader's check refuses others.
+        # A type that only the single reader declares is sufficient: the reader's check refuses
+        # other types.
         of = readers[0][2].record_type if given is UNKNOWN and len(readers) == 1 else given
         emit = fan_out(targets, of, shared=shared, copies=self._copies(maker or node))
         if maker is None:
@@ -240,7 +248,7 @@ class OperatorChain:
     def _checked_for(
         self, reader: Node, edge: Edge, given: object, maker: Node, emit: Emit
     ) -> Emit:
-        """`emit`, with a check if its reader declares another type than the step gives."""
+        """Return `emit`, with a check if the reader declares another type than the step."""
         if reader.kind == "sink":
             wanted = cast("KafkaSink[Any]", reader.declaration).record_type()
         else:
@@ -254,8 +262,9 @@ class OperatorChain:
         )
 
     def _validates_all(self, reader: Node) -> bool:
-        """Whether a sink wants every field of each record checked, also behind filters, which make
-        no records.
+        """Return whether a sink wants every field of each record checked.
+
+        Filters make no records, so a sink behind filters counts too.
         """
         if reader.kind == "filter":
             return any(self._validates_all(node) for node, _ in self._graph.consumers(reader.id))
@@ -280,7 +289,7 @@ class OperatorChain:
         for index, value in enumerate(batch.values):  # noqa: B007  # read after the loop
             try:
                 copy_value(value)
-            except Exception as single:  # noqa: BLE001  # it is this value's
+            except Exception as single:  # noqa: BLE001  # the error of this value
                 error = single
                 break
         what = (
@@ -291,7 +300,7 @@ class OperatorChain:
         return result_error(self._pipeline, node, batch, index, what, remedy)
 
     def _sending(self, target: Node, edge: Edge, outlet: Outlet) -> Emit:
-        """What sends a batch along an edge."""
+        """Return the function that sends a batch along an edge."""
         refusals = self._key_refusals(target, edge) if edge.partitioning == "key" else None
         if refusals is None:
             return outlet.emit
@@ -300,14 +309,15 @@ class OperatorChain:
         return lambda batch: outlet.emit(keying.keys(batch)[0])
 
     def _refusals(self, node: Node) -> Refusals:
-        """The policy of a step or a sink."""
+        """Return the policy of a step or a sink."""
         where = f"{node.id} ({node.place})"
         return self._policy(where, policy_of(node), node, DEAD_LETTERS)
 
     def _key_refusals(self, target: Node, edge: Edge) -> Refusals | None:
-        """The policy of an edge by key; None where a record that cannot be sent ends the attempt.
+        """Return the policy of a key edge; None if a record that cannot be sent ends the attempt.
 
-        Without one of its own it is that of the step which made the record: a filter makes none.
+        An edge without its own policy has the policy of the step that made the record. A filter
+        makes no records, so the search continues in front of a filter without a policy.
         """
         maker = self._graph.nodes[edge.node]
         if edge.on_error is not None:
@@ -330,13 +340,15 @@ class OperatorChain:
         return Refusals(where, cast("OnError", policy), self._leaves.counters, emit, bytes_max)
 
     def _letters_of(self, node: Node, port: str) -> Emit:
-        """Where the dead letters of a port go; several places may write to one."""
+        """Return the function that takes the dead letters of a port. Several places may write to
+        one port.
+        """
         if (node.id, port) not in self._letters:
             self._letters[node.id, port] = self._outputs(node, port, maker=None)
         return self._letters[node.id, port]
 
     def _ports(self, node: Node) -> dict[str, Emit]:
-        """The main port, and each side output that somebody reads."""
+        """Return the outputs of the main port and of each side output that has a reader."""
         consumers = self._graph.consumers(node.id)
         ports = {edge.port for _, edge in consumers if not self._graph.leads_to_letters(edge)}
         return {port: self._outputs(node, port, maker=node) for port in sorted({MAIN, *ports})}
@@ -349,11 +361,11 @@ class OperatorChain:
         ]
 
     def _is_chained(self, node: Node) -> bool:
-        """Whether a step gets its records from another step of this vertex, by a call."""
+        """Return whether a step gets its records by a call from another step of this vertex."""
         return node.id in self._vertex.nodes and node.id != self._vertex.nodes[0]
 
     def _edges(self, node: Node, port: str) -> list[tuple[Outlet, Node, Edge]]:
-        """Outlets, each with the step that it leads to and the input there."""
+        """Return the record writers, each with the step that it leads to and the input there."""
         targets = self._graph.nodes
         return [
             (outlet, targets[edge.target_node], targets[edge.target_node].inputs[edge.input])
@@ -363,7 +375,7 @@ class OperatorChain:
 
 
 def _reads_only(consumer: Node, edge: Edge) -> bool:
-    """Whether a step encodes its records at once, and no user code sees them but to read."""
+    """Return whether a step encodes its records at once, and user code can only read them."""
     if consumer.kind != "sink":
         return False
     key_by = cast("Callable[..., object] | None", consumer.function)

@@ -1,15 +1,15 @@
-"""What a step gives is checked against the declared type, where it leaves the step.
+"""The check of a step's results against the declared type, where they leave the step.
 
-Once per batch, before any reader gets it: the readers' copies, encoders and state rely on the type.
-A reader that declares another type than the step (a sink, or the step behind a `key_by`) is checked
-for as well. Records that come straight from a source, or through filters only, are not checked: the
-source's format has made them.
+The check runs once per batch, before any reader gets the batch. The readers' copies, encoders and
+state rely on the type. If a reader (a sink, or the step behind a `key_by`) declares another type
+than the step, the results are checked against that type as well. Records that come directly from a
+source, or through filters only, are not checked, because the source's format has made them.
 
-A policy (`on_error`) of the step, or of the sink or `key_by` whose type it is, covers wrong
-results: they are refused, and the others go on.
+A policy (`on_error`) of the step, or of the sink or `key_by` that declares the type, covers wrong
+results. The policy refuses these, and the others continue.
 
-On the cluster the class of each value is looked at, and the fields of some (`sampling.py`). With
-`every_field`, as `PipelineTest` has it, all of each value is.
+On the cluster, the class of each value and the fields of some values are checked (`sampling.py`).
+With `every_field`, which `PipelineTest` sets, every value is checked completely.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SUBCLASS = (
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Makes the checks of one chain."""
+    """The maker of the checks of one chain."""
 
     pipeline: str
     every_field: bool
@@ -52,8 +52,10 @@ class Checks:
         *,
         validate_all: bool = False,
     ) -> Emit:
-        """Checks what a step gives against the type that the step declares. `validate_all` has
-        every field of every record checked, as a sink that reads it wants it.
+        """Return `emit` with a check of the step's results against the type that the step declares.
+
+        `validate_all` checks every field of every record, because a sink that reads the results
+        wants it.
         """
         return self._checked(node, of, refusals, emit, "declares", validate_all=validate_all)
 
@@ -67,7 +69,7 @@ class Checks:
         *,
         validate_all: bool = False,
     ) -> Emit:
-        """Checks what a step gives against the type that a reader of it declares."""
+        """Return `emit` with a check of a step's results against the type of a reader."""
         kind = "sink" if reader.kind == "sink" else "step"
         declares = f"{kind} {reader.id!r} ({reader.place}) takes"
         return self._checked(node, of, refusals, emit, declares, validate_all=validate_all)
@@ -115,7 +117,7 @@ class Checks:
             what = f"gave {found} in which {inside}, and {declares} {declared}"
             return result_error(self.pipeline, node, batch, index, what, _CORRECT)
         what = f"gave {found}, and {declares} {declared}"
-        known: Any = record_class(of)  # no class, if the type is a union
+        known: Any = record_class(of)  # not a class if the type is a union
         subclass = isinstance(known, type) and isinstance(value, known)
         remedy = _SUBCLASS if subclass and fields_of(known) else _CORRECT
         return result_error(self.pipeline, node, batch, index, what, remedy)

@@ -1,8 +1,8 @@
-"""What a user reads when their code raises: while it processes a record, opens or closes.
+"""The error for user code that raises while it processes a record, opens or closes.
 
-The failing step, where it was written, the record's topic, partition and offset, and the exception;
-the user's own traceback travels as the cause. Called only on the way out of a failed batch: nothing
-here costs a record that works.
+The error names the failing step, the location where the step was written, the exception, and the
+record's topic, partition and offset. The user's own traceback is attached as the cause. This module
+runs only after a batch has failed, so a record that works costs nothing here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tidegate.stream_elements import RecordBatch
 
 
 class NotResultsError(Exception):
-    """A function returned what is no iterable of results; `user_code_error` names the step."""
+    """A function returned something that is not an iterable of results. `user_code_error` adds the
+    step.
+    """
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -27,13 +29,13 @@ class NotResultsError(Exception):
 def user_code_error(
     pipeline: str, node: Node, batch: RecordBatch, remaining: Iterator[Any], error: Exception
 ) -> TidegateError:
-    """The error to raise (from `error`) for the record that was last taken from `remaining`.
+    """Return the error to raise (from `error`) for the record that was last taken from `remaining`.
 
-    `remaining` is a list iterator over the batch's values: its length hint tells where the loop was
-    without a counter that every record would pay for.
+    `remaining` is a list iterator over the values of the batch. Its length hint gives the position
+    in the loop, without a counter that would cost time for every record.
 
-    An error of tidegate's own passes through as it is: it already names what is wrong. What state
-    says of a value does not know the record.
+    An error of tidegate itself is returned unchanged, because it already names the problem. A
+    StateValueError does not know the record, so the record is added.
     """
     if isinstance(error, TidegateError) and not isinstance(error, StateValueError):
         return error
@@ -59,9 +61,10 @@ def user_code_error(
 def call_lifecycle_method(
     pipeline: str, node: Node, method: Literal["open", "close"], call: Callable[[], None]
 ) -> None:
-    """Call `open` or `close` of a user's function; UserCodeError if it raises.
+    """Call `open` or `close` of a user's function. Raise UserCodeError if it raises.
 
-    A service that does not answer just now is no reason to fail the job: a restart may find it.
+    The error does not fail the job permanently. A service that does not answer now may answer after
+    a restart.
     """
     try:
         call()
@@ -78,7 +81,7 @@ def call_lifecycle_method(
 def result_error(
     pipeline: str, node: Node, batch: RecordBatch, index: int, what: str, remedy: str
 ) -> UserCodeError:
-    """The error to raise for what a step gave for value `index` of a batch; `what` says what."""
+    """Return the error for the result of value `index` of a batch. `what` describes the result."""
     topic, partition = batch.origin
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.place}) {what}, for the record that came from "

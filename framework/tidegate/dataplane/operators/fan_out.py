@@ -1,13 +1,13 @@
-"""One port, several readers: each step owns the records that it gets.
+"""One port with several readers: each step owns the records that it gets.
 
-A record that goes to another slot is encoded, so the receiver has an object of its own. A record
-that stays in its slot goes by reference, and a step that changes it would change what another step
-gets, or what the step before still holds. `fan_out` makes copies there, so that output does not
-depend on where steps run.
+A record that goes to another slot is encoded, so the receiver has its own object. A record that
+stays in its slot is passed by reference. A step that changes such a record would also change the
+record of another reader, or an object that the previous step still holds. `fan_out` makes copies in
+these cases, so that the output does not depend on where steps run.
 
-A type whose values cannot change in place is never copied; that is found out once, when a chain is
-built. Refusing other types was the alternative. It would cost nothing, but plain dataclasses are
-common records, and a copy of one costs a third of decoding and encoding it (`docs/formats.md`).
+A type whose values cannot change in place is never copied. This is determined once, when a chain is
+built. The alternative was to refuse other types. That would cost nothing, but plain dataclasses are
+common records. A copy of one costs a third of decoding and encoding it (`docs/formats.md`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ class Target(NamedTuple):
 
 
 def fan_out(targets: Sequence[Target], of: object, *, shared: bool, copies: CopyBatch) -> Emit:
-    """Sends each batch to all targets, so that each target owns the records that it gets.
+    """Return a function that sends each batch to all targets. Each target owns the records that it
+    gets.
 
-    `shared` says that the step which made the records may still hold them, or give one twice; then
-    no target gets the originals. Targets that only read come first and need no copies.
+    `shared` says that the step that made the records may still hold them, or give one twice. Then
+    every target gets copies, except for targets that only read. These come first and need no
+    copies.
     """
     if not targets or immutable(of):
         return _to_all([target.emit for target in targets])
     readers = [target.emit for target in targets if target.reads_only]
     owners = [target.emit for target in targets if not target.reads_only]
-    original = [] if shared or not owners else [owners.pop()]  # the last, when all have their copy
+    original = [] if shared or not owners else [owners.pop()]  # last, when the others have copies
     copied = [_to_copy(emit, copies) for emit in owners]
     return _to_all([*readers, *copied, *original])
 

@@ -1,9 +1,9 @@
-"""Undoing what a call of a keyed function did to the state of its key before it raised.
+"""Images that undo what a call of a keyed function did to the state of its key before it raised.
 
-Taken before each call, and only where the step has a policy (`on_error`) that lets the job go on.
-An image of a value that cannot change in place is a reference; of other values it is a copy. A map
-keeps what its calls change apart, and copies entries when they are handed out, so that an image
-costs as much as one call changes.
+Images are taken before each call, and only if the step has a policy (`on_error`) that lets the job
+continue. The image of a value that cannot change in place is a reference. The image of another
+value is a copy. A map keeps the changes of its calls separately, and copies entries when it returns
+them. The image of a map therefore costs as much as one call changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.api.state import Cell
 
 
 class Images:
-    """The rows of a batch, one after the other, with an image of the one that was given last.
+    """The rows of a batch, one after the other, with an image of the row that was given last.
 
     `mutable` says for each declared state whether its values can change in place.
     """
@@ -26,25 +26,25 @@ class Images:
         """The row that was given last."""
         self._cells: Sequence[Cell] = ()
         self.images: list[object] = []
-        """Those of its cells."""
+        """The images of the cells of that row."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        """The next row, as the loop gets it: one cell, or a tuple of cells."""
-        self._cells, self.images = (), []  # nothing to undo, should an image not be possible
+        """Return the next row in the form that the loop takes: one cell, or a tuple of cells."""
+        self._cells, self.images = (), []  # nothing to undo if an image cannot be taken
         row = self.row = next(self._rows)
         cells = row if isinstance(row, tuple) else (row,)
         pairs = zip(cells, self._mutable, strict=True)
         try:
             self.images = [cell.image(mutable=mutable) for cell, mutable in pairs]
-        except StopIteration as error:  # of a value's own `__deepcopy__`; it would end the batch
+        except StopIteration as error:  # raised by a value's `__deepcopy__`; it would end the batch
             raise RuntimeError("a copy raised StopIteration") from error
         self._cells = cells
         return row
 
     def undo(self) -> None:
-        """Make the cells of the last row what they were before its call."""
+        """Restore the cells of the last row to their state before its call."""
         for cell, image in zip(self._cells, self.images, strict=True):
             cell.restore(image)

@@ -1,15 +1,18 @@
-"""Keyed process functions: the current key's cells are hung on the function, then it is called.
+"""Keyed process functions: the current key's cells are set on the function, then it is called.
 
-Per batch: the keys, one load of the state that is not cached, one loop. Per record: one look-up of
-the key's cells, one attribute for each declared state, the call. State is loaded and saved by
-`dataplane/state`; this module only moves cells into place.
+For each batch, the operator computes the keys, loads the state that is not cached, and runs one
+loop. For each record, it looks up the key's cells, sets one attribute for each declared state, and
+calls the function. `dataplane/state` loads and saves the state. This module only moves cells into
+place.
 
-Invariant: a function sees the cells of exactly the record's key; whether it assigned over a cell
-(`self.total = 5` for `self.total.value = 5`) is checked after every batch, before a barrier can be.
+Invariant: a function sees the cells of exactly the record's key. After every batch, and so before
+any barrier, the operator checks that the function has not assigned over a cell (`self.total = 5` in
+place of `self.total.value = 5`).
 
-Results are encoded when their batch is done, so a result that is a state's value, or holds one,
-would show what later records of the batch did to it. Where both types can change in place, results
-are copied as they are given (`copied_ports`); where one cannot, there is nothing to share.
+Results are encoded after their batch. A result that is a value of the state, or holds one, would
+show the changes that later records of the batch made to that value. If both types can change in
+place, results are copied when the function gives them (`copied_ports`). If one type cannot change,
+no copy is needed.
 """
 
 from __future__ import annotations
@@ -38,30 +41,32 @@ from tidegate.protocol.snapshots import KeyedSnapshot
 from tidegate.stream_elements import RecordBatch
 
 Rows = Iterator[tuple[Any, Any, int, Any]]
-"""Value, key, the offset and the key's row of cells, record by record."""
+"""Value, key, offset and the key's row of cells, for one record after the other."""
 
 
 class KeyedStateLike(Protocol):
-    """The keyed state of one step in one subtask, as far as this loop and the task use it."""
+    """The part of one step's keyed state in one subtask that this loop and the task use."""
 
     def rows(self, keys: Sequence[Any]) -> Sequence[Any]:
-        """The row of each key: its cell where one state is declared, else a tuple of its cells in
-        the order of the declarations; what is missing is loaded together. Valid until the next
-        call.
+        """Return the row of each key. The rows are valid until the next call.
+
+        If one state is declared, a row is the key's cell. Otherwise it is a tuple of the key's
+        cells, in the order of the declarations. All missing rows are loaded together.
         """
         ...
 
     def why_not(self, row: Any, images: Sequence[object]) -> str:
-        """Why a checkpoint could not store what has changed in a row since the images of its cells
-        were taken; empty if it could.
+        """Return why a checkpoint could not store the changes in a row since the images of its
+        cells were taken; empty if it could.
         """
         ...
 
     def snapshot(
         self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
     ) -> None:
-        """Take the content of this moment, and store it in the background; `done` or `failed` (with
-        the reason) is called in the mailbox thread.
+        """Freeze the present content, and store it in the background.
+
+        `done`, or `failed` with the reason, is called in the mailbox thread.
         """
         ...
 
@@ -76,7 +81,7 @@ class _KeyedContext(Context[Any]):
     def __init__(self, side: SideOutputs, copied: frozenset[str]) -> None:
         self.side, self.offset = side, -1
         self.copied = copied
-        """Side outputs whose values may be shared with state."""
+        """Names of the side outputs whose values may be shared with state."""
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         if tag.name in self.copied:
@@ -96,7 +101,9 @@ class KeyedOperator:
         refusals: Refusals | None = None,
         key_refusals: Refusals | None = None,
     ) -> None:
-        """`key_refusals` is the policy of the key_by, where no outlet stands between."""
+        """Create the operator. `key_refusals` is the policy of the key_by. It is None if the policy
+        is "fail", or if a record writer in front of the step applies the policy.
+        """
         self._pipeline, self._node, self.state = pipeline, node, state
         self._refusals = Refusals(node.id) if refusals is None else refusals
         self._keying: Keying | None = None
@@ -125,18 +132,20 @@ class KeyedOperator:
         self._key_check = key_check(node.inputs[0].key_type)
 
     def open(self) -> None:
-        """Let the function make its clients."""
+        """Call the function's `open`, in which it makes its clients."""
         call_lifecycle_method(self._pipeline, self._node, "open", self._function.open)
 
     def close(self) -> None:
-        """Let the function close them; release the state."""
+        """Call the function's `close`, in which it closes its clients, and release the state."""
         try:
             call_lifecycle_method(self._pipeline, self._node, "close", self._function.close)
         finally:
             self.state.close()
 
     def process(self, batch: RecordBatch) -> None:
-        """Call the function for each record with its key's state in place; emit what it returns."""
+        """Call the function for each record with its key's state in place, and emit what it
+        returns.
+        """
         if self._keying is None:
             keys = self._keys(batch)
         else:
@@ -161,13 +170,16 @@ class KeyedOperator:
     def _process_tolerantly(
         self, batch: RecordBatch, keys: Sequence[Any], rows: Sequence[Any]
     ) -> None:
-        """The same, with positions in the place of offsets (`FusedSteps` says why), and with an
-        image of the key's cells taken before each call, for the call that raises.
+        """Do the same, with positions in place of offsets (`FusedSteps` says why).
+
+        An image of the key's cells is taken before each call. It undoes the changes of a call that
+        raises.
         """
         remaining = iter(batch.values)
         results = RefusableResults(batch, remaining, self._context.side)
         images = self._images = Images(rows, self._mutable)
-        # The images last: where one cannot be taken, the others have gone on, each by one.
+        # The images come last. If an image cannot be taken, the other iterators have already
+        # advanced by one.
         records = zip(remaining, keys, range(len(batch)), images, strict=True)
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         while True:
@@ -189,13 +201,15 @@ class KeyedOperator:
     def _checking_state(
         self, process: Callable[..., Iterable[Any]]
     ) -> Callable[..., Iterable[Any]]:
-        """`process`, which fails behind its last result where the state of the key could not be
-        stored any more: so the record is refused, and not the checkpoint.
+        """Return `process` with a check after its last result.
+
+        The check raises if the state of the key can no longer be stored. So the record is refused,
+        and the checkpoint does not fail.
         """
 
         def then_check(results: Iterable[Any]) -> Iterator[Any]:
             yield from results
-            # What was assigned over a cell is `_check_cells`'s; the cells of the row are whole.
+            # `_check_cells` finds assignments over a cell. They do not change the cells of the row.
             if reason := self.state.why_not(self._images.row, self._images.images):
                 raise StateValueError(reason)
 
@@ -207,7 +221,7 @@ class KeyedOperator:
         return checked
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
-        # Behind a shuffle for the second time: `KeyGroupWriter.emit` says why.
+        # After a shuffle, this computes the keys a second time. `KeyGroupWriter.emit` says why.
         remaining = iter(batch.values)
         try:
             keys = list(map(self._key_of, remaining))
@@ -265,7 +279,7 @@ class KeyedOperator:
 
 
 def copied_ports(kind: type[KeyedProcess[Any, Any, Any]]) -> frozenset[str]:
-    """The ports of a keyed function whose values are copied as the function gives them."""
+    """Return the ports of a keyed function whose values are copied when the function gives them."""
     if not any(map(_changes_in_place, kind.declared_states.values())):
         return frozenset()
     types = {MAIN: kind.result_type()} | {n: tag.of for n, tag in kind.declared_outputs.items()}

@@ -1,7 +1,7 @@
-"""Process functions without a key: one call a record, results and side outputs as batches.
+"""Process functions without a key: one call per record; results and side outputs leave as batches.
 
-The loop does per record what it must and nothing else; the exception set-up is per batch, and the
-position of a failing record comes from the input iterator's length hint.
+The loop does only what is necessary for each record. Exception handling is set up once per batch.
+The length hint of the input iterator gives the position of a failing record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tidegate.stream_elements import RecordBatch, TopicPartition
 
 
 class SideOutputs:
-    """Collects what a function sends to its side outputs during a batch; one batch each at its
-    end.
+    """The values that a function sends to its side outputs during a batch. At the end of the batch,
+    each side output gets one batch.
     """
 
     __slots__ = ("_collected", "_declared", "_emits")
@@ -32,7 +32,7 @@ class SideOutputs:
         self._collected: dict[str, tuple[list[Any], list[int]]] = {}
 
     def add(self, tag: SideOutput[Any], value: object, offset: int) -> None:
-        """Keep a value for the end of the batch; UserCodeError for another function's tag."""
+        """Keep a value for the end of the batch. Raise UserCodeError for another function's tag."""
         if self._declared.get(tag.name) is not tag:
             names = ", ".join(sorted(self._declared)) or "none"
             message = (
@@ -44,14 +44,15 @@ class SideOutputs:
         offsets.append(offset)
 
     def drop(self, offset: int) -> None:
-        """Forget what the last record, which is refused, has sent."""
+        """Drop the values that the last record has sent, because the record is refused."""
         for values, offsets in self._collected.values():
             drop_results(offset, values, offsets)
 
     def emit(self, origin: TopicPartition, offsets_of: Sequence[int] | None = None) -> None:
-        """Send what was collected on; values of an output that nobody reads are dropped.
+        """Send the collected values downstream. Values of an output without a reader are dropped.
 
-        With `offsets_of`, positions in a batch were collected for offsets.
+        If `offsets_of` is given, the values were collected with positions in a batch instead of
+        offsets. `offsets_of` then maps positions to offsets.
         """
         if self._collected:
             collected, self._collected = self._collected, {}
@@ -63,27 +64,28 @@ class SideOutputs:
 
 
 class RefusableResults:
-    """What a function gives for a batch, by the position of the record: the last record that was
-    called may be refused, and its results are taken back.
+    """The results of a function for a batch, each with the position of its record.
+
+    The record of the last call may be refused, and its results are then dropped.
     """
 
     __slots__ = ("_batch", "_remaining", "_side", "positions", "values")
 
     def __init__(self, batch: RecordBatch, remaining: Iterator[Any], side: SideOutputs) -> None:
-        """`remaining` gives the records of the batch that were not called yet."""
+        """Start without results. `remaining` gives the records for which no call was made yet."""
         self._batch, self._remaining, self._side = batch, remaining, side
         self.values: list[Any] = []
         self.positions: list[int] = []
 
     def refuse_last(self, refusals: Refusals, error: Exception) -> None:
-        """Take back what the record has given that raised, and refuse it."""
+        """Drop the results of the record whose call raised, and refuse the record."""
         position = len(self._batch) - operator.length_hint(self._remaining) - 1
         drop_results(position, self.values, self.positions)
         self._side.drop(position)
         refusals.refuse(self._batch, position, reason_of(error))
 
     def emit(self, emit: Emit) -> None:
-        """Send on what was not refused: results, then side outputs."""
+        """Emit the results that were not refused, then the side outputs."""
         batch = self._batch
         if self.values:
             offsets = list(map(batch.offsets.__getitem__, self.positions))
@@ -120,11 +122,11 @@ class ProcessOperator:
         self._guard = results_guard(type(self._function).result_type())
 
     def open(self) -> None:
-        """Let the function make its clients."""
+        """Call the function's `open`, in which it makes its clients."""
         call_lifecycle_method(self._pipeline, self._node, "open", self._function.open)
 
     def close(self) -> None:
-        """Let the function close them."""
+        """Call the function's `close`, in which it closes its clients."""
         call_lifecycle_method(self._pipeline, self._node, "close", self._function.close)
 
     def process(self, batch: RecordBatch) -> None:
@@ -144,7 +146,7 @@ class ProcessOperator:
         self._context.side.emit(batch.origin)
 
     def _process_tolerantly(self, batch: RecordBatch) -> None:
-        """The same, with positions in the place of offsets (`FusedSteps` says why)."""
+        """Do the same, with positions in place of offsets (`FusedSteps` says why)."""
         remaining, numbers = iter(batch.values), iter(range(len(batch)))
         results = RefusableResults(batch, remaining, self._context.side)
         while True:
@@ -180,7 +182,7 @@ class ProcessOperator:
 
 
 def drop_results(position: int, values: list[Any], positions: list[int]) -> None:
-    """Take back the results that a record at the end of the lists has yielded."""
+    """Drop the results that the record at `position` has yielded, from the ends of the lists."""
     while positions and positions[-1] == position:
         positions.pop()
         values.pop()

@@ -1,7 +1,8 @@
-"""What a function returned as its results: refused where it is no iterable of results.
+"""The check that a function returned an iterable of results.
 
-`return c` for `return [c]` would iterate over a model's fields or a text's letters, and a job would
-write those. The loops of `stateless.py`, `process.py` and `keyed.py` ask here.
+A function that has `return c` in place of `return [c]` would give the fields of a model or the
+letters of a text as results, and the job would write those. The loops of `stateless.py`,
+`process.py` and `keyed.py` call this check.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _NEVER_RESULTS: Final = (str, bytes, bytearray)
 
 
 def results_guard(of: object) -> Callable[[object], type]:
-    """A function that refuses what is no iterable of results of type `of`; else it gives the class.
+    """Return a function that raises NotResultsError if its argument is not an iterable of results
+    of type `of`. Otherwise the function returns the class of the argument.
 
-    A loop calls it where the class of what was returned changes, so a record costs it one
-    comparison.
+    A loop calls the function only when the class of the returned value changes. A record therefore
+    costs one comparison.
     """
     known = of is not UNKNOWN and of is not Any
 

@@ -1,20 +1,20 @@
-"""Which records of a step are checked down to their last field.
+"""The choice of the records whose fields are all checked.
 
-The check of a record may cost 20 ns. That is enough for the class of each, and for plain values and
-records of one field, which are all checked in full. Four fields cost 30 to 50 ns. Of such records,
-the fields of some are checked:
+The check of a record may cost 20 ns. That is enough to check the class of every record. It is also
+enough to check plain values and records of one field in full. Four fields cost 30 to 50 ns. The
+fields of such records are therefore checked in some of them only:
 
-- of the first `FIRST` records of each task all are, so that a mistake in the code itself is found
-  in the first batches;
-- from then on batches are drawn at random, up to `SLICE` records of each, as often as `BUDGET`
-  allows. Of records with four plain fields that is about one in 11. A mistake in one record of a
-  thousand is then found after 11,000 records on average.
+- All fields of the first `FIRST` records of each task are checked, so that an error in the code
+  itself is found in the first batches.
+- After that, batches are drawn at random, as often as `BUDGET` allows, and up to `SLICE` records of
+  a drawn batch are checked. With four plain fields, roughly one record in 11 is checked. An error
+  in one record of a thousand is then found after 11,000 records on average.
 
 Under a policy (`on_error`), and for a sink whose format has `validate="all"`, all fields of all
-records are checked: what a policy refuses must not depend on what is drawn.
+records are checked. The records that a policy refuses must not depend on a random choice.
 
-Not here: how fields are checked (`api/field_check.py`), and what becomes of a wrong one
-(`checking.py`).
+This module does not decide how fields are checked (`api/field_check.py`) or what happens to a wrong
+record (`checking.py`).
 """
 
 from __future__ import annotations
@@ -26,34 +26,43 @@ from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
 
 FIRST: Final = 1024
-"""So many records at the beginning of a task are checked in full."""
+"""Number of records at the beginning of a task that are checked in full."""
 SLICE: Final = 128
-"""Records of one batch that are checked at most: enough that what a call costs beside its values is
-small."""
+"""Maximum number of records of one batch that are checked. It is large enough that the fixed cost
+of a call is small in comparison with the cost of its values.
+"""
 BUDGET: Final = 0.4
-"""Values that may be looked at for each record: 3 to 6 ns, beside the 12 ns of the class."""
+"""Number of values that may be checked for each record: 3 to 6 ns, in addition to 12 ns for the
+class.
+"""
 BATCH_BUDGET: Final = 20
-"""And for each batch: 0.2 us, where a batch of one record costs a hundred times as much."""
+"""Number of values that may be checked for each batch, in addition: 0.2 us. A batch of one record
+costs a hundred times as much.
+"""
 SAVED_MAX: Final = 50_000
-"""Values that are saved up at most: 0.4 ms, the longest that records wait for a check."""
+"""Maximum number of values that are saved up: 0.4 ms, the longest time that records wait for a
+check.
+"""
 SIZE_MAX: Final = 2
-"""Values of a record, itself included, that are looked at in each: 20 ns, no more than the class of
-each and a sample's fields.
+"""Number of values of a record, including the record itself, up to which every record is checked in
+full. This takes 20 ns, as long as the class of each record and the fields of a sample.
 """
 FirstWrong = Callable[[list[Any]], int | None]
-"""The index of the first wrong value, None if all are right."""
+"""Function that returns the index of the first wrong value, or None if all values are right."""
 
 
 def sampled(of: object) -> FirstWrong:
-    """The check that costs no more than 20 ns a record."""
+    """Return a check that costs at most 20 ns per record."""
     fields = FieldCheck(of)
     small = fields.size is not None and fields.size <= SIZE_MAX
     return fields.first_wrong if small else SampledFields(of, fields).first_wrong
 
 
 class _Draws:
-    """Numbers from 0 to 1, the same in each run: Knuth's linear congruential generator (MMIX). A
-    seed of the simulator then decides which records are drawn.
+    """Random numbers from 0 to 1, from Knuth's linear congruential generator (MMIX).
+
+    The numbers are the same in each run, so that one seed of the simulator always draws the same
+    records.
     """
 
     def __init__(self) -> None:
@@ -65,7 +74,7 @@ class _Draws:
 
 
 class SampledFields:
-    """Checks the classes of all records, and the fields of those that are drawn."""
+    """A check of the classes of all records, and of the fields of the drawn records."""
 
     def __init__(self, of: object, fields: FieldCheck) -> None:
         self._classes, self._fields = ClassCheck(of), fields
@@ -74,7 +83,9 @@ class SampledFields:
         self._draws = _Draws()
 
     def first_wrong(self, values: list[Any]) -> int | None:
-        """The index of the first value of another class, else of one with a wrong field."""
+        """Return the index of the first value of a wrong class, else of the first value with a
+        wrong field.
+        """
         if self._first > 0:
             self._first -= len(values)
             return self._fields.first_wrong(values)
@@ -82,7 +93,7 @@ class SampledFields:
         if wrong is not None:
             return wrong
         self._saved = min(self._saved + BATCH_BUDGET + BUDGET * len(values), SAVED_MAX)
-        # Which of the batches comes to its turn is drawn, too: those of partitions alternate.
+        # The batch is also drawn at random, because the batches of the partitions alternate.
         if self._saved < 0 or self._draws.next() < 0.5:  # noqa: PLR2004  # heads or tails
             return None
         before = self._fields.cost

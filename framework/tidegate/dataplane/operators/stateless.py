@@ -1,15 +1,14 @@
-"""Stateless steps, fused: a run of map, filter and flat_map becomes one generated loop over a
-batch.
+"""Fused stateless steps: a run of map, filter and flat_map becomes one generated loop over a batch.
 
 The loop is ordinary Python that can be printed (`FusedSteps.source`; a slot logs it at level
-debug): one statement per step, with the step's name, function and place beside it, one `for` per
-flat_map with a guard in front of it (`returned.py`), and the columns that stay parallel to the
-values (offsets, and source keys where a sink wants them). Nothing is counted, timed or caught per
-record. When a step raises, the line of the generated loop says which one, and the input iterator's
-length hint says at which record. Where the step's policy (`on_error`) lets the job go on, the loop
-is entered again behind that record.
+debug). It has one statement per step, with the step's name, function and location in a comment.
+Each flat_map adds a `for` with a guard in front of it (`returned.py`). The loop also fills the
+columns that stay parallel to the values: the offsets, and the source keys if a sink wants them.
+Nothing is counted, timed or caught per record. If a step raises, the line of the generated loop
+identifies the step. The length hint of the input iterator identifies the record. If the step's
+policy (`on_error`) lets the job continue, the loop is entered again behind that record.
 
-Called by `chain.py`; it does not know channels, barriers or tasks.
+`chain.py` calls this module. It does not know channels, barriers or tasks.
 """
 
 from __future__ import annotations
@@ -41,13 +40,15 @@ class FusedSteps:
         emit: Emit,
         refusals: Sequence[Refusals] = (),
     ) -> None:
-        """`refusals` are the policies of the nodes, in their order; without them all fail."""
+        """Generate the loop. `refusals` are the policies of the nodes, in their order. Without
+        them, every policy is "fail".
+        """
         self._pipeline, self._nodes, self._emit = pipeline, tuple(nodes), emit
         self._refusals = tuple(refusals) or tuple(Refusals(node.id) for node in nodes)
         self._tolerant = any(refusal.tolerant for refusal in self._refusals)
         self.source, self._line_of_first = _loop_source(self._nodes)
         self._file = f"<fused {' '.join(node.id for node in self._nodes)}>"
-        # The traceback of a failing step then shows the generated line.
+        # With these lines, the traceback of a failing step shows the generated line.
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self._file] = (len(self.source), None, lines, self._file)
         scope: dict[str, Any] = {f"f{i}": node.function for i, node in enumerate(self._nodes)}
@@ -56,7 +57,7 @@ class FusedSteps:
         self._run: Callable[..., None] = scope["run"]
 
     def process(self, batch: RecordBatch) -> None:
-        """Run the steps over a batch and emit what is left of it, if anything is."""
+        """Run the steps over a batch, and emit the remaining values, if any."""
         if self._tolerant:
             self._process_tolerantly(batch)
             return
@@ -73,8 +74,10 @@ class FusedSteps:
             self._emit(RecordBatch(values, offsets, batch.origin, keys))
 
     def _process_tolerantly(self, batch: RecordBatch) -> None:
-        """The same, where a step has a policy. In the place of its offset each record has its
-        position, by which the results that a failing record has yielded already are found: several
+        """Do the same if a step has a policy.
+
+        Each record has its position in place of its offset. The position identifies the results
+        that a failing record has already yielded. The offset cannot do this, because several
         records of a batch may come from one offset.
         """
         values: list[Any] = []
@@ -113,10 +116,10 @@ class FusedSteps:
 
 
 def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
-    """The generated function, and for each of its lines which step it runs.
+    """Return the generated function, and the index of the step that each of its lines runs.
 
-    Two loops that differ only in the keys column: a per-record test of it would cost all that have
-    none.
+    The function has two loops, which differ only in the column of keys. A test per record would
+    cost time for all batches without keys.
     """
     lines = ["def run(remaining, offsets, keys, out_values, out_offsets, out_keys):"]
     step_of_line: dict[int, int] = {}
@@ -160,7 +163,9 @@ def _loop_source(nodes: Sequence[Node]) -> tuple[str, dict[int, int]]:
 
 
 def _comment(node: Node) -> str:
-    """Which step a line runs. A name is the user's text, and must not end the line."""
+    """Return a comment that names the step of a line. A name is the user's text and must not end
+    the line.
+    """
     name = (function_name(node.function) or "").rpartition(":")[2]
     text = f"  # {node.id}: {name}, {node.place}"
     return "".join(mark if mark.isprintable() else "?" for mark in text)

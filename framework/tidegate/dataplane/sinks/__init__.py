@@ -1,1 +1,1 @@
-"""Where records leave: writers that prepare at a barrier what the committer ends later."""
+"""Sinks: writers that prepare transactions at a barrier; the committer ends them later."""

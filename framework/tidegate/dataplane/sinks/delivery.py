@@ -1,12 +1,12 @@
-"""How an interval's records travel: in a transaction of their own, or plainly.
+"""The delivery of an interval's records: in their own transaction, or without a transaction.
 
-A lane hands out producers, flushes them at the barrier, and says what there is to name in the
-acknowledgement. `TransactionalDelivery` is `exactly_once`; `NonTransactionalDelivery` is
-`at_least_once` (flushed at the barrier) and `none` (not even that, but at the final one, for what
-is left in a producer goes with its process). `KafkaSinkWriter` keeps intervals in order; nothing
-here does.
+A delivery hands out producers, flushes them at the barrier, and returns the transaction for the
+acknowledgement. `TransactionalDelivery` implements `exactly_once`. `NonTransactionalDelivery`
+implements `at_least_once` and `none`. `at_least_once` is flushed at each barrier. `none` is flushed
+only at the final barrier, because unsent records are lost when the process exits. `KafkaSinkWriter`
+keeps the intervals in order; a delivery does not.
 
-`flush` and `describe` are called in an I/O thread, everything else in the mailbox thread.
+An I/O thread calls `flush` and `describe`. The mailbox thread calls everything else.
 """
 
 from __future__ import annotations
@@ -26,50 +26,57 @@ MS_PER_S: Final = 1000
 
 
 class ProducerLease(NamedTuple):
-    """A producer that takes an interval's records; `warm` says whose transaction it is."""
+    """A producer that takes an interval's records. `warm` is the pooled producer with the
+    transaction, None if there is no transaction.
+    """
 
     producer: Producer
     warm: PooledProducer | None = None
 
 
 class Delivery(Protocol):
-    """What the writer asks of a guarantee."""
+    """The operations of a guarantee that the writer needs."""
 
     def open(self) -> None:
-        """Start to make producers; the lane tells the writer when one is there."""
+        """Start to make producers. The delivery notifies the writer when a producer is ready."""
         ...
 
     def refill(self) -> None:
-        """Time to replace and to make producers."""
+        """Replace old producers and make missing ones. The writer calls this at each barrier, and
+        when transactional ids become free.
+        """
         ...
 
     def available(self) -> int:
-        """Producers for further intervals, ready or on their way."""
+        """Return the number of producers for further intervals, ready or in preparation."""
         ...
 
     def take(self) -> ProducerLease | None:
-        """A producer to begin an interval with; None while there is none."""
+        """Return a producer for a new interval; None if no producer is ready."""
         ...
 
     def closing(self, sending: ProducerLease) -> None:
-        """The interval is closed and about to be flushed."""
+        """Note that the interval is closed and is flushed next."""
         ...
 
     def unflushed(self) -> ProducerLease | None:
-        """What holds records of earlier intervals that nobody has waited for, if anything does."""
+        """Return the producer with unflushed records of earlier intervals, if there is one."""
         ...
 
     def flush(self, sending: ProducerLease, *, final: bool) -> None:
-        """Return when all of the interval is acknowledged; raise if it is not."""
+        """Return when Kafka has acknowledged all records of the interval. Raise if it does not."""
         ...
 
     def describe(self, sending: ProducerLease) -> PreparedTransaction | None:
-        """The transaction to name in the acknowledgement, checked; None if there is none."""
+        """Check the interval's transaction and return it for the acknowledgement.
+
+        Return None if the interval has no transaction.
+        """
         ...
 
 
 class TransactionalDelivery:
-    """One producer, and so one producer id and epoch, per interval."""
+    """A delivery with its own producer, and so its own producer id and epoch, for each interval."""
 
     def __init__(
         self,
@@ -90,19 +97,19 @@ class TransactionalDelivery:
         )
 
     def open(self) -> None:
-        """Warm the pool."""
+        """Start to fill the pool with initialised producers."""
         self._pool.fill()
 
     def refill(self) -> None:
-        """Use slots that became free; replace idle producers."""
+        """Use the ids that became free, and replace idle producers."""
         self._pool.fill()
 
     def available(self) -> int:
-        """Producers that are warm or warming."""
+        """Return the number of producers that are initialised or being initialised."""
         return self._pool.available()
 
     def take(self) -> ProducerLease | None:
-        """A warm producer with its transaction begun."""
+        """Return an initialised producer whose transaction has begun."""
         warm = self._pool.take()
         if warm is None:
             return None
@@ -110,22 +117,25 @@ class TransactionalDelivery:
         return ProducerLease(warm.producer, warm)
 
     def closing(self, sending: ProducerLease) -> None:
-        """The slot goes on to be flushed."""
+        """Note in the id pool that the interval is being flushed."""
         self._slots.flushing(_warm(sending).slot)
 
     def unflushed(self) -> None:
-        """Nothing: each interval is flushed."""
+        """Return nothing, because each interval is flushed."""
 
     def flush(self, sending: ProducerLease, *, final: bool) -> None:  # noqa: ARG002 - all are alike
-        """As long as the transaction may last: a checkpoint that expires meanwhile changes nothing,
-        what is prepared late is named with the next.
+        """Flush, for at most as long as the transaction may last.
+
+        A checkpoint that expires meanwhile changes nothing. A transaction that is prepared late is
+        reported with the next checkpoint.
         """
         sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
 
     def describe(self, sending: ProducerLease) -> PreparedTransaction:
-        """The broker must say Ongoing, of the same producer id and epoch as when it was made.
+        """Return the transaction if the broker reports it as Ongoing, with the same producer id and
+        epoch as after the initialisation. Raise TransactionError otherwise.
 
-        librdkafka's own state is not enough: after a fatal error its flush reports success.
+        The state in librdkafka is not sufficient: after a fatal error, its flush reports success.
         """
         warm = _warm(sending)
         facts = self._runtime.transactions.describe(warm.transactional_id)
@@ -151,7 +161,9 @@ class TransactionalDelivery:
 
 
 class NonTransactionalDelivery:
-    """One idempotent producer for all intervals; nothing is named, nothing is ever undone."""
+    """A delivery with one idempotent producer for all intervals. It reports no transactions, and
+    its records are never rolled back.
+    """
 
     def __init__(
         self,
@@ -166,40 +178,42 @@ class NonTransactionalDelivery:
         self._producer: Producer | None = None
 
     def open(self) -> None:
-        """Make the producer."""
+        """Start to make the producer."""
         self._runtime.run_io(self._make)
 
     def refill(self) -> None:
-        """Notice failed deliveries also while nothing is written, unless a flush does."""
+        """Notice failed deliveries even if nothing is written, unless a flush notices them."""
         if self._producer is not None and not (self._flushes or self._final):
             self._producer.send("", (), None)
 
     def available(self) -> int:
-        """Any interval may use the one producer; what is written before it is there waits."""
+        """Return a large number: every interval may use the one producer. Records that are written
+        before the producer exists wait for it.
+        """
         return 1 << 30
 
     def take(self) -> ProducerLease | None:
-        """The producer, once it is made."""
+        """Return the producer, once it exists."""
         return None if self._producer is None else ProducerLease(self._producer)
 
     def closing(self, sending: ProducerLease) -> None:
-        """Nothing to note."""
+        """Do nothing: this delivery has no state of an interval."""
 
     def unflushed(self) -> ProducerLease | None:
-        """The producer, where intervals are not flushed."""
+        """Return the producer if intervals are not flushed."""
         return None if self._flushes else self.take()
 
     def flush(self, sending: ProducerLease, *, final: bool) -> None:
-        """For `at_least_once`, and at the end."""
+        """Flush for `at_least_once`, and at the final barrier."""
         self._final = final
         if self._flushes or final:
             sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
 
     def describe(self, sending: ProducerLease) -> None:
-        """Nothing to name."""
+        """Return nothing, because there is no transaction."""
 
     def _make(self) -> None:
-        """In an I/O thread."""
+        """Make the producer, in an I/O thread."""
         producer = self._runtime.drivers.producer(self._settings, None, 0)
         self._runtime.post(lambda: self._ready(producer))
 

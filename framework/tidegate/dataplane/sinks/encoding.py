@@ -1,8 +1,8 @@
-"""From a batch of values to what a producer sends: columns of keys and values as bytes.
+"""The encoding of a batch for a producer: columns of keys and values as bytes.
 
-The loops are `list.extend` over `map`, so that no Python code runs per record but the user's
-`key_by` and the format's own; where one raises, the list's length names the record. Called by
-`sinks/kafka.py` in the mailbox thread.
+The loops are `list.extend` over `map`. Per record, the only Python code is the user's `key_by` and
+the code of the format. If one of these raises, the length of the list identifies the record.
+`sinks/kafka.py` calls this module in the mailbox thread.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from tidegate.ids import Uid
 from tidegate.stream_elements import RecordBatch
 
 RECORD_OVERHEAD_BYTES: Final = 100
-"""What a buffered record costs beside its bytes: two objects and their places in lists."""
+"""Bytes that a buffered record takes in addition to its content: two objects and their list
+entries.
+"""
 
 SMALL_BYTES: Final = 100
-"""More than the format adds to key and value of a record without headers."""
+"""Bytes: more than Kafka's record format adds to the key and value of a record without headers."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 @dataclass(slots=True)
 class Encoded:
-    """A batch as bytes. `extras` is None where no record has headers or a timestamp."""
+    """A batch as bytes. `extras` holds headers and timestamps; None if no record has any."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
@@ -42,7 +44,9 @@ class Encoded:
         return len(self.values)
 
     def size(self) -> int:
-        """Bytes in memory, roughly; costs a loop, so it is asked only of what is buffered."""
+        """Return the approximate size in memory, in bytes. This takes a loop, so only batches that
+        are buffered are measured.
+        """
         return (
             len(self.values) * RECORD_OVERHEAD_BYTES
             + sum(map(len, filter(None, self.values)))
@@ -51,10 +55,10 @@ class Encoded:
 
 
 class BatchEncoder:
-    """Encodes for one sink. UserCodeError names the sink and the source record of a failure.
+    """The encoder of one sink. A UserCodeError names the sink and the source record of a failure.
 
-    Keys, and the values of records in full, are checked here; other values where they leave their
-    step (`operators/checking.py`).
+    The encoder checks keys, and the values of full records (`ProducerRecord`). Other values are
+    checked where they leave their step (`operators/checking.py`).
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class BatchEncoder:
         refusals: Refusals | None = None,
         bytes_max: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """`bytes_max` is the limit of a record, looked at where `refusals` has a policy for it."""
+        """Create the encoder. `bytes_max` limits the size of a record; it is checked only if
+        `refusals` has a policy for such records.
+        """
         self._sink, self._uid, self._bytes_max = sink, uid, bytes_max
         self._refusals = Refusals(uid) if refusals is None else refusals
         self._encode_value = _encoder(sink.value)
@@ -73,9 +79,9 @@ class BatchEncoder:
         self._key_check = None if sink.key is None else class_check(_or_absent(sink, sink.key))
 
     def encode(self, batch: RecordBatch) -> Encoded:
-        """Keys and values as bytes, without the records that the sink's policy refuses.
+        """Return keys and values as bytes, without the records that the sink's policy refuses.
 
-        Without `key_by` the records' own keys are kept where the batch carries them.
+        Without `key_by`, records keep their own keys if the batch carries them.
         """
         if not self._refusals.tolerant:
             return self._encoded(batch)
@@ -86,7 +92,7 @@ class BatchEncoder:
         return self._encoded(self.encodable(batch)) if self._may_be_too_large(encoded) else encoded
 
     def encodable(self, batch: RecordBatch) -> RecordBatch:
-        """The batch without the records that cannot be written, which are refused."""
+        """Return the batch without the records that cannot be written, and refuse these records."""
         refused = set()
         for index in range(len(batch)):
             one = slice_batch(batch, index, index + 1)
@@ -182,14 +188,14 @@ class BatchEncoder:
 
 
 def _record_bytes(encoded: Encoded) -> int:
-    """Of the one record that was encoded."""
+    """Return the size in bytes of the only record that was encoded."""
     key = None if encoded.keys is None else encoded.keys[0]
     headers = () if encoded.extras is None else encoded.extras[0][0]
     return record_bytes(key, encoded.values[0], headers)
 
 
 def _or_absent(sink: KafkaSink[Any], of: Format[Any]) -> object:
-    """The type of keys or values; in records in full they may be None."""
+    """Return the type of keys or values. In full records they may also be None."""
     declared: Any = of.of
     return declared | None if sink.full_record else declared
 
@@ -203,13 +209,15 @@ def _encoder(of: Format[Any]) -> Callable[[Any], bytes]:
 
 
 def _only_bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):  # `bytes` itself would make five zeros of the number 5
+    if isinstance(value, bytes):  # `bytes(5)` would give five zero bytes
         return value
     raise TypeError(f"Raw() takes bytes, not {type(value).__name__}")
 
 
 def _text_or_bytes(keys: list[Any]) -> Callable[[Any], bytes]:
-    """How keys without a format become bytes, without a Python call per key where all are text."""
+    """Return the encoder of keys without a format. It makes no Python call per key if all keys are
+    text.
+    """
     return str.encode if set(map(type, keys)) == {str} else _plain_key
 
 

@@ -1,17 +1,18 @@
-"""Which transaction slot of a sink subtask is free, warm, in use, prepared or ended: a pure table.
+"""A pure table of the states of a sink subtask's transactional ids, from free to ended.
 
-A slot is the last part of a transactional id. `pool.py` and `kafka.py` carry out what it allows, in
-the mailbox thread; it does no I/O itself.
+An id is named by its index, the last part of the transactional id, which the code calls `slot`.
+`pool.py` and `kafka.py` do the work that the table allows, in the mailbox thread. The table itself
+does no I/O.
 
-Theory of operation. A slot is initialised (WARMING), waits with its producer (WARM), takes an
-interval's records (CURRENT), is flushed at the barrier (FLUSHING) and then holds a transaction that
-only the transaction committer may end (PREPARED). Being told that it was ended takes it out of
-acknowledgements (ENDED). Only being told that the journal names it no more makes it FREE:
-initialising its id moves the epoch, and a recovery that still finds the transaction named would
-take it for lost.
+Theory of operation. An id is initialised (WARMING), waits with its producer (WARM), takes the
+records of an interval (CURRENT) and is flushed at the barrier (FLUSHING). It then holds a
+transaction that only the transaction committer may end (PREPARED). A report that the transaction
+has ended removes it from acknowledgements (ENDED). Only a report that the journal no longer lists
+the transaction makes the id FREE. An earlier initialisation of the id would increase its epoch. A
+recovery that still finds the transaction in the journal would then treat it as lost.
 
-Invariants: `transactions` is exactly what was prepared and not told ended; between PREPARED and
-FREE nothing makes a slot available for a new producer.
+Invariants: `transactions` returns exactly the transactions that were prepared and not reported as
+ended. Between PREPARED and FREE, an id is not available for a new producer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tidegate.protocol.snapshots import PreparedTransaction
 
 
 class IdState(enum.Enum):
-    """Where a transaction slot is in its circle."""
+    """The state of a transactional id in its cycle."""
 
     FREE = "free"
     WARMING = "warming"
@@ -52,7 +53,7 @@ _MOVES: Final = frozenset(
 
 
 class TransactionalIdPool:
-    """The slots 0 to `count`-1 of one sink subtask in one attempt."""
+    """The transactional ids with indexes 0 to `count` - 1 of one sink subtask in one attempt."""
 
     def __init__(self, count: int) -> None:
         check(count > 0, "a sink has at least one transaction slot")
@@ -61,15 +62,17 @@ class TransactionalIdPool:
         self._prepared: dict[int, tuple[CheckpointId, PreparedTransaction]] = {}
 
     def state(self, slot: int) -> IdState:
-        """Where `slot` is."""
+        """Return the state of an id."""
         return self._states[slot]
 
     def count(self, *states: IdState) -> int:
-        """Number of slots in any of these states."""
+        """Return the number of ids in any of these states."""
         return sum(state in states for state in self._states)
 
     def take_free(self) -> int | None:
-        """A slot to initialise a producer in, longest free first; None if all are in use."""
+        """Return the id that has been free longest, to initialise a producer; None if all are in
+        use.
+        """
         if not self._free:
             return None
         slot = self._free.popleft()
@@ -77,37 +80,41 @@ class TransactionalIdPool:
         return slot
 
     def warmed(self, slot: int) -> None:
-        """Its producer is initialised."""
+        """Note that the id's producer is initialised."""
         self._move(slot, IdState.WARM)
 
     def reinitialise(self, slot: int) -> None:
-        """Its producer has been idle for too long, and a new one replaces it."""
+        """Note that a new producer replaces the id's producer, which has been idle for too long."""
         self._move(slot, IdState.WARMING)
 
     def taken(self, slot: int) -> None:
-        """Its producer takes records from now on."""
+        """Note that the id's producer takes records from now on."""
         self._move(slot, IdState.CURRENT)
 
     def flushing(self, slot: int) -> None:
-        """Its interval is closed."""
+        """Note that the id's interval is closed."""
         self._move(slot, IdState.FLUSHING)
 
     def prepared(
         self, slot: int, checkpoint: CheckpointId, transaction: PreparedTransaction
     ) -> None:
-        """Flushed and described as Ongoing: from now on in every acknowledgement until `ended`."""
+        """Note that the id's transaction is flushed and described as Ongoing.
+
+        Every acknowledgement contains the transaction from now on, until `ended`.
+        """
         self._move(slot, IdState.PREPARED)
         self._prepared[slot] = (checkpoint, transaction)
 
     def transactions(self) -> tuple[PreparedTransaction, ...]:
-        """What was prepared and not told ended, in the order in which it was prepared."""
+        """Return the transactions that are prepared and not reported as ended, oldest first."""
         return tuple(transaction for _, transaction in self._prepared.values())
 
     def ended(self, slot: int, by: CheckpointId | None = None) -> None:
-        """The broker has ended the slot's transaction, after checkpoint `by` named it.
+        """Note that the broker has ended the id's transaction, which checkpoint `by` listed.
 
-        Told twice, it changes nothing; told late, of the slot's transaction before, it must not
-        take the present one out of acknowledgements, so one prepared after `by` stays.
+        A repeated report changes nothing. A late report concerns an earlier transaction of the id.
+        It must not remove the present transaction from acknowledgements, so a transaction prepared
+        after `by` stays.
         """
         if self._states[slot] is not IdState.PREPARED:
             return
@@ -118,9 +125,10 @@ class TransactionalIdPool:
         self._move(slot, IdState.ENDED)
 
     def freed(self, slot: int) -> None:
-        """The journal does not name the slot's transaction any more: its id may be used again.
+        """Note that the journal no longer lists the id's transaction. The id may be used again.
 
-        Ignored for a slot that is not ENDED: told twice or late, it is about a transaction before.
+        The report is ignored for an id that is not ENDED. It is then repeated or late and concerns
+        an earlier transaction.
         """
         if self._states[slot] is not IdState.ENDED:
             return

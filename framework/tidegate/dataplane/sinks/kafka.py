@@ -1,21 +1,21 @@
-"""The Kafka sink of one subtask: records in, one transaction per interval, prepared at the barrier.
+"""The Kafka sink of one subtask: one transaction per interval, prepared at the barrier.
 
-`task.py` calls it in the mailbox thread only; what blocks runs in I/O threads and posts. It
-prepares and never commits: ending a transaction is the transaction committer's, after the
-publication.
+Only `task.py` calls the sink, in the mailbox thread. Blocking calls run in I/O threads and post
+their outcome. The sink prepares transactions and never commits them. The transaction committer ends
+a transaction after the publication.
 
-What stands between two barriers is an *interval*. Intervals form a queue, and two rules make it:
-nothing of an interval is sent before the flush of the one before has returned (else records of one
-partition could land in the wrong order), and each interval that sends anything does so with a
-producer of its own. What cannot be sent yet is kept encoded, within a limit; beyond it the sink is
-not writable. A barrier closes the last interval at once, so barriers never wait in front of the
-sink.
+The records between two barriers are an *interval*. Intervals form a queue, which follows two rules.
+No record of an interval is sent before the flush of the previous interval has returned, because
+otherwise records of one partition could land in the wrong order. With `exactly_once`, each interval
+that sends records uses its own producer. Records that cannot be sent yet are kept encoded, up to a
+limit. When the limit is reached, the sink is not writable. A barrier closes the last interval at
+once, so a barrier never waits in front of the sink.
 
     open -> closed -> (all sent, handed to an I/O thread) -> flushed -> described -> reported
 
-Invariant: what `prepare` reports for a checkpoint is every transaction that this subtask has
-prepared up to that barrier and not been told is ended; never one that holds a record from behind
-the barrier.
+Invariant: for a checkpoint, `prepare` reports every transaction that this subtask has prepared up
+to the barrier and that was not yet reported as ended. It never reports a transaction that holds a
+record from behind the barrier.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ from tidegate.stream_elements import RecordBatch
 
 BUFFERED_RECORDS_MAX: Final = 65_536
 BUFFERED_BYTES_MAX: Final = 16 << 20
-"""Limits of what waits for a flush or a producer: a tenth of a second of a fast pipeline, which is
-what a flush takes at load, and a twelfth of a slot's memory."""
+"""Limits of the records and bytes that wait for a flush or a producer. The records are 0.1 s of a
+fast pipeline, as long as a flush takes under load. The bytes are a twelfth of a slot's memory.
+"""
 
 Done = Callable[[tuple[PreparedTransaction, ...]], None]
 
 
 @dataclass(slots=True)
 class _BarrierInterval:
-    """What lies between two barriers, as far as it is not handed over yet."""
+    """The part between two barriers that is not yet handed to an I/O thread."""
 
     sending: ProducerLease | None = None
     waiting: deque[tuple[Encoded, int]] = field(default_factory=deque)
-    """Batches that wait for a flush or a producer, with their bytes."""
+    """Batches that wait for a flush or a producer, each with its size in bytes."""
     checkpoint: CheckpointId | None = None
-    """Set when a barrier has closed it."""
+    """The checkpoint whose barrier has closed the interval. None while the interval is open."""
     done: Done | None = None
     final: bool = False
 
@@ -76,10 +77,10 @@ class _PreparingInterval:
 
 
 class KafkaSinkWriter:
-    """Writes one sink in one subtask. `prepare` answers, in order, through the mailbox.
+    """The writer of one sink in one subtask. `prepare` answers through the mailbox, in order.
 
-    It is never closed, but dropped with its process: what is prepared stays open for the
-    transaction committer, and the rest is fenced.
+    The writer is never closed, but ends with its process. Prepared transactions then stay open for
+    the transaction committer, and the others are fenced.
     """
 
     def __init__(
@@ -126,12 +127,15 @@ class KafkaSinkWriter:
         self._buffered_records = self._buffered_bytes = self._sent = 0
 
     def open(self) -> None:
-        """Start to make producers; returns at once."""
+        """Start to make producers, and return at once."""
         self._lane.open()
 
     def writable(self) -> bool:
-        """Whether `write` may be called: what must wait is within its limit, and what waits is
-        sure of a producer. Without one nothing waits here, so barriers find nothing to prepare.
+        """Return whether `write` may be called.
+
+        The waiting records must be within their limits, and the interval must have a producer or be
+        certain to get one. Without a producer no records wait here, so a barrier finds nothing to
+        prepare.
         """
         if (
             self._buffered_records >= BUFFERED_RECORDS_MAX
@@ -147,9 +151,10 @@ class KafkaSinkWriter:
         return self._lane.available() > promised
 
     def write(self, batch: RecordBatch) -> None:
-        """Encode and send, or keep for later.
+        """Encode the records and send them, or keep them for later.
 
-        UserCodeError where a value cannot be encoded, TransactionError where Kafka refuses.
+        Raise UserCodeError if a value cannot be encoded, and TransactionError if Kafka refuses a
+        record.
         """
         if not batch.values:
             return
@@ -168,11 +173,12 @@ class KafkaSinkWriter:
         self._send_pending()
 
     def prepare(self, checkpoint: CheckpointId, done: Done, *, final: bool = False) -> None:
-        """A barrier: close the interval, and call `done` in the mailbox when all before is flushed;
-        where the guarantee waits for nothing, when it is the `final` one.
+        """Close the interval at a barrier, and call `done` in the mailbox when its records are
+        flushed.
 
-        `done` gets every prepared transaction that is not told ended, oldest first. A failure ends
-        the attempt instead.
+        If the guarantee waits for no flush (`none`), only a `final` barrier waits. `done` gets
+        every prepared transaction that was not reported as ended, oldest first. If the flush or the
+        check fails, the attempt ends and `done` is not called.
         """
         last = self._intervals[-1]
         last.checkpoint, last.done, last.final = checkpoint, done, final
@@ -181,27 +187,30 @@ class KafkaSinkWriter:
         self._send_pending()
 
     def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
-        """The broker has committed these (ids of other sinks are ignored); `checkpoint` named them.
+        """Note that the broker has committed these transactions, which `checkpoint` listed.
 
-        They are carried in acknowledgements no more; their slots are not free yet.
+        Ids of other sinks are ignored. Acknowledgements no longer contain the transactions. Their
+        ids are not free yet.
         """
         for name in ids:
             if name in self._ids:
                 self._slots.ended(self._ids[name], checkpoint)
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:
-        """The journal does not name these any more: their ids may be used again."""
+        """Note that the journal no longer lists these transactions. Their ids may be used again."""
         for name in ids:
             if name in self._ids:
                 self._slots.freed(self._ids[name])
         self._lane.refill()
 
     def sent(self) -> int:
-        """Records handed to producers since the start."""
+        """Return the number of records handed to producers since the start."""
         return self._sent
 
     def _send_pending(self) -> None:
-        """Send what may be sent, close what is all sent, as far as flushes and producers allow."""
+        """Send waiting records and close fully sent intervals, as far as flushes and producers
+        allow.
+        """
         while not self._flushing:
             first = self._intervals[0]
             if first.waiting:
@@ -236,7 +245,7 @@ class KafkaSinkWriter:
             encoded.values, keys, encoded.extras, strict=True
         ):
             producer.send_one(self._topic, value, key, headers, timestamp_ms)
-        producer.send(self._topic, (), None)  # serves failed deliveries
+        producer.send(self._topic, (), None)  # notices failed deliveries
 
     def _close(
         self, sending: ProducerLease | None, checkpoint: CheckpointId, done: Done, *, final: bool
@@ -248,11 +257,12 @@ class KafkaSinkWriter:
             return
         self._flushing = True
         self._lane.closing(sending)
-        # The I/O thread's action holds the last reference to the producer: it is dropped there.
+        # The action in the I/O thread holds the last reference to the producer, so the producer is
+        # dropped in that thread.
         self._runtime.run_io(partial(self._prepare, sending, closing, final=final))
 
     def _prepare(self, sending: ProducerLease, closing: _PreparingInterval, *, final: bool) -> None:
-        """In an I/O thread: flush, then check; each lets the mailbox go on."""
+        """Flush, then check, in an I/O thread. After each of both, the mailbox thread continues."""
         self._lane.flush(sending, final=final)
         self._runtime.post(self._flushed)
         transaction = self._lane.describe(sending)
@@ -271,8 +281,9 @@ class KafkaSinkWriter:
     def _report(self) -> None:
         """Answer the closed intervals in order.
 
-        A later one may be described first; its transaction must not get into the acknowledgement of
-        an earlier checkpoint, which would commit what sources then read again.
+        A later interval may be described first. Its transaction must not get into the
+        acknowledgement of an earlier checkpoint. That checkpoint would commit records that the
+        sources read again after a restore from it.
         """
         while self._closing and self._closing[0].complete:
             closing = self._closing.popleft()

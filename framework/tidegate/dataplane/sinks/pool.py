@@ -1,9 +1,9 @@
-"""Producers that are initialised before they are needed: initialisation takes 0.06 s or longer.
+"""Producers that are initialised before they are needed, because that takes 0.06 s or longer.
 
-`KafkaSinkWriter` takes one producer per transaction from here, in the mailbox thread; producers are
-made in I/O threads, which post them. Each has its transactional id to itself and is never handed
-out twice. Its identity (producer id and epoch) is what the coordinator says right after
-initialisation: the pre-commit check compares with that.
+`KafkaSinkWriter` takes one producer per transaction from the pool, in the mailbox thread. I/O
+threads make the producers and post them. Each producer has its own transactional id and is never
+handed out twice. The identity of a producer is the producer id and epoch that the coordinator
+reports directly after the initialisation. The pre-commit check compares with this identity.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import Producer, TransactionDescription, TransactionState
 
 IDLE_MAX_S: Final = 86_400.0
-"""A day. The broker forgets an idle id after 7 days, and a producer id's sequence after one."""
+"""Seconds after which an idle producer is replaced: a day. The broker forgets an idle transactional
+id after 7 days, and the sequence of a producer id after one day.
+"""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class PooledProducer:
-    """An initialised producer, its id and what the coordinator calls it."""
+    """An initialised producer, its transactional id and its identity at the coordinator."""
 
     slot: int
     transactional_id: TransactionalId
@@ -34,10 +36,10 @@ class PooledProducer:
     producer_id: int
     epoch: int
     made_at: float
-    """Monotonic seconds."""
+    """Monotonic time of the initialisation, in seconds."""
 
     def matches(self, facts: TransactionDescription | None) -> bool:
-        """Whether the coordinator still speaks of this very producer."""
+        """Return whether the coordinator still describes this same producer."""
         return facts is not None and (facts.producer_id, facts.epoch) == (
             self.producer_id,
             self.epoch,
@@ -45,9 +47,9 @@ class PooledProducer:
 
 
 class ProducerPool:
-    """Keeps `runtime.warm_producers` producers initialised, as far as slots are free.
+    """A pool that keeps `runtime.warm_producers` producers initialised, as far as ids are free.
 
-    `on_ready` is called in the mailbox thread whenever one has become available.
+    The pool calls `on_ready` in the mailbox thread whenever a producer becomes available.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class ProducerPool:
         self._warm: deque[PooledProducer] = deque()
 
     def fill(self) -> None:
-        """Start to initialise what is missing; replace what has been idle for a day."""
+        """Start to initialise missing producers. Replace those that have been idle for a day."""
         oldest_s = self._runtime.drivers.clock.monotonic() - IDLE_MAX_S
         while self._warm and self._warm[0].made_at < oldest_s:
             slot = self._warm.popleft().slot
@@ -76,11 +78,13 @@ class ProducerPool:
             self._initialise(free)
 
     def available(self) -> int:
-        """Producers that are ready or on their way."""
+        """Return the number of producers that are ready or in preparation."""
         return self._slots.count(IdState.WARM, IdState.WARMING)
 
     def take(self) -> PooledProducer | None:
-        """The producer that has waited longest; None while there is none. Another is made."""
+        """Return the producer that has waited longest, None if none is ready. Start to make
+        another.
+        """
         self.fill()
         if not self._warm:
             return None
@@ -93,7 +97,7 @@ class ProducerPool:
         self._runtime.run_io(partial(self._warm_up, slot))
 
     def _warm_up(self, slot: int) -> None:
-        """In an I/O thread."""
+        """Initialise a producer and read its identity, in an I/O thread."""
         name = self._id_of(slot)
         producer = self._make(name)
         facts = self._runtime.transactions.describe(name)

@@ -1,1 +1,1 @@
-"""Where records enter: splits are read in order, and offsets are part of the snapshot."""
+"""Sources: splits are read in order, and their offsets are part of the snapshot."""

@@ -1,12 +1,12 @@
-"""From messages of one partition to a batch of values, and what becomes of those that cannot be.
+"""The decoding of messages of one partition into a batch of values, and the policy for bad records.
 
-The loop over a batch is `list.extend` over `map`: no Python code per record but the format's own.
-Where a decoder raises, the list holds what came before, so its length names the culprit without a
-counter that every record would pay for; the source's policy decides, and the loop goes on behind
-it.
+The loop over a batch is `list.extend` over `map`, so no Python code runs per record except that of
+the format. If a decoder raises, the list holds the values before the error. Its length identifies
+the failing record, without a counter that would cost time for every record. The source's policy
+handles this record, and the loop continues after it.
 
-Called by `sources/kafka.py` in the mailbox thread. It knows neither offsets of splits nor
-checkpoints.
+`sources/kafka.py` calls this module in the mailbox thread. It does not know the offsets of splits
+or checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from tidegate.ports.kafka import RawRecord
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
 REASON_LENGTH_MAX: Final = 1000
-"""Characters of a decoder's text that go into an error or a header; some quote the whole record."""
+"""Number of characters of a decoder's text in an error or header. Some texts quote the whole
+record.
+"""
 NO_TIMESTAMP: Final = -1
 
 Decode = Callable[[Any], Any]
@@ -44,7 +46,7 @@ class _MissingPartError(ValueError):
 
 
 class BatchDecoder:
-    """Decodes the messages of one source; `dead_letters` collects until it is taken."""
+    """The decoder of one source's messages. `dead_letters` grows until it is taken."""
 
     def __init__(
         self,
@@ -63,7 +65,9 @@ class BatchDecoder:
         self.dead_letters: list[RecordBatch] = []
 
     def decode(self, origin: TopicPartition, messages: Sequence[RawRecord]) -> RecordBatch:
-        """A batch of what can be decoded; BadRecordError where the policy is to fail."""
+        """Return a batch of the messages that can be decoded. Raise BadRecordError under the policy
+        "fail".
+        """
         values: list[Any] = []
         bad: list[int] = []
         decoded = self._decoder_for(origin, messages[0])
@@ -75,7 +79,7 @@ class BatchDecoder:
                 break
             except Exception as error:
                 if refused_resource(error) is not None:
-                    raise  # about the process, and so the attempt: the record may be good
+                    raise  # a problem of the process, not of the record
                 index = len(values) + len(bad)
                 self._apply_policy(origin, messages[index], error)
                 bad.append(index)
@@ -96,7 +100,7 @@ class BatchDecoder:
     ) -> Callable[[Sequence[RawRecord]], Any]:
         if self._source.full_record:
             return self._full_records(origin)
-        # The method of the type rather than of each object: `map` then stays inside the
+        # The method of the type is used and not that of each object, so that `map` stays inside the
         # interpreter.
         decode, value = self._decode_value, type(sample).value
         if isinstance(self._source.value, Raw):
@@ -131,7 +135,7 @@ class BatchDecoder:
         return lambda messages: map(record, messages)
 
     def _apply_policy(self, origin: TopicPartition, message: RawRecord, error: Exception) -> None:
-        """Apply the policy to one record; raises unless it is to go on without it."""
+        """Apply the policy to one record. Raise BadRecordError if the policy is to fail."""
         reason = self._reason(message, error)
         policy = self._source.on_bad_record
         if policy == "skip":
@@ -187,13 +191,18 @@ _NO_KEY: Final = "it has no key; KafkaSource.records without key= lets those thr
 
 
 def _all_bytes(values: list[Any], decode: Decode) -> Iterable[Any]:
-    """Bytes need no decoding, only a look whether a tombstone is among them."""
+    """Return bytes as they are, without decoding. Call the decoder if there is a tombstone among
+    them.
+    """
     return values if set(map(type, values)) == {bytes} else map(decode, values)
 
 
 def _offsets(messages: Sequence[RawRecord]) -> Sequence[int]:
-    """Offsets of a partition only grow: where the first and the last are as far apart as there are
-    messages, nobody needs to be asked in between. Control records and compaction leave gaps.
+    """Return the offsets of messages of one partition.
+
+    Offsets of a partition only grow. If the first and the last offset are as far apart as there are
+    messages, there is no gap, and the offsets between them need not be read. Control records and
+    compaction leave gaps.
     """
     if not messages:
         return ()
@@ -204,6 +213,6 @@ def _offsets(messages: Sequence[RawRecord]) -> Sequence[int]:
 
 
 def timestamp_ms(message: RawRecord) -> int:
-    """Kafka's timestamp of a record; NO_TIMESTAMP where it has none."""
+    """Return Kafka's timestamp of a record, in ms; NO_TIMESTAMP if the record has no timestamp."""
     kind, time_ms = message.timestamp()
     return time_ms if kind else NO_TIMESTAMP

@@ -1,15 +1,15 @@
-"""The Kafka source of one subtask: splits in, batches out, positions in the snapshot.
+"""The Kafka source of one subtask: it reads splits into batches, and its positions into snapshots.
 
-`task.SourceTask` drives it in the mailbox thread. Which splits it reads, and from where, is
-JobMaster's decision, taken before: every offset that comes in is a number. It never moves an offset
-back or forward by itself, and commits to a consumer group only so that lag monitors have something
-to see.
+`task.SourceTask` drives the source in the mailbox thread. The JobMaster has decided before which
+splits the source reads and where they start, so every start offset is a number. The source never
+moves an offset back or forward by itself. It commits to a consumer group only so that lag monitors
+show its progress.
 
-Invariant: `snapshot` names, for each split, the offset after the last record that `poll` has
-returned (or refused by the source's policy), or behind the markers and aborted records that
-followed it; so a barrier that is injected when all of that was emitted cuts exactly there. An idle
-partition whose position stayed in front of a marker would lose it to retention, and a restart would
-be refused for records that never were.
+Invariant: for each split, `snapshot` states the offset after the last record that `poll` has
+returned, or that the source's policy has refused. If markers and aborted records follow, it states
+the offset after those. A barrier that is injected after all these records were emitted therefore
+separates exactly there. The offset must not stay in front of a marker: on an idle partition, the
+retention may delete the marker. A restart would then be refused for records that never existed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from tidegate.protocol.snapshots import SourceSplit
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
 BATCH_RECORDS: Final = 250
-"""Records of one poll, for each subtask that they may go to (a part has fixed costs, too).
+"""Number of records of one poll, for each subtask that may get a part. Each part has fixed costs.
 
-A small record is about a kilobyte on its way, as message, value, result and bytes: so many stay in
-a core's second-level cache from one column of the batch to the next. With 1000 a running total cost
-the slot a tenth more CPU, decoding in it a third more; below 200 the fixed costs show.
+A small record takes about a kilobyte while it is processed, as message, value, result and bytes. So
+many records stay in a core's second-level cache from one column of the batch to the next. With
+1000, a running total cost the slot a tenth more CPU, and the decoding in it a third more. Below
+200, the fixed costs become noticeable.
 """
 
 BATCH_RECORDS_MAX: Final = 1000
-"""Records of one poll, however many subtasks there are: about 2 ms of work for cheap steps, and no
-barrier waits for longer than that."""
+"""Maximum number of records of one poll, for any number of subtasks. With cheap steps this takes
+about 2 ms, and no barrier waits longer than that.
+"""
 
 
 class KafkaSourceReader:
-    """Reads the splits of one source in one subtask.
+    """The reader of the splits of one source in one subtask.
 
-    With `keep_keys` batches carry the records' own keys, as bytes, beside their values. `receivers`
-    are the subtasks among which the next exchange splits a batch.
+    With `keep_keys`, batches carry the records' own keys, as bytes, in addition to their values.
+    `receivers` is the number of subtasks among which the next exchange splits a batch.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class KafkaSourceReader:
         self._poll_records = max(1, round(self._poll_records * share))
 
     def open(self, splits: Sequence[SourceSplit]) -> None:
-        """Start to read; once. Splits that are at their end already are not asked for."""
+        """Start to read; call this once. Splits that are already at their end are not read."""
         check(self._reader is None, "a source is opened once")
         self._splits = {split.origin: split for split in splits}
         check(len(self._splits) == len(splits), "a partition is assigned to a subtask twice")
@@ -102,16 +104,18 @@ class KafkaSourceReader:
         )
 
     def poll(self, timeout_s: float) -> list[RecordBatch]:
-        """What one poll brings, a batch per run of one partition, waiting for the first record.
+        """Return the records of one poll, as a batch per run of one partition. Wait for the first
+        record, at most `timeout_s`.
 
-        Raises KafkaError, and BadRecordError for a record that the policy does not let pass.
+        Raise KafkaError if the reader fails, and BadRecordError for a record that the policy does
+        not let pass.
         """
         if not self._unfinished:
             return []
         batches = []
         for run in self._open_reader().poll(self._poll_records, timeout_s):
             if run.origin not in self._unfinished:
-                continue  # was fetched before its partition was paused
+                continue  # it was fetched before its partition was paused
             messages = self._within_split(run)
             if messages:
                 self._last_message = messages[-1]
@@ -121,23 +125,28 @@ class KafkaSourceReader:
         return batches
 
     def take_dead_letters(self) -> list[RecordBatch]:
-        """What the last polls refused: batches of ProducerRecord with raw bytes and provenance."""
+        """Return the records that the last polls refused: batches of ProducerRecord with raw bytes
+        and provenance.
+        """
         letters, self._decoder.dead_letters = self._decoder.dead_letters, []
         return letters
 
     def last_timestamp_ms(self) -> int:
-        """Kafka's timestamp of the last record that was read; -1 where it has none."""
+        """Return Kafka's timestamp of the last record that was read, in ms; -1 if it has no
+        timestamp.
+        """
         return NO_TIMESTAMP if self._last_message is None else timestamp_ms(self._last_message)
 
     def finished(self) -> bool:
-        """Whether all splits have reached their ends, by position: a transaction's marker or
-        aborted records at the tail are no records. A subtask without splits is finished from the
-        start.
+        """Return whether all splits have reached their ends.
+
+        The position decides this, because a transaction's marker or aborted records at the tail are
+        not records. A subtask without splits is finished from the start.
         """
         return not self._unfinished
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
-        """Each split with the next offset to read."""
+        """Return each split with the next offset to read."""
         self._ask_for_positions()
         return tuple(
             SourceSplit(
@@ -153,8 +162,10 @@ class KafkaSourceReader:
         )
 
     def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None:
-        """Tell the consumer group how far a completed checkpoint is, and which one it is; never
-        waits, may fail quietly.
+        """Commit the positions of a completed checkpoint to the consumer group, with the
+        checkpoint's id.
+
+        The call never waits. It may fail without an error.
         """
         self._open_reader().commit(
             {split.origin: split.offset for split in splits},
@@ -162,8 +173,8 @@ class KafkaSourceReader:
         )
 
     def lag(self) -> int | None:
-        """Records up to the newest known ends (control records included); None while they are
-        not.
+        """Return the number of records up to the newest known ends, including control records.
+        Return None while the ends are not known.
         """
         reader, unfinished = self._reader, self._unfinished
         if reader is None:
@@ -176,7 +187,7 @@ class KafkaSourceReader:
         )
 
     def connection_error(self) -> str:
-        """Why the source cannot read, as a sentence that names it; empty if it can."""
+        """Return why the source cannot read, as a sentence that names it; empty if it can."""
         error = "" if self._reader is None else self._reader.connection_error()
         return f"Source {self._uid!r} cannot read: {error}" if error else ""
 
@@ -187,8 +198,9 @@ class KafkaSourceReader:
             reader.close()
 
     def _ask_for_positions(self) -> None:
-        """Leader epochs, and positions behind what is no record. A split with an end hears of the
-        latter as runs.
+        """Update the leader epochs, and move the positions past control and aborted records.
+
+        For a split with an end, the runs that `poll` returns move the position.
         """
         for origin, position in self._open_reader().positions().items():
             if position.leader_epoch >= 0:
@@ -197,7 +209,7 @@ class KafkaSourceReader:
                 self._next[origin] = max(self._next[origin], position.offset)
 
     def _within_split(self, run: PartitionBatch) -> Sequence[RawRecord]:
-        """The run's messages before the split's end; takes note of the position."""
+        """Return the run's messages before the split's end, and store the position."""
         origin, messages, position = run
         end = self._splits[origin].end_offset
         if end is None or position < end:

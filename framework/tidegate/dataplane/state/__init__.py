@@ -1,1 +1,1 @@
-"""Keyed state: cells, the write-back cache, and the backends behind one contract."""
+"""Keyed state: cells, the write-back cache, and the store backends behind one interface."""

@@ -1,28 +1,27 @@
 """`KeyedStateBackend`: the state of one keyed step in one subtask, a write-back cache in front of
 its store.
 
-The operator's loop asks for the rows of a batch's keys at once (`rows`): one look-up a record, in
-C, and one read of the store for what is not cached. Nothing is written before a flush, which
-comes with each checkpoint: then the cells that were handed out since the last one are asked what
-changed, and all of it goes into the store.
+The operator's loop requests the rows of all keys of a batch at once (`rows`). This costs one lookup
+per record, in C, and one read of the store for rows that are not cached. Nothing is written before
+a flush, which comes with each checkpoint. The flush checks the cells that were given out since the
+last flush, and writes their changes into the store.
 
-A snapshot does that piece by piece, between batches, so that a barrier holds up the records behind
-it for milliseconds only, however much has changed (`pending_rows.py`). Values and lists can wait
-so. The entries of maps are read from the store, where they must then be: a step that declares a map
-saves everything at the barrier.
+A snapshot does this piece by piece, between batches. A barrier therefore delays the records behind
+it only by milliseconds, however much has changed (`pending_rows.py`). Values and lists can be saved
+later in this way. The entries of maps cannot, because they are read from the store and must then be
+there. A step that declares a map saves everything at the barrier.
 
-No record pays for being marked: the lists that were handed out are kept, and a flush looks through
-them; once they are longer than the cache they are dropped, and the flush looks through the cache.
-So it looks at no more cells than records came, nor than are cached. A cell that was looked at twice
-has nothing new to say the second time.
+Rows are not marked when they change. Instead, the lists of rows given to the operator are kept, and
+a flush scans them. When the lists become longer than the cache, they are dropped, and the flush
+scans the cache. A flush therefore checks at most one cell per record, and at most all cached cells.
+A second check of one cell finds no changes.
 
-Limits: after a flush at most `cache_entries` keys stay, those that came last, and after a snapshot
-those that came since its barrier besides; between flushes at most twice as many keys and map
-entries, and one batch, are held: then what changed is flushed before anything is dropped.
+Limits: after a flush, at most `cache_entries` keys stay, the newest ones. After a snapshot, the
+keys since its barrier stay in addition. Between flushes, the cache holds at most twice as many keys
+and map entries, and one batch. Beyond this limit, the changes are flushed before a row is dropped.
 
-Not here: when a snapshot is taken and goes on (`step.py`), what files become of it
-(`snapshots.py`).
-Called by the mailbox thread only.
+This module does not decide when a snapshot is taken and continues (`step.py`), or which files it
+becomes (`snapshots.py`). Only the mailbox thread calls it.
 """
 
 from __future__ import annotations
@@ -57,13 +56,14 @@ from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.protocol.snapshots import KEY_TYPE
 
 OVERFLOW: Final = 2
-"""How many times `cache_entries` the cache may grow to between two flushes: an extra flush in the
-middle of an interval costs as much as the barrier's, so it should be rare."""
+"""Factor of `cache_entries` to which the cache may grow between two flushes. An extra flush within
+an interval costs as much as the flush at the barrier, so it should be rare.
+"""
 
 
 class _Cache(dict[Any, Row]):
-    """Rows by key. A look-up that misses gives None and takes note of the key: so a batch with new
-    keys is known by that alone, and nothing runs in Python for the others.
+    """Rows by key. The lookup of a missing key returns None and notes the key. A batch with new
+    keys is recognised by this alone, and no Python code runs for the other keys.
     """
 
     __slots__ = ("missed",)
@@ -76,12 +76,13 @@ class _Cache(dict[Any, Row]):
 
 
 class KeyedStateBackend:
-    """Rows by key for the declared `states`. `schemas` and `stored_names` are those that the
-    content of `store` was written under, from the restored snapshots. Rows of states that the
-    function names in `dropped_states` are deleted.
+    """Rows by key for the declared `states`.
 
-    Raises PipelineError, naming uid, state and field, if the content cannot be read as declared,
-    and StorageError.
+    `schemas` and `stored_names` come from the restored snapshots. The content of `store` was
+    written under them. Rows of states in the function's `dropped_states` are deleted.
+
+    The constructor raises PipelineError, which names uid, state and field, if the content cannot be
+    read as declared. It also raises StorageError.
     """
 
     def __init__(
@@ -102,15 +103,15 @@ class KeyedStateBackend:
         self.schemas: dict[str, list[str]] = {
             KEY_TYPE: _checked_key_type(uid, key_type, stored.get(KEY_TYPE, ()))
         }
-        """By state name, as the next snapshot states them."""
+        """Schemas by state name, as the next snapshot states them."""
         self.stored_names = {name: part for name, part in names.stored.items() if part != name}
-        """By state name, as the next snapshot states them."""
+        """Names in store keys by state name, as the next snapshot states them."""
         self._columns: list[StateAccessor] = []
         parts = [name_part(part) for part in names.stored.values()]
         self._key_prefixes: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
         }
-        """What store keys begin with: by key group, then by column."""
+        """Beginnings of store keys: by key group, then by column."""
         for name, state in states.items():
             former = names.in_checkpoint.get(name)
             column = column_of(uid, state, () if former is None else stored[former], store)
@@ -123,30 +124,32 @@ class KeyedStateBackend:
         self._store, self._limit = store, cache_entries
         self._cache = _Cache()
         self._rows_given_out: list[list[Row]] = []
-        """The rows of the batches since the last flush, unless there were more than are cached."""
+        """The rows of the batches since the last flush. Empty if they are more than are cached."""
         self._changed_count = 0
-        """How many rows that are, also where the lists were dropped."""
+        """Number of these rows. It also counts rows whose lists were dropped."""
         self._unsaved: PendingRows | None = None
-        """Of the snapshot that is being taken."""
+        """The pending rows of the snapshot that is being taken. None between snapshots."""
         self._frozen: StoreCheckpoint | None = None
-        """The snapshot that was taken, until it is asked for."""
+        """The snapshot that was taken, until `save_next` returns it."""
         self._inconsistent = self._closed = False
         self._all_cached = not stored
-        """Whether the store has nothing that is not in the cache: it began empty (every snapshot
-        states the schema of its keys at least), and no row was dropped. New keys need not be looked
-        for then."""
+        """Whether everything in the store is also in the cache. New keys then need no lookup in the
+        store. This is true if the store began empty and no row was dropped. Every snapshot states
+        at least the schema of its keys.
+        """
         delete_rows(store, key_groups, names.deleted)
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
-        """The row of each of a batch's keys; what is not cached is read from the store together.
+        """Return the row of each of a batch's keys. Rows that are not cached are read from the
+        store together.
 
-        They are valid until the next call, which may drop others to make room.
+        The rows are valid until the next call, which may drop other rows to make room.
         """
         cache = self._cache
         if len(cache) + sum(column.held for column in self._columns) > OVERFLOW * self._limit:
             self.flush()
-        # Not grouped by key first: that is done in Python's own loop and took twice (keys that
-        # differ) to six times (ten hot keys) as long as to look each of them up here, in C.
+        # Keys are not grouped first. Grouping runs in Python's own loop. It took twice (distinct
+        # keys) to six times (ten hot keys) as long as a lookup of each key here, in C.
         rows = list(map(cache.__getitem__, keys))
         if cache.missed:
             missed, cache.missed = cache.missed, []
@@ -164,8 +167,8 @@ class KeyedStateBackend:
         return rows
 
     def why_not(self, row: Row, images: Sequence[object]) -> str:
-        """Why a checkpoint could not store what has changed in a row since the images of its cells
-        were taken; empty if it could.
+        """Return why a checkpoint could not store the changes in a row since the images of its
+        cells were taken; empty if it could.
         """
         cells = row if len(self._columns) > 1 else (row,)
         for column, cell, image in zip(self._columns, cells, images, strict=True):
@@ -175,8 +178,10 @@ class KeyedStateBackend:
         return ""
 
     def flush(self) -> None:
-        """Write what changed since the last flush to the store, as one batch. Raises
-        StorageError, and StateValueError for a value that cannot be stored.
+        """Write the changes since the last flush to the store, as one batch.
+
+        Raise StorageError if the store fails, and StateValueError for a value that cannot be
+        stored.
         """
         self._finish()
         self._save(self._touched_rows())
@@ -184,10 +189,9 @@ class KeyedStateBackend:
         self._make_room()
 
     def begin_snapshot(self) -> None:
-        """A barrier: what was changed until now belongs to the snapshot, and nothing else does.
-        Raises StorageError.
+        """Begin a snapshot at a barrier. It contains all changes until now, and no others.
 
-        The snapshot before must have been taken to its end.
+        The previous snapshot must be finished. Raise StorageError if the store fails.
         """
         self._check_whole()
         check(self._unsaved is None and self._frozen is None, "one snapshot at a time")
@@ -199,8 +203,8 @@ class KeyedStateBackend:
             self._frozen = self._store.checkpoint()
 
     def save_next(self) -> StoreCheckpoint | None:
-        """Take the snapshot further, by some milliseconds at most; its content when that is all.
-        Raises StorageError.
+        """Continue the snapshot, for some milliseconds at most. Return its content if all is saved,
+        else None. Raise StorageError if the store fails.
         """
         if self._unsaved is not None:
             self._save_some(self._unsaved)
@@ -208,7 +212,9 @@ class KeyedStateBackend:
         return frozen
 
     def close(self) -> None:
-        """Release the store. What was not flushed is gone, and no row is to be had any more."""
+        """Release the store. Changes that were not flushed are lost, and no row can be read any
+        more.
+        """
         self._closed = True
         self._cache.clear()
         self._rows_given_out.clear()
@@ -231,12 +237,12 @@ class KeyedStateBackend:
             self._make_room()
 
     def _finish(self) -> None:
-        """Take the snapshot that is under way to its end."""
+        """Finish the snapshot that is being taken."""
         while self._unsaved is not None:
             self._save_some(self._unsaved)
 
     def _save(self, rows: Collection[Row]) -> None:
-        """Write what changed in rows to the store, as one batch."""
+        """Write the changes in rows to the store, as one batch."""
         self._check_whole()
         puts: Pairs = []
         deletes: list[bytes] = []
@@ -245,7 +251,7 @@ class KeyedStateBackend:
             cells = rows if len(self._columns) == 1 else map(itemgetter(index), rows)
             try:
                 column.save(cells, puts, deletes)
-            except Exception as error:  # whatever an encoder says of a value that is not its type's
+            except Exception as error:  # an encoder may raise anything for a value of another type
                 if not isinstance(error, PipelineError) and not is_about_value(error):
                     raise
                 raise self._no_value(index, rows, error) from error
@@ -254,7 +260,7 @@ class KeyedStateBackend:
         self._inconsistent = False
 
     def _no_value(self, index: int, rows: Collection[Row], error: Exception) -> StateValueError:
-        """The error to raise for the first value of a column that could not be saved."""
+        """Return the error for the first value of a column that could not be saved."""
         column, many = self._columns[index], len(self._columns) > 1
         wrong, reason = None, str(error)
         if isinstance(error, WrongValueError):
@@ -274,14 +280,16 @@ class KeyedStateBackend:
         )
 
     def _touched_rows(self) -> Collection[Row]:
-        """The rows that were handed out since the last flush, and perhaps others: all are saved."""
+        """Return the rows that were given out since the last flush, and perhaps others. All are
+        saved.
+        """
         if self._changed_count > len(self._cache):
             return self._cache.values()
-        # Each once, in their order, all of it in C: cells are equal to themselves alone.
+        # Each row once, in their order, all of it in C: a cell equals only itself.
         return dict.fromkeys(chain.from_iterable(self._rows_given_out))
 
     def _touched_in_order(self) -> Iterator[Row]:
-        """The same, to be read while batches go on, with those that come twice."""
+        """Return the same rows, to be read while batches continue. A row may come twice."""
         if self._changed_count > len(self._cache):
             return iter(list(self._cache.values()))
         return chain.from_iterable(self._rows_given_out)
@@ -291,8 +299,9 @@ class KeyedStateBackend:
         self._changed_count = 0
 
     def _make_room(self) -> None:
-        """Drop the keys that came first, beyond the limit. What was handed out since the barrier is
-        not saved, and stays.
+        """Drop the oldest keys beyond the limit.
+
+        Rows that were given out since the barrier are not saved yet, and stay.
         """
         too_many = len(self._cache) - self._limit
         if too_many <= 0 or self._changed_count > len(self._cache):
@@ -332,7 +341,7 @@ class KeyedStateBackend:
                     self._cache[key] = tuple(cells)
         except TidegateError:
             raise
-        except Exception as error:  # whatever a decoder says of bytes that are not its type's
+        except Exception as error:  # a decoder may raise anything for bytes of another type
             name = "" if column is None else column.name
             raise CorruptCheckpointError(
                 f"a stored value of state {name!r} of step {self._uid!r} cannot be read: {error}; "
@@ -340,13 +349,15 @@ class KeyedStateBackend:
             ) from error
 
     def _store_keys(self, keys: Iterable[Any]) -> dict[Any, list[bytes]]:
-        """Where each key's states lie, by column (for a map, what its entries' keys begin with)."""
+        """Return the store key of each key's states, by column. For a map, it is the prefix of its
+        entries.
+        """
         keys = list(keys)
         try:
             encoded = list(map(self._key_bytes, keys))
         except TidegateError:
             raise
-        except Exception as error:  # whatever an encoder says of a key that is not its type's
+        except Exception as error:  # an encoder may raise anything for a key of another type
             raise UserCodeError(
                 f"step {self._uid!r} was given a key that is not of the type declared by key_by: "
                 f"{error}"

@@ -1,13 +1,13 @@
-"""Cells that know where they are stored: what user code holds in `self.total` while a job runs.
+"""Cells that know where they are stored: user code holds them in `self.total` while a job runs.
 
-They behave as the cells of `api/state.py`, which they are, and remember in addition what the
-write-back cache (`state_accessors.py`, `backend.py`) must know at a flush: whether the store has a
-value, whether it was changed, whether it was cleared. A value cell is compared by identity; a list
-says so itself; a map reads entries when they are asked for and holds what was read or written until
-the next flush.
+They behave like the cells of `api/state.py`, which are their base classes. In addition, they store
+what the write-back cache (`state_accessors.py`, `backend.py`) must know at a flush. They know
+whether the store has a value, whether the value was changed, and whether it was cleared. A value
+cell is compared by identity. A list notes its own changes. A map reads entries when they are
+requested, and keeps what was read or written until the next flush.
 
-Invariant: between two flushes a cell shows what the last write to it said, whatever the store
-holds; a cleared entry does not come back.
+Invariant: between two flushes a cell shows the result of the last write to it, whatever the store
+holds. A cleared entry does not come back.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from tidegate.errors import PipelineError, StateValueError
 from tidegate.ports.kv import KeyValueStore
 
 CLEARED: Final[Any] = object()
-"""`saved` of a value cell that was cleared: equal to no value, so the flush looks at it."""
+"""`saved` of a value cell that was cleared. It equals no value, so the flush checks the cell."""
 
 _GONE: Final[Any] = object()
-"""Stands in a map cell for an entry that is known not to be there."""
+"""Marker in a map cell for an entry that is known to be absent."""
 
 _UNKNOWN: Final[Any] = object()
-"""The answer of a map cell's memory about an entry that it has not read."""
+"""The answer of a map cell's memory for an entry that it has not read."""
 
 Pairs = list[tuple[bytes, bytes]]
 
 
 class StoredValue(ValueCell[Any]):
-    """A value; `stored` says whether the store has one under `store_key`."""
+    """A value. `stored` says whether the store has a value under `store_key`."""
 
     __slots__ = ("store_key", "stored")
 
     def __init__(
         self, new: Callable[[], Any], value: Any, saved: Any, store_key: bytes, *, stored: bool
-    ) -> None:  # without super's, which makes a default that is then thrown away
+    ) -> None:  # does not call super, which would make a default for nothing
         self._new = new
         self.value = value
         self.saved = saved
@@ -53,7 +53,7 @@ class StoredValue(ValueCell[Any]):
 
 
 class StoredList(ListCell[Any]):
-    """A list of immutable items, stored whole."""
+    """A list of immutable items, stored as a whole."""
 
     __slots__ = ("store_key", "stored")
 
@@ -64,12 +64,12 @@ class StoredList(ListCell[Any]):
         self.stored = stored
 
     def content(self) -> list[Any]:
-        """The items, for the flush, which changes none."""
+        """Return the items for the flush, which does not change them."""
         return self._items
 
 
 class StoredMutableList(StoredList):
-    """A list of items that can change in place: whoever read it may have changed one."""
+    """A list of items that can change in place. Code that has read an item may have changed it."""
 
     __slots__ = ()
 
@@ -79,24 +79,24 @@ class StoredMutableList(StoredList):
 
 
 class MapAccess(Protocol):
-    """What all cells of one map state share."""
+    """The common part of all cells of one map state."""
 
     name: str
     store: KeyValueStore
     mutable: bool
     """Whether values can change in place."""
     held: int
-    """Entries in the memory of all cells; the cache counts them against its limit."""
+    """Number of entries in the memory of all cells. The cache counts them against its limit."""
     key_bytes: Callable[[Any], bytes]
     encode: Callable[[tuple[Any, Any]], bytes]
-    """From map key and value; the key is stored with the value, for canonical bytes lead one
-    way.
+    """Function that encodes a map key and its value. The key is stored with the value, because
+    canonical bytes cannot be decoded.
     """
     decode: Callable[[bytes], tuple[Any, Any]]
 
 
 class _Image(NamedTuple):
-    """What a map cell had in memory; see its attributes."""
+    """The memory of a map cell at one time. `StoredMap` describes the attributes."""
 
     entries: dict[Any, Any]
     changed: set[Any]
@@ -105,12 +105,12 @@ class _Image(NamedTuple):
 
 
 class StoredMap(MapCell[Any, Any]):
-    """A map whose entries lie one by one under `prefix`; iteration is in the order of their
+    """A map whose entries are stored one by one under `prefix`. Iteration is in the order of their
     bytes.
 
-    From an image on, new entries lie in dicts of their own, above those of the image: to take an
-    image and to drop it costs as much as has changed in between, whatever the map holds. A look-up
-    that finds nothing above asks the image before it asks the store.
+    After an image was taken, new entries go into separate dicts above those of the image. To take
+    or drop an image therefore costs as much as has changed since, independent of the size of the
+    map. A lookup that finds nothing above checks the image before the store.
     """
 
     __slots__ = ("_access", "_changed", "_image", "_prefix", "_read", "_whole")
@@ -121,11 +121,13 @@ class StoredMap(MapCell[Any, Any]):
         self._entries = {}
         self._changed: set[Any] = set()
         self._read: dict[Any, bytes] = {}
-        """Stored bytes of entries of a mutable type that were handed out."""
+        """Stored bytes of entries of a mutable type that were returned to user code."""
         self._whole = False
-        """Whether the store has nothing that counts: the cell was cleared since the last flush."""
+        """Whether the store has no valid entries, because the cell was cleared since the last
+        flush.
+        """
         self._image: _Image | None = None
-        """What was in memory when the last image was taken, unless that is merged again."""
+        """The memory when the last image was taken. None after it was merged."""
 
     def __getitem__(self, key: Any) -> Any:
         value = self._look_up(key)
@@ -152,10 +154,10 @@ class StoredMap(MapCell[Any, Any]):
         return default if value is _GONE else value
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Entries in the order of their keys' canonical bytes.
+        """Yield the entries in the order of their keys' canonical bytes.
 
-        Entries may be assigned and deleted meanwhile; one that is new may be missed. Raises
-        RuntimeError where the map was cleared meanwhile.
+        Entries may be assigned and deleted meanwhile. A new entry may be missed. Raise RuntimeError
+        if the map is cleared meanwhile.
         """
         self._keep_image_apart()
         entries = self._entries
@@ -172,9 +174,9 @@ class StoredMap(MapCell[Any, Any]):
         self._whole, self._image = True, None
 
     def image(self, *, mutable: bool) -> object:
-        del mutable  # as `MapAccess` says
-        # What is held for a flush, and not the map: that may be larger than memory. Values that can
-        # change in place are copied when they are handed out.
+        del mutable  # `MapAccess.mutable` says the same
+        # The image holds the memory for the next flush, not the map, which may be larger than
+        # memory. Values that can change in place are copied when they are returned.
         self._merge_image()
         self._image = _Image(self._entries, self._changed, self._read, self._whole)
         self._entries, self._changed, self._read = {}, set(), {}
@@ -197,14 +199,16 @@ class StoredMap(MapCell[Any, Any]):
         ]
 
     def held_entries(self) -> list[tuple[Any, Any]]:
-        """The entries in memory."""
+        """Return the entries in memory."""
         below = {} if self._image is None else self._image.entries
         entries = {**below, **self._entries}
         return [(key, value) for key, value in entries.items() if value is not _GONE]
 
     def save(self, puts: Pairs, deletes: list[bytes], saved: list[Any]) -> None:
-        """Add what must be written to a batch, and forget everything: the store has it then. The
-        pairs of map key and value that are written are added to `saved`.
+        """Add the necessary writes to a batch, and clear the memory, because the store then has
+        everything.
+
+        The pairs of map key and value that are written are added to `saved`.
         """
         self._merge_image()
         access, entries = self._access, self._entries
@@ -230,7 +234,7 @@ class StoredMap(MapCell[Any, Any]):
         self._whole = False
 
     def _look_up(self, key: Any) -> Any:
-        """The entry's value or `_GONE`, from memory or else from the store."""
+        """Return the entry's value or `_GONE`, from memory or else from the store."""
         value = self._entries.get(key, _UNKNOWN)
         if value is _UNKNOWN:
             if self._image is not None:
@@ -254,8 +258,10 @@ class StoredMap(MapCell[Any, Any]):
         return value
 
     def _look_below(self, below: dict[Any, Any], key: Any) -> Any:
-        """What the image has. A value that can change in place is handed out itself, for other code
-        may have it, and the image keeps a copy.
+        """Return the entry of the image.
+
+        A value that can change in place is returned itself, because other code may hold it. The
+        image keeps a copy.
         """
         value = below.get(key, _UNKNOWN)
         if self._access.mutable and value is not _UNKNOWN and value is not _GONE:
@@ -265,7 +271,7 @@ class StoredMap(MapCell[Any, Any]):
         return value
 
     def _merge_image(self) -> None:
-        """Take what has changed since the image as it is now. Nothing can be undone any more."""
+        """Merge the changes since the image into it. They cannot be undone any more."""
         image = self._image
         if image is None:
             return
@@ -277,9 +283,7 @@ class StoredMap(MapCell[Any, Any]):
         self._access.held += len(self._entries) - held
 
     def _keep_image_apart(self) -> None:
-        """Have all that is in memory in one dict, and leave the image as it is, for who goes
-        through all entries.
-        """
+        """Put all of memory into one dict for an iteration, and leave the image unchanged."""
         image = self._image
         if image is None:
             return
@@ -295,7 +299,7 @@ class StoredMap(MapCell[Any, Any]):
         self._access.held += len(self._entries) - held
 
     def _held(self) -> int:
-        """Entries in memory, as `MapAccess.held` counts them."""
+        """Return the number of entries in memory, as `MapAccess.held` counts them."""
         return len(self._entries) + (0 if self._image is None else len(self._image.entries))
 
     def _hold(self, key: Any, data: bytes, value: Any) -> Any:
@@ -306,9 +310,11 @@ class StoredMap(MapCell[Any, Any]):
         return value
 
     def _merged(self) -> Iterator[tuple[Any, Any]]:
-        """What the store has and what memory has, in order; memory's word is asked by the caller.
+        """Yield the entries of the store and of memory, in order. The caller looks up the value in
+        memory.
 
-        Values of a mutable type are held as they are met, for whoever meets them may change them.
+        Values of a mutable type are put into memory when they are yielded, because user code may
+        change them.
         """
         access, entries, prefix = self._access, self._entries, self._prefix
         pending = sorted(((access.key_bytes(key), key) for key in entries), reverse=True)

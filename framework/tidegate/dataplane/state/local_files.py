@@ -1,22 +1,23 @@
-"""`LocalStateFiles`: what earlier attempts of a job left on this host, so that a restore need not
-fetch it (the idea of FLIP-1, task-local recovery).
+"""`LocalStateFiles`: the files that earlier attempts of a job left on this host.
 
-A slot that was killed, or whose attempt failed, leaves its folder. Its stores keep the files of
-their newest checkpoint there. Tables are never changed in place, so a restore links them, whoever
-may still use them. What a library might rewrite (rocksdict does that to its own settings) is small,
-and small files are copied. Which file is which, its name, size and SHA-256 say; nothing else is
-trusted, neither where a file lies nor who left it. A file that is gone, cannot be read, or lies on
-another file system is fetched from the checkpoint storage as if there had been none.
+A restore need not download these files (the idea of FLIP-1, task-local recovery).
 
-To read 1 GB for its checksum takes seconds, and each wave of a backfill restores. So a wave leaves
-a note beside its stores (`VerifiedNote`): which file had which checksum. The next wave does not
-read a file again whose device, inode, size and time of the last change are those of the note. After
-a start of the host no note counts, because a file may have lost what it held. After a wave that
-failed none counts either, because a file that cannot be read any more may be why. What a disk
-changes silently is left to the checksums that RocksDB has in its tables. Slots of a live job read
+A slot that was killed, or whose attempt failed, leaves its folder. The stores in it keep the files
+of their newest checkpoint. Tables are never changed in place, so a restore links them, even if
+another process still uses them. Files that a library might rewrite are small (rocksdict rewrites
+its own settings), and small files are copied. Name, size and SHA-256 identify a file. Nothing else
+is trusted, neither the path of a file nor the process that left it. A file may be gone, unreadable
+or on another file system. The restore then downloads it from the checkpoint storage.
+
+Reading 1 GB for its checksum takes seconds, and each wave of a backfill restores. A wave therefore
+leaves a note next to its stores (`VerifiedNote`), with the checksum of each file. The next wave
+does not read a file again if its device, inode, size and time of the last change equal those in the
+note. After a start of the host, no note is used, because a file may have lost its content. After a
+failed wave, no note of an older wave is used either, because an unreadable file may be the cause.
+Silent changes on a disk are left to the checksums in RocksDB's tables. Slots of a live job read
 every file.
 
-Not here: when the folders are removed (`local_state_dir.py`).
+This module does not decide when the folders are removed (`local_state_dir.py`).
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ from tidegate.private_files import copy_private, write_private
 from tidegate.protocol.snapshots import StateFile
 
 LINKED_BYTES_MIN: Final = 64 << 10
-"""Smaller files are copied."""
+"""Minimum size in bytes of a file that is linked. Smaller files are copied."""
 NOTE: Final = "verified-files"
-"""The name of a note; no store has a file of that name."""
+"""Name of a note. No store has a file of that name."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
 
 
 class FileIdentity(NamedTuple):
-    """Equal for hard links of one unchanged file, different for anything else."""
+    """The identity of a file: equal for hard links of one unchanged file, different for other
+    files.
+    """
 
     device: int
     inode: int
@@ -54,28 +57,30 @@ class FileIdentity(NamedTuple):
 
 
 class VerifiedNote(msgspec.Struct, frozen=True):
-    """Files whose checksum a process of this host has computed, since the host was started."""
+    """Files whose checksum a process of this host has computed since the host was started."""
 
     boot: str
     files: list[tuple[FileIdentity, str]]
 
 
 class LocalStateFiles:
-    """Files by name; read only. The default is none."""
+    """Files by name, read only. By default there are no files."""
 
     def __init__(
         self,
         by_name: Mapping[str, Sequence[Path]] | None = None,
         verified: Mapping[FileIdentity, str] | None = None,
     ) -> None:
-        """`verified` has the checksums that are known."""
+        """Create the collection. `verified` has the checksums that are known."""
         self._by_name = by_name or {}
         self._verified = verified or {}
 
     @classmethod
     def under(cls, folders: Sequence[Path], noted: Collection[Path] = ()) -> LocalStateFiles:
-        """All files in and below `folders`, which may vanish meanwhile: then what was seen of
-        them. Notes count in those of the folders that are `noted`.
+        """Return all files in and below `folders`.
+
+        A folder may vanish meanwhile; the files seen before then are returned. Only notes in the
+        folders of `noted` are used.
         """
         by_name: dict[str, list[Path]] = defaultdict(list)
         verified: dict[FileIdentity, str] = {}
@@ -91,12 +96,14 @@ class LocalStateFiles:
         return cls(by_name, verified)
 
     def names(self) -> Iterable[str]:
-        """The names of all files."""
+        """Return the names of all files."""
         return self._by_name.keys()
 
     def link(self, file: StateFile, target: Path) -> FileIdentity | None:
-        """Make `target` what `file` states; its identity. None where nothing here is that, and then
-        there is no `target`.
+        """Make `target` a link or copy of the local file that equals `file`, and return its
+        identity.
+
+        Return None if no local file equals `file`. There is no `target` then.
         """
         for path in self._by_name.get(file.name, ()):
             try:
@@ -110,15 +117,16 @@ class LocalStateFiles:
                 if (self._verified.get(identity) or sha256_of(target)) == file.sha256:
                     return identity
             except (OSError, StorageError):
-                pass  # gone meanwhile, or a bad sector: one more that is not what it should be
+                pass  # it vanished, or has a bad sector: like a file with other content
             target.unlink(missing_ok=True)
         return None
 
 
 def note_verified(folder: Path, files: Iterable[tuple[FileIdentity, str]]) -> None:
-    """Leave a note in `folder` of files and their checksums, in place of an earlier one. Where the
-    host does not say when it was started, there is none, and files are read again. Small files are
-    left out, because they are copied and soon read.
+    """Write a note of files and their checksums into `folder`, in place of an earlier note.
+
+    If the host does not report when it was started, there is no note, and files are read again.
+    Small files are left out, because they are copied and quickly read.
 
     An identity must have been taken before its file was read.
     """
@@ -135,7 +143,7 @@ def note_verified(folder: Path, files: Iterable[tuple[FileIdentity, str]]) -> No
 
 
 def identity_of(path: Path) -> FileIdentity:
-    """Of the file now; StorageError where it cannot be looked at."""
+    """Return the present identity of a file. Raise StorageError if the file cannot be read."""
     try:
         found = path.stat()
     except OSError as error:
@@ -144,7 +152,7 @@ def identity_of(path: Path) -> FileIdentity:
 
 
 def _read_note(path: Path) -> dict[FileIdentity, str]:
-    """Nothing of a note that was written before the host was started, or by other code."""
+    """Return the files of a note; empty if other code wrote it, or if it is older than the boot."""
     try:
         note = msgspec.msgpack.decode(path.read_bytes(), type=VerifiedNote)
     except (OSError, msgspec.DecodeError):
@@ -154,7 +162,9 @@ def _read_note(path: Path) -> dict[FileIdentity, str]:
 
 @functools.cache
 def _boot_id() -> str:
-    """Differs from start to start of this host; empty where the system does not say."""
+    """Return an id that differs between starts of this host; empty if the system does not report
+    it.
+    """
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -162,7 +172,7 @@ def _boot_id() -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal; StorageError where it cannot be read."""
+    """Return the checksum of a file in hexadecimal. Raise StorageError if it cannot be read."""
     try:
         with path.open("rb") as source:
             return hashlib.file_digest(source, "sha256").hexdigest()

@@ -1,12 +1,12 @@
-"""`PendingRows`: what a snapshot of keyed state has yet to save while batches go on behind its
-barrier.
+"""`PendingRows`: the rows that a snapshot of keyed state must still save while batches continue.
 
-The rows that were handed out before the barrier are saved piece by piece. A row that is handed out
-again meanwhile is saved just before, for user code is about to change it (copy on write, as Flink's
-heap state does; here the copy is the encoded value itself). So every row is saved once, as it was
-at the barrier, and the barrier itself costs nothing but taking the lists.
+The rows that were given out before the barrier are saved piece by piece. A row that is given out
+again meanwhile is saved just before, because user code may then change it. This is copy on write,
+as in Flink's heap state; here the copy is the encoded value itself. So every row is saved once,
+with its content at the barrier. The barrier itself only takes the lists of rows.
 
-Not here: who saves, and what keeps rows from being dropped meanwhile (`backend.py`).
+This module does not decide when rows are saved. It also does not keep rows from being dropped
+meanwhile (`backend.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from itertools import filterfalse, islice
 from typing import Any, Final
 
 Row = Any
-"""The cells of one key: the cell itself where one state is declared, else a tuple of cells in the
-order of the declarations. With many keys each object on the way to a value is a line of memory that
-no cache holds, so the common case goes without the tuple."""
+"""The cells of one key: the cell itself if one state is declared, else a tuple of cells in the
+order of the declarations. With many keys, each object on the way to a value costs a cache miss, so
+the common case has no tuple.
+"""
 
 ROWS: Final = 2_000
-"""How many are looked at between two batches: two or three milliseconds if all have changed."""
+"""Number of rows that are checked between two batches: 2 or 3 ms if all have changed."""
 
 
 class PendingRows:
@@ -29,20 +30,22 @@ class PendingRows:
 
     def __init__(self, rows: Iterator[Row]) -> None:
         self.exhausted = False
-        """Whether all are taken."""
+        """Whether all rows were taken."""
         self._rows = rows
         self._taken: set[Row] = set()
 
     def some(self) -> Collection[Row]:
-        """The next ones that are to be saved, if any are."""
+        """Return the next rows that must be saved. The result may be empty."""
         rows = list(islice(self._rows, ROWS))
         self.exhausted = len(rows) < ROWS
         return self.take(rows)
 
     def take(self, rows: Iterable[Row]) -> Collection[Row]:
-        """Those of some rows that the snapshot has not saved yet; they count as saved from now on.
+        """Return those of some rows that the snapshot has not saved yet. They count as saved from
+        now on.
 
-        A row that did not change before the barrier may be among them: it has nothing to say.
+        The result may contain a row that did not change before the barrier. Saving it writes
+        nothing.
         """
         taken = dict.fromkeys(filterfalse(self._taken.__contains__, rows))  # in their order
         self._taken.update(taken)

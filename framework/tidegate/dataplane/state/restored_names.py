@@ -1,10 +1,10 @@
-"""The names of a restored store: which rows each declared state has, and which are deleted.
+"""The names in a restored store: the rows of each declared state, and the rows to delete.
 
-Called once when a step's state is opened, before any row is read. The names follow from the
-checkpoint and the declarations alone (`checkpoint/state_names.py`), so all subtasks agree. The rows
-of a dropped state are deleted here, in this subtask's range of key groups: a later state of that
-name must begin empty. If the attempt ends before its first checkpoint, the next one deletes them
-again.
+This module is called once when a step's state is opened, before any row is read. The names depend
+only on the checkpoint and the declarations (`checkpoint/state_names.py`), so all subtasks compute
+the same names. The rows of a dropped state are deleted here, in this subtask's range of key groups.
+A later state of that name must begin empty. If the attempt ends before its first checkpoint, the
+next attempt deletes them again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from tidegate.ports.kv import KeyValueStore
 from tidegate.protocol.snapshots import KEY_TYPE
 
 DELETED_AT_ONCE: Final = 10_000
-"""Rows that one batch deletes: about a MB of store keys."""
+"""Number of rows that one batch deletes: about a MB of store keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredNames:
-    """What the declared states have in a restored store."""
+    """The names of the declared states in a restored store."""
 
     stored: dict[str, str]
-    """Per declared state: its name in store keys."""
+    """Name in store keys of each declared state."""
     in_checkpoint: dict[str, str]
-    """Per restored state: its name in the checkpoint, under which its schemas are."""
+    """Name in the checkpoint of each restored state. The checkpoint has its schemas under this
+    name.
+    """
     deleted: tuple[str, ...]
-    """Names in store keys whose rows are to be deleted."""
+    """Names in store keys whose rows must be deleted."""
 
 
 def restored_names(
@@ -45,8 +47,10 @@ def restored_names(
     in_checkpoint: Iterable[str],
     stored_names: Mapping[str, str],
 ) -> RestoredNames:
-    """The names of a step's states. PipelineError for a state of the checkpoint that is neither
-    declared nor dropped: the JobMaster refuses it before, so no row is ever read by mistake.
+    """Return the names of a step's states.
+
+    Raise PipelineError for a state of the checkpoint that is neither declared nor dropped. The
+    JobMaster refuses such a job earlier, so no row is ever read by mistake.
     """
     known = {name: stored_names.get(name, name) for name in in_checkpoint if name != KEY_TYPE}
     renamed = {name: state.renamed_from for name, state in states.items()}
@@ -65,10 +69,10 @@ def restored_names(
 
 
 def delete_rows(store: KeyValueStore, key_groups: range, stored_names: Iterable[str]) -> None:
-    """Delete all rows under some names in store keys. Raises StorageError."""
+    """Delete all rows with these names in their store keys. Raise StorageError if this fails."""
     for stored_name in stored_names:
         for group in key_groups:
             first, end = entries_span(group_part(group) + name_part(stored_name))
             while keys := [key for key, _ in islice(store.scan(first, end), DELETED_AT_ONCE)]:
                 store.write((), keys)
-                first = keys[-1] + b"\x00"  # what was deleted is not scanned again
+                first = keys[-1] + b"\x00"  # skips the deleted rows in the next scan

@@ -1,19 +1,19 @@
-"""Keyed state on its way to the checkpoint storage and back: upload of what is new, restore.
+"""Keyed state on its way to the checkpoint storage and back: upload of new files, and restore.
 
 An upload takes the files of a store's checkpoint, in an I/O thread. A file that an earlier
-checkpoint of this attempt uploaded, or that the restored checkpoint brought, is referred to and not
-sent again, whatever became of the earlier checkpoint. Every other file gets a path that nobody used
-before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`, for a store gives no name to two
-contents. Where an attempt may run a subtask several times, `<run>/` stands before the name.
-Nothing in the storage is ever overwritten. A later checkpoint may therefore refer to files of an
-aborted one. What `checkpoint/retention` relies on: once a checkpoint is acknowledged, later ones
-refer to its files and to what was uploaded since, and to nothing before.
+checkpoint of this attempt uploaded, or that came with the restored checkpoint, is referenced and
+not sent again. This does not depend on the outcome of the earlier checkpoint. Every other file gets
+a path that was never used before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`. A store never
+gives one name to two contents. If an attempt may run a subtask several times, `<run>/` stands
+before the name. Nothing in the storage is ever overwritten. A later checkpoint may therefore
+reference files of an aborted one. `checkpoint/retention` relies on one rule. Once a checkpoint is
+acknowledged, later ones reference only its files and files that were uploaded since.
 
 A restore takes a file from an earlier attempt on this host (`local_files.py`), else from the
-storage. It checks every file against the size and the SHA-256 that the manifest states before
-anything opens it, and that each key group has exactly one owner. With the same range of key groups
-and the same kind of store the files are laid out and opened; otherwise the pairs in range are
-copied over.
+storage. It checks every file against the size and the SHA-256 in the manifest before anything opens
+the file. It also checks that each key group has exactly one owner. With the same range of key
+groups and the same kind of store, the files are placed in a folder and opened. Otherwise the pairs
+in range are copied.
 """
 
 from __future__ import annotations
@@ -42,21 +42,19 @@ from tidegate.private_files import make_private_folder
 from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
 
 OpenStore = Callable[[str, Path], KeyValueStore]
-"""Opens the store of a kind (`rocksdb`, `memory`) in a folder: `Drivers.kv_store`."""
+"""Function that opens the store of a kind (`rocksdb`, `memory`) in a folder: `Drivers.kv_store`."""
 
 Schemas = Mapping[str, Sequence[str]]
 
 COPY_PAIRS: Final = 10_000
-"""Pairs that a restore at another parallelism holds at a time: a few MB at 100 to 500 bytes
-each.
+"""Number of pairs that a restore at another parallelism holds at a time: a few MB at 100 to 500
+bytes each.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file that is in the checkpoint storage already, and the local file that it is the copy
-    of.
-    """
+    """A file that is in the checkpoint storage already, and the local file of the same content."""
 
     file: StateFile
     source: Path
@@ -65,7 +63,7 @@ class SharedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A store with a subtask's state in it; `shared` are its files that are in the storage, by
+    """A store with a subtask's state in it. `shared` has its files that are in the storage, by
     name.
     """
 
@@ -76,7 +74,7 @@ class Restored:
 
 
 class SnapshotUploader:
-    """Uploads the checkpoints of one step in one subtask, one after the other in their order."""
+    """The uploader of the checkpoints of one step in one subtask. It uploads them in order."""
 
     def __init__(
         self,
@@ -93,8 +91,10 @@ class SnapshotUploader:
         counters: Counters | None = None,
         notes: Path | None = None,
     ) -> None:
-        """`run` as in a Runtime. `counters` count the files that are stored. `notes` is the folder
-        for a note of which files are verified; where it is None there is none.
+        """Create the uploader.
+
+        `run` is the same as in `SubtaskContext`. `counters` counts the files that are stored.
+        `notes` is the folder for a note of the verified files. If it is None, no note is written.
         """
         self._counters = counters or Counters()
         self._blobs, self._job = blobs, job
@@ -109,10 +109,11 @@ class SnapshotUploader:
     ) -> KeyedSnapshot:
         """Store the files of a frozen store.
 
-        Raises StorageError; what was uploaded until then need not be uploaded again.
+        Raise StorageError if a file cannot be read or stored. Files that were uploaded before the
+        error need not be uploaded again.
         """
         stored = tuple(map(self._store, frozen.files()))
-        # A store never uses a table again that it has dropped, so nothing else is worth keeping.
+        # A store never uses a dropped table again, so other files need not be remembered.
         names = {file.name for file in stored}
         self._shared = {name: known for name, known in self._shared.items() if name in names}
         if self._notes is not None:
@@ -131,12 +132,12 @@ class SnapshotUploader:
     def _store(self, source: Path) -> StateFile:
         known = self._shared.get(source.name)
         if known is not None and known.source == source:
-            return known.file  # most of them, at each checkpoint: not even looked at
+            return known.file  # the usual case, without access to the file
         identity = identity_of(source)
         if known is None:
             file = self._put(source, identity.size)
         else:
-            # A link of what was uploaded, or a copy: a store may copy where it cannot link.
+            # A link to the uploaded file, or a copy: a store may copy if it cannot link.
             same = known.identity == identity or (
                 known.file.size == identity.size and known.file.sha256 == sha256_of(source)
             )
@@ -166,11 +167,11 @@ def restore(
     open_store: OpenStore,
     counters: Counters | None = None,
 ) -> Restored:
-    """Open a store in `directory` that holds exactly the state of `key_groups`; an empty one where
-    there are no snapshots.
+    """Open a store in `directory` that holds exactly the state of `key_groups`. The store is empty
+    if there are no snapshots.
 
-    `snapshots` are those of one step, of any subtasks. Raises CorruptCheckpointError for a file
-    that is missing or altered, and for key groups without an owner or with two.
+    `snapshots` are the snapshots of one step, from any subtasks. Raise CorruptCheckpointError for a
+    file that is missing or altered, and for key groups without an owner or with two owners.
     """
     if not snapshots:
         return Restored(store=open_store(backend, directory / "store"))
@@ -200,16 +201,18 @@ def restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Download:
-    """Brings files of a job from an earlier attempt on this host, or its checkpoint storage."""
+    """The download of a job's files, from an earlier attempt on this host or from the checkpoint
+    storage.
+    """
 
     job: JobName
     blobs: BlobStore
     local: LocalStateFiles
     counters: Counters
-    """Told of each call, so that one that hangs is found."""
+    """Counters that show the present storage call, so that a call that hangs is found."""
 
     def place_files(self, snapshot: KeyedSnapshot, target: Path) -> dict[str, SharedFile]:
-        """Lay out a snapshot's files in the new folder `target`, each as the manifest states it."""
+        """Place a snapshot's files in the new folder `target`, each as the manifest states it."""
         try:
             make_private_folder(target, exist_ok=False)
         except OSError as error:
@@ -252,7 +255,9 @@ class _Download:
 
 
 def _check_owners(uid: Uid, snapshots: Sequence[KeyedSnapshot], key_groups: range) -> None:
-    """Each key group lies in one snapshot: none is a loss, two would be a doubled state."""
+    """Check that each key group is in one snapshot. Without one, state is lost; two would double
+    it.
+    """
     owners = [group for one in snapshots for group in _shared_groups(one, key_groups)]
     if sorted(owners) != list(key_groups):
         wrong = sorted({group for group in key_groups if owners.count(group) != 1})

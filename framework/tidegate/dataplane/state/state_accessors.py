@@ -1,15 +1,15 @@
-"""Columns: one declared state of a step over all its keys, between cells and stored bytes.
+"""State accessors: one declared state of a step over all its keys, between cells and stored bytes.
 
-A column makes cells from what the store returned, and at a flush asks the cells of the touched keys
-for what must be written. It knows the state's schema numbers: a value carries the number it was
-written under, values of older numbers are read by Avro's rules, and new ones are written under the
-present schema's. Numbers are positions in the list that checkpoints keep under the state's name and
-only grow.
+An accessor, also called a column, makes cells from the data that the store returned. At a flush, it
+collects from the cells of the touched keys what must be written. It knows the numbers of the
+state's schemas. A value carries the number of the schema under which it was written. Values of
+older numbers are read by Avro's rules, and new values are written under the present schema. A
+number is a position in the list that checkpoints keep under the state's name. The list only grows.
 
-Each value that is saved is checked: what could not be read as a value of the declared type is never
-written (`storable.py`).
+Each saved value is checked: a value that could not be read as the declared type is never written
+(`storable.py`).
 
-Called by the backend; one column of each kind of state.
+The backend calls this module. There is one class for each kind of state.
 """
 
 from __future__ import annotations
@@ -47,44 +47,44 @@ from tidegate.ports.kv import KeyValueStore
 
 
 class StateAccessor(Protocol):
-    """One declared state."""
+    """The accessor of one declared state."""
 
     name: str
     loads: bool
-    """Whether a key's value is read when the key is; map entries are read when they are asked
-    for.
+    """Whether a key's value is read together with the key. Map entries are read when they are
+    requested.
     """
     held: int
-    """Entries in memory beyond the one cell for each key."""
+    """Number of entries in memory in addition to the one cell of each key."""
     schemas: list[str]
     mutable: bool
     """Whether values can change in place."""
 
     def cell(self, store_key: bytes, data: bytes | None) -> Cell:
-        """The cell of a key, from what the store has under `store_key`."""
+        """Return the cell of a key, from the data that the store has under `store_key`."""
         ...
 
     def save(self, cells: Iterable[Any], puts: Pairs, deletes: list[bytes]) -> None:
-        """Add to a batch what changed in these cells; they count as saved from then on.
+        """Add the changes in these cells to a batch. The cells count as saved from then on.
 
-        Raises WrongValueError, or whatever an encoder says, for a value that cannot be stored.
+        Raise WrongValueError, or the encoder's exception, for a value that cannot be stored.
         """
         ...
 
     def values(self, cell: Any) -> Iterable[Any]:
-        """The values that a cell has in memory, in the form of the state's `stored_type`."""
+        """Return the values that a cell has in memory, in the form of the state's `stored_type`."""
         ...
 
     def why_not(self, value: Any) -> str:
-        """Why a value in that form cannot be stored; empty if it can."""
+        """Return why a value in that form cannot be stored; empty if it can."""
         ...
 
 
 def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStore) -> StateAccessor:
-    """The column of a declared state; `stored` are the schemas that the restored state was written
-    under.
+    """Return the accessor of a declared state.
 
-    PipelineError, naming uid, state and field, if one of them cannot be read as it is declared now.
+    `stored` are the schemas under which the restored state was written. Raise PipelineError, which
+    names uid, state and field, if one of them cannot be read as the state is declared now.
     """
     where = f"state {state.name!r} of step {uid!r}"
     match state:
@@ -101,7 +101,7 @@ def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStor
 
 
 class _Stored:
-    """How values of one state are written and read."""
+    """The encoding of the values of one state."""
 
     def __init__(self, where: str, state: State, stored: Sequence[str]) -> None:
         now = state_schema(state)
@@ -123,16 +123,17 @@ class _Stored:
 
 
 def _without_earlier_form(stored: str, now: AvroSchema) -> str:
-    """What an earlier version wrote for this type becomes what this version writes for it, under
-    the same number: its values are laid out alike, so they are read as those of today.
+    """Return the schema of this version for a schema that an earlier version wrote for the same
+    type.
+
+    The number of the schema stays. The layout of the values is the same in both versions, so old
+    values are read like new ones.
     """
     return schema_text(now) if same_for_earlier_version(json.loads(stored), now) else stored
 
 
 class _ValueColumn:
-    """Values, compared by identity where they cannot change in place and by their bytes where they
-    can.
-    """
+    """Values, compared by identity if they cannot change in place, else by their bytes."""
 
     loads = True
     held = 0
@@ -193,7 +194,9 @@ class _ValueColumn:
     def _put_or_delete(
         self, cell: StoredValue, data: bytes, puts: Pairs, deletes: list[bytes]
     ) -> None:
-        """A cell that was cleared: if it was not set since, it has nothing in the store."""
+        """Write a cell that was cleared. If it was not set since, the store must not have a value
+        for it.
+        """
         if data != self._default_bytes:
             puts.append((cell.store_key, data))
             cell.stored = True
@@ -203,7 +206,7 @@ class _ValueColumn:
 
 
 class _ListColumn:
-    """Lists, each stored as one value; an empty one is not stored."""
+    """Lists, each stored as one value. An empty list is not stored."""
 
     loads = True
     held = 0
@@ -242,7 +245,7 @@ class _ListColumn:
 
 
 class _MapColumn:
-    """Maps, stored entry by entry; an entry's value is the pair of its map key and its value."""
+    """Maps, stored entry by entry. An entry's value is the pair of its map key and its value."""
 
     loads = False
 

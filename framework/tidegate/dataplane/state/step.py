@@ -1,14 +1,15 @@
-"""`SubtaskKeyedState`: keyed state as a task drives it, joined from the cache, its store and the
+"""`SubtaskKeyedState`: the keyed state that a task drives. It joins the cache, its store and the
 uploader.
 
-`open_step_state` restores and opens it when the subtask is made. From then on the operator's loop
-uses `rows`, the task `snapshot` at each barrier: what has changed is saved from then on between
-batches, then the store is frozen; its files are awaited and uploaded in an I/O thread, whose
-outcome comes back to the mailbox thread.
+`open_step_state` restores and opens the state when the subtask is made. After that, the operator's
+loop uses `rows`, and the task uses `snapshot` at each barrier. From a barrier on, the changes are
+saved between batches, and then the store is frozen. An I/O thread waits for the frozen files and
+uploads them. The mailbox thread gets the outcome.
 
-Invariant: uploads of one step go one after the other, in the order of their barriers, so that a
-file is either known to be in the storage or sent once. The next one begins when the mailbox thread
-hears of the end of the one before: none waits in an I/O thread, which sinks and other steps need.
+Invariant: the uploads of one step run one after the other, in the order of their barriers. A file
+is therefore either known to be in the storage, or sent once. The next upload begins when the
+mailbox thread gets the outcome of the previous one. No upload waits in an I/O thread, because sinks
+and other steps need these threads.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Done = Callable[[KeyedSnapshot], None]
 Failed = Callable[[str], None]
 
 TURN_S: Final = 0.025
-"""For each of these that a turn of the mailbox thread took, the next one saves a piece more (of two
-or three milliseconds, see `unsaved.ROWS`): a tenth of its time. So slow user code does not make a
-snapshot take as many turns as it has pieces.
+"""Seconds of a turn of the mailbox thread for which the next turn saves one more piece. A piece
+takes two or three milliseconds (see `pending_rows.ROWS`), so saving takes a tenth of the time. With
+slow user code, a snapshot therefore does not take as many turns as it has pieces.
 """
 
 
@@ -47,12 +48,14 @@ def open_step_state(
     snapshots: Sequence[KeyedSnapshot],
     dropped_states: Collection[str] = (),
 ) -> SubtaskKeyedState:
-    """Restore the state of a step in `runtime`'s subtask from its snapshots (of any subtasks of the
-    checkpoint; none for a fresh start) and open it. Reads the checkpoint storage, apart from what
-    earlier attempts left here: may take long.
+    """Restore the state of a step in `runtime`'s subtask from its snapshots, and open it.
 
-    Raises CorruptCheckpointError, StorageError, and PipelineError where the declared states cannot
-    read what is stored.
+    The snapshots may come from any subtasks of the checkpoint. A fresh start has none. The function
+    reads the checkpoint storage, except for files that earlier attempts left on this host, so it
+    may take long.
+
+    Raise CorruptCheckpointError, StorageError, and PipelineError if the declared states cannot read
+    the stored data.
     """
     settings, subtask = runtime.config.state, runtime.subtask
     key_groups = key_group_range(subtask.index, runtime.parallelism, runtime.max_parallelism)
@@ -104,14 +107,14 @@ def open_step_state(
 
 
 class _Saving(NamedTuple):
-    """A checkpoint of the step, and who wants to know of it."""
+    """A checkpoint of the step, and the callbacks for its outcome."""
 
     done: Done
     failed: Failed
 
 
 class SubtaskKeyedState:
-    """The keyed state of one step in one subtask. Called by the mailbox thread."""
+    """The keyed state of one step in one subtask. The mailbox thread calls it."""
 
     def __init__(
         self,
@@ -127,31 +130,32 @@ class SubtaskKeyedState:
         self._saving: _Saving | None = None
         """The newest checkpoint, until all of it is saved."""
         self._saved_s = 0.0
-        """When the last pieces of it were saved."""
+        """Monotonic time in seconds at which the last pieces were saved."""
         self._frozen: deque[tuple[_Saving, StoreCheckpoint]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = False
-        """Whether one is under way; known to the mailbox thread alone."""
+        """Whether an upload is running. Only the mailbox thread uses this."""
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
-        """The row of each of a batch's keys; valid until the next call."""
+        """Return the row of each of a batch's keys. The rows are valid until the next call."""
         return self._state.rows(keys)
 
     def why_not(self, row: Row, images: Sequence[object]) -> str:
-        """Why a checkpoint could not store what has changed in a row since the images of its cells
-        were taken; empty if it could.
+        """Return why a checkpoint could not store the changes in a row since the images of its
+        cells were taken; empty if it could.
         """
         return self._state.why_not(row, images)
 
     def snapshot(self, done: Done, failed: Failed) -> None:
-        """Take the content of this moment; save and store it from now on; `done`, or `failed` where
-        the storage does not take it, is called in the mailbox thread.
+        """Take the present content as a snapshot, and save and store it from now on.
 
-        Raises StorageError if the state cannot be frozen, here, between two batches or in the I/O
-        thread: that ends the attempt.
+        The mailbox thread calls `done`, or `failed` if the storage does not accept the snapshot.
+
+        Raise StorageError if the state cannot be frozen. The error may come from this call, between
+        two batches, or in the I/O thread. It ends the attempt.
         """
         while self._saving is not None:
-            self._advance()  # the barrier before
+            self._advance()  # first finish the previous snapshot
         self._state.begin_snapshot()
         self._saving = _Saving(done, failed)
         self._saved_s = self._clock.monotonic()
@@ -164,7 +168,7 @@ class SubtaskKeyedState:
         self._state.close()
 
     def _go_on(self, saving: _Saving) -> None:
-        """Save some more, once a turn of the mailbox thread, until that is all."""
+        """Save some more pieces, once per turn of the mailbox thread, until all are saved."""
         now_s = self._clock.monotonic()
         pieces = 1 + int((now_s - self._saved_s) / TURN_S)
         while self._saving is saving and pieces:
@@ -187,17 +191,17 @@ class SubtaskKeyedState:
             self._run_io(self._upload_oldest)
 
     def _upload_oldest(self) -> None:
-        """In an I/O thread."""
+        """Upload the oldest frozen checkpoint, in an I/O thread."""
         try:
             saving, frozen = self._frozen.popleft()
-        except IndexError:  # closed meanwhile
+        except IndexError:  # the state was closed meanwhile
             return
-        frozen.files()  # what cannot be frozen ends the attempt: the state itself is in doubt
+        frozen.files()  # an error ends the attempt: the state may be wrong
         try:
             state = self._state
             snapshot = self._uploader.upload(frozen, state.schemas, state.stored_names)
         except StorageError as error:
-            reason = str(error)  # declined: how many failures are tolerable is configured
+            reason = str(error)  # declined: the settings limit the number of failures
             self._post(lambda: self._uploaded(lambda: saving.failed(reason)))
             return
         self._post(lambda: self._uploaded(lambda: saving.done(snapshot)))

@@ -1,12 +1,13 @@
-"""Whether a checkpoint can store a value: it is of the declared type, or comes back as one.
+"""The check that a checkpoint can store a value and read it back as the declared type.
 
-Python checks no annotation, and msgpack encodes a text where an int is declared. Such a value could
-be stored and never be read again: each restart would fail on it. So the fields of all values that
-are saved are checked, in columns (`api/field_check.py`), and the few that are not of their type are
-encoded and read back: a tuple in the place of a list is a list then, and harmless.
+Python does not check annotations, and msgpack encodes a text where an int is declared. Such a value
+could be stored but never be read again, so each restart would fail. The fields of all saved values
+are therefore checked, in columns (`api/field_check.py`). The few values that are not of their type
+are encoded and read back. For example, a tuple in place of a list is read back as a list, and is
+harmless.
 
-Called by `state_accessors.py` for what is saved, by `backend.py` for a record under a policy, and
-by the drivers of tests.
+`state_accessors.py` calls this module for saved values, and `backend.py` for a record under a
+policy. The drivers of tests call it too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidegate.errors import InternalError, PipelineError, from_foreign
 
 
 class WrongValueError(Exception):
-    """A value of a cell cannot be stored; `backend.py` names the step and the key."""
+    """A value of a cell cannot be stored. `backend.py` adds the step and the key."""
 
     def __init__(self, cell: Any, reason: str) -> None:
         super().__init__(reason)
@@ -31,7 +32,7 @@ class WrongValueError(Exception):
 
 
 class Storable:
-    """Answers for the values of one state, each in the form of its `stored_type`."""
+    """The check of the values of one state, each in the form of its `stored_type`."""
 
     def __init__(self, state: State, codec: StateCodec) -> None:
         self._of, self._codec = state.stored_type, codec
@@ -41,7 +42,9 @@ class Storable:
             self._map_key = key_encoder(state.types[0].python)
 
     def check(self, values: list[Any], cells: Sequence[Any]) -> None:
-        """WrongValueError for the first value that cannot be stored; `cells` are theirs."""
+        """Raise WrongValueError for the first value that cannot be stored. `cells` are the values'
+        cells.
+        """
         index = self._check.first_wrong(values)
         if index is None:
             return
@@ -50,7 +53,7 @@ class Storable:
                 raise WrongValueError(cell, why_not)
 
     def why_not(self, value: Any) -> str:
-        """Why a value cannot be stored; empty if it can."""
+        """Return why a value cannot be stored; empty if it can."""
         entry = f"entry {value[0]!r:.200}: " if self._map_key is not None else ""
         wrong = fault(value, self._of)
         try:
@@ -67,5 +70,7 @@ class Storable:
 
 
 def is_about_value(error: Exception) -> bool:
-    """Whether an encoder's exception is about its value, and not about memory, say."""
+    """Return whether an encoder's exception comes from its value, and not, for example, from
+    memory.
+    """
     return isinstance(from_foreign(error), InternalError)

@@ -1,1 +1,1 @@
-"""A wave's tasks: subtasks that run for one barrier interval, between rows instead of slots."""
+"""The tasks of a wave: subtasks that run for one barrier interval and exchange data as rows."""

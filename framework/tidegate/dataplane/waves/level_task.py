@@ -1,14 +1,14 @@
 """`LevelTask`: the subtasks of one level with one index, run for one wave.
 
-It does what a slot does in one barrier interval: it restores, reads rows or splits, sends rows,
-takes one snapshot, and reports when everything of it is durable. It runs in a process that others
-own (a worker of Spark), in one thread, and ends: nothing of it outlives `run`.
+A level task does what a slot does in one barrier interval. It restores, reads rows or splits, sends
+rows, takes one snapshot, and reports when the whole snapshot is durable. It runs in one thread of a
+process that another system owns (a worker of Spark). Nothing of the task outlives `run`.
 
-A failure of tidegate or of user code leaves as a report, and its receivers are told to stop. So
-Spark repeats what crashed, and the driver decides about the rest.
+A failure of tidegate or of user code leaves as a report, and a row tells its receivers to stop.
+Spark therefore repeats tasks that crashed, and the driver decides about all others.
 
-Invariant: every run of a task has transactional ids, files and a local folder of its own. A run
-that goes on as a zombie changes nothing of another one.
+Invariant: every run of a task has its own transactional ids, files and local folder. A run that
+continues as a zombie changes nothing of another run.
 """
 
 from __future__ import annotations
@@ -45,28 +45,30 @@ from tidegate.stream_elements import Barrier
 
 RUN_BYTES: Final = 8
 FLUSH_RECORDS: Final = 4096
-"""Channels are flushed after so many records that were read, so that rows of all senders meet about
-as they would in a live job. It grows with the parallelism: a frame holds up to 512 records."""
+"""Number of records read after which channels are flushed, so that rows of all senders meet about
+as they would in a live job. It grows with the parallelism: a frame holds up to 512 records.
+"""
 WAIT_S: Final = 0.05
-"""A wait for records or I/O. Posts end a wait for I/O."""
+"""Seconds of a wait for records or I/O. A post ends a wait for I/O."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskHost:
-    """What a task gets from the process that it runs in."""
+    """The objects that a task gets from the process that it runs in."""
 
     drivers: Drivers
     io: WorkerPool
-    """Threads that outlive the task: a worker runs many."""
+    """I/O threads that outlive the task, because a worker runs many tasks."""
     control: SharedControl | None = None
-    """Where the tasks run one at a time, and share a client."""
+    """The client that tasks share if they run one at a time."""
 
 
 class LevelTask:
-    """One run of the task of `level` with the index `deploy.ordinal`. `number` is unique among all
-    runs of the attempt: transactional ids end with it.
+    """One run of the task of `level` with the index `deploy.ordinal`.
+
+    `number` is unique among all runs of the attempt. Transactional ids end with it.
     """
 
     def __init__(self, deploy: Deploy, level: int, host: TaskHost, number: int) -> None:
@@ -83,12 +85,14 @@ class LevelTask:
         self._snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
         self._tasks: list[Task] = []
         self._steps: list[Callable[[float], bool]] = []
-        """One of each task, in their order."""
+        """The step function of each task, in the order of the tasks."""
         self._assembly: TaskBuilder | None = None
         self._receiver: RowReceiver | None = None
 
     def run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
-        """Run to the end of the wave: what it sends, piece by piece, and its report at last."""
+        """Run to the end of the wave. Yield the rows that the task sends, piece by piece, then its
+        report.
+        """
         try:
             yield from self._run(rows)
             yield [report_row(self._report(None))]
@@ -180,7 +184,7 @@ class LevelTask:
     def _read_rows(
         self, rows: Iterable[Row], channels: RowChannels, assembly: TaskBuilder
     ) -> Iterator[list[Row]]:
-        """Take each row in, and pass on what is for later levels or for the driver."""
+        """Process the rows of this task. Pass on the rows for later levels or for the driver."""
         receiver = self._receiver = RowReceiver(
             channels.inputs, level_of(assembly.plan), self._checkpoint
         )
@@ -201,7 +205,9 @@ class LevelTask:
         receiver.finish()
 
     def _turn(self) -> bool:
-        """Run what was posted and one step of each subtask; whether there was anything to do."""
+        """Run the posted actions and one step of each subtask. Return whether there was anything to
+        do.
+        """
         posted = self._engine.mailbox.has_posts()
         self._engine.mailbox.run_posted()
         worked = False
@@ -212,8 +218,10 @@ class LevelTask:
         return worked or posted
 
     def _await_snapshots(self) -> None:
-        """Until all that the subtasks have made is durable. A storage that hangs says nothing, so a
-        silence of `checkpoint.timeout` is its failure.
+        """Wait until everything that the subtasks have made is durable.
+
+        A storage that hangs reports no error. Silence for `checkpoint.timeout` therefore counts as
+        its failure.
         """
         clock = self._host.drivers.clock
         heard_s, stored = clock.monotonic(), self._counters.files_stored
@@ -233,7 +241,7 @@ class LevelTask:
                 self._engine.mailbox.wait(WAIT_S)
 
     def _wait(self, sources: list[TimedSource]) -> None:
-        """Wait for records, or for I/O where no source can read."""
+        """Wait for records, or for I/O if no source can read."""
         readable = [source for source in sources if source.task.reads()]
         for source in readable:
             source.step(WAIT_S / len(readable))
@@ -241,7 +249,9 @@ class LevelTask:
             self._engine.mailbox.wait(WAIT_S)
 
     def _give_up_if_silent(self, sources: list[SourceTask], idle_s: float) -> None:
-        """All records of the splits are there: a silence is an outage."""
+        """Raise KafkaError after `checkpoint.tolerated_outage` without records. All records of the
+        splits exist, so the silence is an outage.
+        """
         if idle_s * 1000 < self._config.checkpoint.tolerated_outage:
             return
         errors = " ".join(error for source in sources if (error := source.connection_error()))
@@ -269,7 +279,7 @@ class LevelTask:
         self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
 
-    # --- what subtasks report (Coordination) ----------------------------------------------------
+    # --- reports of subtasks (CheckpointResponder) ----------------------------------------------
 
     def acknowledge(
         self,
@@ -279,17 +289,17 @@ class LevelTask:
         alignment_ms: int,
         sync_ms: int,
     ) -> None:
-        """A subtask's part of the wave is durable."""
+        """Note that a subtask's part of the wave is durable."""
         del alignment_ms, sync_ms
         check(checkpoint == self._checkpoint, "a snapshot is not of the wave's checkpoint")
         self._snapshots[SubtaskId(snapshot.vertex, snapshot.index)] = snapshot
 
     def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
-        """A subtask's part of the wave could not be stored."""
+        """Fail the task, because a subtask's part of the wave could not be stored."""
         self._fail(StorageError(f"Checkpoint {checkpoint} of {subtask}: {reason}"), subtask)
 
     def input_ended(self, subtask: SubtaskId) -> None:
-        """Never: a wave ends with a barrier."""
+        """Fail, because a wave ends with a barrier and never with the end of the input."""
         check(False, f"the input of {subtask} ended in a wave")
 
     # --- the end --------------------------------------------------------------------------------
@@ -324,6 +334,6 @@ class LevelTask:
                     "closing a subtask failed",
                     extra={"subtask": str(task.subtask), "error": str(error)},
                 )
-        self._tasks = []  # drops producers: what is prepared stays open
+        self._tasks = []  # drops the producers; prepared transactions stay open
         if self._assembly is not None:
             self._assembly.close()

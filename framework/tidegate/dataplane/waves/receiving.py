@@ -1,12 +1,12 @@
 """`RowReceiver`: checks the rows of a task and puts them into its input channels.
 
 Rows come in the order of `(ord, sender, seq)`, from runs of tasks that Spark may have repeated. The
-receiver refuses a wave that it cannot prove whole. Each sender has one run in all of its rows. Each
-channel ends with a marker, and has as many frames as its marker says, in the order of `seq`, none
-twice. A failure of a sender ends the receiver too.
+receiver refuses a wave if it cannot prove that the wave is complete. All rows of a sender must be
+from one run. Each channel must end with a marker, and have as many frames as its marker says, in
+the order of `seq`, without duplicates. A failure of a sender ends the receiver too.
 
-Not here: whether other receivers have read the same runs. The driver compares that
-(`checkpoint/run_check.py`).
+The receiver does not check whether other receivers have read the same runs. The driver compares
+that (`checkpoint/run_check.py`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class RowReceiver:
         levels: Mapping[VertexId, int],
         checkpoint: CheckpointId,
     ) -> None:
-        """`channels` are by edge and sender."""
+        """Create the receiver. `channels` are by edge and sender."""
         self._received = {key: _Received(channel) for key, channel in channels.items()}
         self._levels, self._checkpoint = levels, checkpoint
         self._runs: dict[TaskId, bytes] = {}
 
     def accept(self, row: Row) -> None:
-        """Offer a row to its channel; IncompleteWaveError where it does not fit."""
+        """Offer a row to its channel. Raise IncompleteWaveError if the row does not fit."""
         received = self._received.get((row.edge, row.sender))
         if received is None:
             raise self._broken(row, "no channel here expects it")
@@ -66,7 +66,9 @@ class RowReceiver:
         received.channel.offer_frame(row.frame)
 
     def finish(self) -> None:
-        """After the last row; IncompleteWaveError where a marker is missing."""
+        """Check for missing markers after the last row. Raise IncompleteWaveError if one is
+        missing.
+        """
         missing = [key for key, received in self._received.items() if not received.ended]
         if missing:
             edge, sender = missing[0]
@@ -76,7 +78,7 @@ class RowReceiver:
             )
 
     def consumed(self) -> tuple[tuple[TaskId, str], ...]:
-        """Each task that was read from, with its run."""
+        """Return each task that was read from, with its run."""
         return tuple((task, run.hex()) for task, run in sorted(self._runs.items()))
 
     def _note_run(self, row: Row, received: _Received) -> None:

@@ -1,7 +1,7 @@
 """The channels of a task of a wave: rows come in, rows go out.
 
-Credit is unlimited: what a task sends leaves with its rows, and what it receives is taken before
-the next row is looked at.
+Credit is unlimited. The frames that a task sends leave with its rows. The frames that it receives
+are processed before the next row is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.ids import SubtaskIndex
 
 
 class RowChannels(PlanChannels):
-    """The gates and outlets of one task; `inputs` are by edge and sender."""
+    """The input gates and record writers of one task. `inputs` are by edge and sender."""
 
     def __init__(
         self,

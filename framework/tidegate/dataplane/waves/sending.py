@@ -1,8 +1,8 @@
-"""`RowSender`: what a task's channels send, as rows.
+"""`RowSender`: the rows for everything that a task's channels send.
 
-A frame becomes a row with its place in the order of all senders. A barrier becomes the marker that
-ends its channel, also an empty channel: it carries the run and the number of frames, so that a
-receiver knows when a row is missing.
+A frame becomes a row, with its position in the order of all senders. A barrier becomes the marker
+that ends its channel. An empty channel has a marker too. The marker carries the run and the number
+of frames, so that a receiver notices a missing row.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ class RowSender:
         self._index, self._run = index, run
         self._rows: list[Row] = []
         self._frames: dict[tuple[int, int], int] = {}
-        """Frames sent, by edge and receiver."""
+        """Number of frames sent, by edge and receiver."""
         self._ended: set[tuple[int, int]] = set()
         self._seq = 0
         self.ord = 0
-        """Where what is sent now stands among the rows of all senders. Along each channel it only
-        grows."""
+        """Position of the rows that are sent now, among the rows of all senders. It only grows
+        along each channel.
+        """
 
     def open(self, edge: int, receiver: int) -> None:
-        """A channel, before anything is sent along it."""
+        """Register a channel, before anything is sent along it."""
         self._frames[edge, receiver] = 0
 
     def send(self, edge: int, receiver: int, parts: Sequence[bytes]) -> None:
-        """A frame, or the barrier that ends the channel."""
+        """Send a frame, or the barrier that ends the channel."""
         channel = edge, receiver
         check(channel not in self._ended, "a frame is sent behind its channel's marker")
         frame = b"".join(parts)
@@ -46,12 +47,14 @@ class RowSender:
         self._seq += 1
 
     def fail(self) -> None:
-        """Tell every receiver whose channel has no marker yet that there will be none."""
+        """Send a failure row to every receiver whose channel has no marker yet. No marker will
+        follow.
+        """
         for channel in self._frames.keys() - self._ended:
             self._add(channel, FIRST, 0, b"")
 
     def take(self) -> list[Row]:
-        """What was sent since the last call."""
+        """Return the rows that were sent since the last call."""
         rows, self._rows = self._rows, []
         return rows
 

@@ -1,6 +1,7 @@
-"""Where slots listen and how they are reached: `unix:PATH` on one host, `host:port` across hosts.
+"""The addresses at which slots listen: `unix:PATH` on one host, `host:port` across hosts.
 
-Called by `sockets`. Opens sockets and nothing else; every socket made here does not block.
+`sockets` calls this module. It opens sockets and does no other I/O. All of its sockets are
+non-blocking.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from tidegate.drivers.network import bracketed
 from tidegate.errors import ExchangeError
 
 BACKLOG: Final = 1024
-"""Peers that may knock before this slot looks: all of a job's slots start at once."""
+"""The number of connections that may wait to be accepted: all slots of a job start at the same
+time.
+"""
 
 FOLDER_PREFIX: Final = "tidegate-slot-"
 
@@ -30,16 +33,17 @@ class Listener:
     folder: Path | None
 
     def close(self) -> None:
-        """Stop listening; connections that were accepted stay."""
+        """Stop listening and remove the folder. Accepted connections stay open."""
         self.socket.close()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)  # the temporary folder may be cleaned
 
 
 def listen(host: str | None, reached_as: str | None = None) -> Listener:
-    """Listen on a Unix socket in a new folder of its own, or on a free TCP port of a host.
+    """Listen on a Unix socket in a new folder of its own, or, if `host` is given, on a free TCP
+    port of that host. ExchangeError if that is not possible.
 
-    `reached_as` is the name under which others dial that host, where it is another.
+    `reached_as` is the name under which others dial the host, if the name differs from `host`.
     """
     try:
         return _listen_unix() if host is None else _listen_tcp(host, reached_as or host)
@@ -49,7 +53,9 @@ def listen(host: str | None, reached_as: str | None = None) -> Listener:
 
 
 def dial(address: str) -> socket.socket:
-    """Begin to connect: the socket is writable once that has succeeded or failed. OSError."""
+    """Begin to connect and return the socket. It becomes writable when the connection is made or
+    has failed. OSError if the connection fails immediately.
+    """
     if address.startswith(UNIX):
         dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         target: object = address.removeprefix(UNIX)
@@ -64,7 +70,7 @@ def dial(address: str) -> socket.socket:
         prepare(dialled)
         dialled.connect(target)  # type: ignore[arg-type]  # a path or what getaddrinfo gave
     except BlockingIOError:
-        pass  # under way, which is what a socket that does not block says of a TCP connection
+        pass  # a non-blocking TCP socket reports in this way that it is connecting
     except OSError:
         dialled.close()
         raise
@@ -72,10 +78,11 @@ def dial(address: str) -> socket.socket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Options of every connection."""
+    """Set the options that every connection needs."""
     connection.setblocking(False)
     if connection.family != socket.AF_UNIX:
-        # Frames are large and written whole: a credit must not wait for the answer to one of them.
+        # Frames are large and written at once, so a credit must not wait for TCP to acknowledge one
+        # of them.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

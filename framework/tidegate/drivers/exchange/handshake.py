@@ -1,9 +1,9 @@
-"""The first frame on a connection, each way: who dials says `HandshakeRequest`, who accepts
-answers.
+"""The first frame in each direction of a connection: the dialling slot sends `HandshakeRequest`,
+and the accepting slot answers.
 
-A `PendingConnection` is a connection that has not come so far. `sockets` owns its socket and its
-time; here is what may be said, and what is made of it. Invariant: a connection of another job,
-attempt or slot never becomes a link, whatever order processes start and die in.
+A `PendingConnection` is a connection before the end of its handshake. `sockets` owns its socket and
+its deadline. This module checks the messages. Invariant: a connection of another job, attempt or
+slot never becomes a link, in whatever order processes start and die.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from tidegate.errors import ExchangeError
 from tidegate.ports.exchange import Frame
 
 HELLO_BYTES_MAX: Final = 4096
-"""A job's name is 63 bytes at most; the rest is small numbers."""
+"""The maximum size of the first frame in bytes. A job's name has at most 63 bytes, and the other
+fields are small numbers.
+"""
 
 
 class PendingConnection:
-    """A connection without a link yet: accepted, or dialled for `link` and not yet welcome."""
+    """A connection before the end of its handshake. It was accepted, or it was dialled for `link`
+    and waits for the answer.
+    """
 
     def __init__(
         self, connection: socket.socket, deadline: float, link: PeerConnection | None
@@ -37,26 +41,31 @@ class PendingConnection:
         self.socket = connection
         self.deadline = deadline
         self.link = link
-        # Who dialled knows whom, and frames may follow the welcome; nobody else is given much room.
+        # The dialling slot knows its peer, and frames may follow the peer's answer. An accepted
+        # connection is unknown, so it gets only a small buffer.
         self.reader = link.reader if link else FrameReader(HELLO_BYTES_MAX, HELLO_BYTES_MAX - 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedConnection:
-    """The peer that we dialled takes frames, and sent some already."""
+    """The dialled peer has accepted the connection. `frames` are those that arrived with its
+    answer.
+    """
 
     frames: list[Frame]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The connection is of no use."""
+    """The handshake failed; the connection must be closed."""
 
     why: str
 
 
 def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
-    """The frames that one read completes; ExchangeError at the end of the stream, OSError."""
+    """Read once and return the frames that are now complete. ExchangeError at the end of the stream
+    or for a frame that is too large. OSError if the connection is broken.
+    """
     try:
         received = connection.recv_into(reader.space())
     except BlockingIOError:
@@ -67,7 +76,9 @@ def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
 
 
 def greeting(stranger: PendingConnection) -> HandshakeRequest | AcceptedConnection | Failed | None:
-    """Read what the stranger says; None if it is not complete yet."""
+    """Read the peer's first message and return the result of the handshake. None if the message is
+    not complete yet.
+    """
     try:
         frames = receive(stranger.socket, stranger.reader)
         if not frames:
@@ -91,7 +102,9 @@ def greeting(stranger: PendingConnection) -> HandshakeRequest | AcceptedConnecti
 def rejection_reason(
     hello: HandshakeRequest, *, job: str, attempt: int, ordinal: int
 ) -> str | None:
-    """Why a connection is none of this slot's in this attempt; None if it is one."""
+    """Return the reason why a connection does not belong to this slot in this attempt; None if it
+    belongs to it.
+    """
     if hello != HandshakeRequest(job=job, attempt=attempt, sender=hello.sender, receiver=ordinal):
         return (
             f"this is slot {ordinal} of attempt {attempt} of job {job!r}, and slot "
@@ -104,7 +117,7 @@ def rejection_reason(
 
 
 def lost(peer: int, why: str, *, job: str, attempt: int, ordinal: int) -> ExchangeError:
-    """What `on_lost` is told."""
+    """Return the error that `on_lost` receives."""
     return ExchangeError(
         f"slot {ordinal} lost slot {peer} in attempt {attempt} of job {job!r}: {why}; the attempt "
         "ends and the job is restored"

@@ -1,11 +1,12 @@
-"""One peer of a slot: what waits to be sent to it, and the socket once there is one.
+"""One peer of a slot: the data that waits to be sent to the peer, and the socket once it exists.
 
-The mailbox thread sends; while the socket takes everything, it does so by itself and wakes nobody.
-What the socket does not take waits here for the I/O thread (`sockets`), which alone closes, and
-alone tells of losses. The lock is held for one system call that does not block.
+The mailbox thread sends. While the socket accepts all data, the mailbox thread writes to it
+directly and does not wake the I/O thread. Data that the socket does not accept waits here for the
+I/O thread (`sockets`). Only the I/O thread closes the connection and reports its loss. The lock is
+held only for one call of a `send` or `write`, whose system calls do not block.
 
-Invariant: bytes leave in the order of `send`; parts are immutable and are dropped only when sent,
-so no frame changes while it is under way.
+Invariant: bytes leave in the order of the `send` calls. Parts are immutable and are dropped only
+after they are sent, so no frame changes while it waits.
 """
 
 from __future__ import annotations
@@ -22,49 +23,59 @@ from tidegate.errors import check
 from tidegate.ports.exchange import MAX_FRAME_BYTES
 
 PARTS_PER_CALL: Final = 512
-"""Parts that one `sendmsg` is given; the kernel takes 1024 (IOV_MAX)."""
+"""The maximum number of parts in one `sendmsg`; the kernel allows 1024 (IOV_MAX)."""
 
 WAITING_PARTS_MAX: Final = 1 << 20
-"""Parts that may wait for one peer. Credits keep far below it: it finds a caller without any."""
+"""The maximum number of parts that may wait for one peer. Credits keep the number far below this
+limit, so only a caller that ignores credits exceeds it.
+"""
 
 
 class PeerConnection:
-    """The way to one peer; made before the connection is, so that early frames can wait."""
+    """The connection to one peer. The object exists before its socket, so that early frames can
+    wait in it.
+    """
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.reader = FrameReader()
         self.socket: socket.socket | None = None
         self.writing = False
-        """Whether something waits for the I/O thread to send it."""
+        """Whether data waits for the I/O thread to send it."""
         self._lock = threading.Lock()
         self._parts: deque[bytes | memoryview] = deque()
         self._closed = False
 
     @property
     def closed(self) -> bool:
-        """No connection will come, or it is gone."""
+        """Whether the connection is gone, or will never exist."""
         return self._closed
 
     @property
     def drained(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """Whether no data waits to be sent."""
         return not self._parts
 
     def attach(self, connection: socket.socket) -> None:
-        """The handshake is done: what waits may be sent by the I/O thread from now on."""
+        """Set the socket after the handshake. From now on the I/O thread may send the data that
+        waits.
+        """
         with self._lock:
             self.socket = connection
             self.writing = bool(self._parts)
 
     def send(self, channel: int, payload: Sequence[bytes]) -> bool:
-        """Send one frame or let it wait; whether the I/O thread has something new to write."""
+        """Send one frame or let it wait. Return whether the I/O thread must be woken to write it.
+        InternalError if the frame or the waiting data is too large.
+        """
         size = sum(map(len, payload))
         check(size <= MAX_FRAME_BYTES, f"a frame of {size} bytes, the limit is {MAX_FRAME_BYTES}")
         return self._send([frame_head(size, channel), *payload])
 
     def write(self) -> None:
-        """Send what waits, as far as the socket takes it. I/O thread; OSError if it broke."""
+        """Send the data that waits, as far as the socket accepts it. OSError if the connection is
+        broken. Only the I/O thread calls this.
+        """
         with self._lock:
             while self._parts and self.socket is not None:
                 parts = list(itertools.islice(self._parts, PARTS_PER_CALL))
@@ -76,7 +87,7 @@ class PeerConnection:
             self.writing = False
 
     def close(self) -> None:
-        """Forget what waits and close the socket; what is sent from now on is dropped."""
+        """Drop the data that waits and close the socket. Later frames are dropped."""
         with self._lock:
             self._closed = True
             self.writing = False
@@ -97,7 +108,7 @@ class PeerConnection:
             try:
                 self._drop(self.socket.sendmsg(parts))
             except OSError:
-                # It would block, or the connection is lost: the I/O thread finds out which.
+                # The call would block, or the connection is lost: the I/O thread finds out which.
                 return self._needs_writer()
             return bool(self._parts) and self._needs_writer()
 
@@ -108,7 +119,7 @@ class PeerConnection:
         return True
 
     def _drop(self, sent: int) -> None:
-        """Take so many bytes off the front."""
+        """Remove the first `sent` bytes of the data that waits."""
         parts = self._parts
         while sent > 0:
             first = parts[0]

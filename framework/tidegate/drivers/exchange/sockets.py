@@ -1,21 +1,22 @@
 """A slot's exchange over sockets: one connection per peer, one I/O thread for all of them.
 
-Theory of operation. The slot listens before it registers; its deployment names the peers, and then
-the slot with the lower ordinal dials the one with the higher. A connection passes through
+The slot listens before it registers. Its deployment lists the peers, and then the slot with the
+lower ordinal dials the slot with the higher one. A connection has one of these states:
 
-    stranger    accepted, has not said who it is; five seconds, then it is closed
+    stranger    accepted, has not sent its handshake; it is closed after five seconds
     dialled     being connected, or waits for `HandshakeAccepted`
-    linked      belongs to a `Link`; frames flow
+    linked      belongs to a `PeerConnection`; frames flow
 
-A linked connection is read only after `connect` was called: only then somebody takes frames. What
-is read goes to the mailbox as one action per read. Once all peers are linked, the listener is
-closed and its folder removed, so that a killed slot leaves none behind.
+A linked connection is read only after `connect` was called, because frames have no receiver before.
+The frames of one read go to the mailbox as one action. When all peers are linked, the listener is
+closed and its folder removed, so that a killed slot leaves no folder behind.
 
-A peer that closes without `EndOfStream` is lost. `close` says goodbye, writes what waits and then
-waits for the peer to hang up, because closing first could destroy what the peer has not read yet.
+A peer that closes without `EndOfStream` is lost. `close` writes the data that waits, sends
+`EndOfStream`, and then waits for the peer to close. If this slot closed first, data that the peer
+has not read yet could be destroyed.
 
-The I/O thread owns the selector and all states; other threads hand it commands and wake it. Only it
-calls `post`. Credits and channels are not its matter.
+The I/O thread owns the selector and all states. Other threads pass commands to it and wake it. Only
+the I/O thread calls `post`. It does not interpret credits and channels.
 """
 
 from __future__ import annotations
@@ -53,17 +54,24 @@ from tidegate.errors import ExchangeError, InternalError, check
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
-"""A stranger's time to say who it is: a slot does so at once, a port scanner never."""
+"""The maximum time for the handshake of an accepted connection, in seconds. A slot sends it at
+once, a port scanner never.
+"""
 
 STRANGERS_MAX: Final = 256
-"""Connections that have not said who they are; a job has at most so many slots."""
+"""The maximum number of connections before the end of their handshake. A job has at most this many
+slots.
+"""
 
 CONNECT_TIMEOUT_S: Final = 60.0
-"""Time for all peers to be linked after `connect`: they are deployed together, but the slowest may
-have to import a large program before it dials."""
+"""The maximum time from `connect` until all peers are linked, in seconds. Peers are deployed
+together, but the slowest may have to import a large program before it dials.
+"""
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Time for goodbyes, and for what waits to be written before them."""
+"""The maximum time to write waiting data and `EndOfStream` and to wait for the peers to close, in
+seconds.
+"""
 
 NEVER: Final = float("inf")
 
@@ -71,8 +79,8 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class SocketExchange:
-    """Implements `ports.exchange.Exchange`; listens at once: a Unix socket, or a port of `host`,
-    which peers dial as `reached_as`.
+    """An implementation of `ports.exchange.Exchange`. It listens as soon as it is made: on a Unix
+    socket, or on a port of `host`, which peers dial as `reached_as`.
     """
 
     def __init__(
@@ -94,14 +102,14 @@ class SocketExchange:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._closed = False
-        # Written by `connect` before the I/O thread is told to begin, and read by both.
+        # `connect` writes this before the I/O thread begins to connect; both threads read it.
         self._links: dict[int, PeerConnection] = {}
-        # The I/O thread's own from here on.
+        # Only the I/O thread uses the attributes from here on.
         self._post: Post = _ignore
         self._on_frames: OnFrames = _ignore
         self._on_lost: OnLost = _ignore
         self._begun = False
-        self._early: dict[int, PendingConnection] = {}  # greeted before `connect`, by ordinal
+        self._early: dict[int, PendingConnection] = {}  # accepted before `connect`, by ordinal
         self._strangers: set[PendingConnection] = set()
         self._linking_until = NEVER
         self._closing_until = NEVER
@@ -140,7 +148,7 @@ class SocketExchange:
 
     def _command(self, action: Callable[[], None]) -> None:
         self._commands.append(action)
-        with contextlib.suppress(OSError):  # a full pipe wakes as well; after the end nobody does
+        with contextlib.suppress(OSError):  # a full socket wakes it too, or the thread has ended
             self._wake_write.send(b"\0")
 
     def _run(self) -> None:
@@ -157,7 +165,7 @@ class SocketExchange:
             self._free()
 
     def _handle(self, owner: object, events: int) -> None:
-        # An earlier event of the same round may have closed what this one is about.
+        # An earlier event of the same round may have closed the connection of this event.
         match owner:
             case PeerConnection():
                 if events & selectors.EVENT_WRITE and owner.socket is not None:
@@ -191,7 +199,7 @@ class SocketExchange:
             elif peer > self._ordinal:
                 self._dial(self._links[peer], address)
         for stranger in self._early.values():
-            stranger.socket.close()  # by the plan it has nothing to say to this slot
+            stranger.socket.close()  # the deployment does not list it as a peer of this slot
         self._early.clear()
         self._close_listener_when_linked()
 
@@ -208,7 +216,7 @@ class SocketExchange:
         self._selector.register(connection, selectors.EVENT_WRITE, stranger)
 
     def _say_hello(self, stranger: PendingConnection) -> None:
-        """The connection that was dialled is there, or is not to be had."""
+        """Send the handshake request, now that the dialled connection is made or has failed."""
         if stranger.link is None:
             raise InternalError("an accepted connection waits to be connected")
         receiver = stranger.link.peer
@@ -216,8 +224,8 @@ class SocketExchange:
             job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=receiver
         )
         try:
-            stranger.socket.send(own_frame(hello))  # far below what an empty socket takes
-        except OSError as error:  # also what a connection that failed says now
+            stranger.socket.send(own_frame(hello))  # always fits into the buffer of a new socket
+        except OSError as error:  # also raised if the connection was not made
             self._forget(stranger)
             self._lose(stranger.link, f"it cannot be reached: {error}")
             return
@@ -229,7 +237,7 @@ class SocketExchange:
         try:
             connection, _ = self._listener.socket.accept()
         except OSError:
-            return  # it hung up while it waited
+            return  # the peer closed the connection while it waited
         if len(self._strangers) >= STRANGERS_MAX:
             connection.close()
             return
@@ -263,7 +271,7 @@ class SocketExchange:
         answer = own_frame(
             HandshakeAccepted() if reason is None else HandshakeRejected(reason=reason)
         )
-        with contextlib.suppress(OSError):  # if it is gone, the first read says so
+        with contextlib.suppress(OSError):  # if the peer is gone, the first read detects it
             stranger.socket.send(answer)
         if reason is not None:
             self._forget(stranger)
@@ -278,14 +286,14 @@ class SocketExchange:
     def _attach(
         self, stranger: PendingConnection, link: PeerConnection, frames: list[Frame]
     ) -> None:
-        # The folder goes before frames flow: a slot that is killed at work leaves none behind.
+        # Remove the folder before frames flow, so that a slot that is killed later leaves none.
         self._close_listener_when_linked(link)
         link.attach(stranger.socket)
         self._selector.register(stranger.socket, _interest(link), link)
         self._deliver(link, frames)
 
     def _close_listener_when_linked(self, last: PeerConnection | None = None) -> None:
-        """Close it if no connection is still to come, other than of `last`."""
+        """Close the listener if all links except `last` have their connection."""
         if not any(_open(link) and link is not last for link in self._links.values()):
             self._linking_until = NEVER
             self._close_listener()
@@ -293,7 +301,7 @@ class SocketExchange:
     # --- frames ---------------------------------------------------------------------------------
 
     def _watch(self, link: PeerConnection) -> None:
-        """Have the selector look for what the link needs now."""
+        """Register the events that the link needs now."""
         if link.socket is not None:
             self._selector.modify(link.socket, _interest(link), link)
 
@@ -315,7 +323,7 @@ class SocketExchange:
         self._deliver(link, frames)
 
     def _deliver(self, link: PeerConnection, frames: list[Frame]) -> None:
-        """One action for all frames of a read; a goodbye can only be the last of them."""
+        """Post one action for all frames of a read. `EndOfStream` can only be the last of them."""
         own = frames and frames[-1][0] == OWN_CHANNEL
         said = frames.pop()[1] if own else None
         if frames:
@@ -328,7 +336,7 @@ class SocketExchange:
             self._lose(link, "it said something else than goodbye")
 
     def _lose(self, link: PeerConnection, why: str) -> None:
-        """A link that ends without a goodbye."""
+        """Close a link that ends without `EndOfStream`, and post `on_lost`."""
         if link.closed:
             return
         self._drop(link)
@@ -348,7 +356,7 @@ class SocketExchange:
     # --- time and the end -----------------------------------------------------------------------
 
     def _timeout(self) -> float | None:
-        """Seconds until something is due; None while nothing is."""
+        """Return the seconds until the next deadline; None if there is no deadline."""
         deadlines = [stranger.deadline for stranger in self._strangers]
         due = min(self._linking_until, self._closing_until, *deadlines, NEVER)
         return None if due == NEVER else max(0.0, due - time.monotonic())
@@ -370,7 +378,7 @@ class SocketExchange:
         self._closing_until = time.monotonic() + CLOSE_TIMEOUT_S
         for link in self._links.values():
             if _open(link) and link.drained:
-                self._drop(link)  # nothing was ever to be said to it
+                self._drop(link)  # it has no connection and no data waits for it
             else:
                 link.send(OWN_CHANNEL, (GOODBYE,))
                 self._watch(link)
@@ -380,7 +388,7 @@ class SocketExchange:
         self._close_listener_when_linked()
 
     def _ended(self) -> bool:
-        """Whether the exchange was closed, and every peer has hung up or had its time."""
+        """Return whether the exchange was closed, and every link is closed or the time is over."""
         if self._closing_until == NEVER:
             return False
         late = time.monotonic() >= self._closing_until
@@ -404,7 +412,7 @@ class SocketExchange:
 
 
 def _open(link: PeerConnection | None) -> bool:
-    """Whether a connection is still to come."""
+    """Return whether the connection of the link is still missing."""
     return link is not None and link.socket is None and not link.closed
 
 
@@ -413,4 +421,4 @@ def _interest(link: PeerConnection) -> int:
 
 
 def _ignore(*_: object) -> None:
-    """Where actions go before `connect` and while the exchange closes."""
+    """Ignore actions before `connect` and while the exchange closes."""

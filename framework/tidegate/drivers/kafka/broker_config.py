@@ -1,9 +1,8 @@
-"""What a node of the embedded broker is told: its server.properties, and ports that were free.
+"""The configuration of a node of the embedded broker: its server.properties, and free ports.
 
-Every node is broker and controller at once and listens on the loopback address only. Settings are
-chosen for tests and trials (quick coordinators, small internal topics), never for throughput, and
-leave Kafka's limits on transactions as they are, because those are what tidegate is checked
-against.
+Every node is both broker and controller, and listens on the loopback address only. The settings are
+chosen for tests and trials (quick coordinators, small internal topics) and not for throughput. They
+do not change Kafka's limits on transactions, because tidegate is tested against those limits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ REPLICAS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class NodePorts:
-    """Where a node listens: for clients, and for the other controllers."""
+    """The ports of a node: for clients, and for the other controllers."""
 
     client: int
     controller: int
@@ -30,10 +29,11 @@ class NodePorts:
 def server_properties(
     node: int, ports: Sequence[NodePorts], home: Path, overrides: Mapping[str, str]
 ) -> str:
-    """The text of server.properties for `node` (from 0) of a cluster that listens on `ports`.
+    """Return the text of server.properties for `node` (from 0) of a cluster that listens on
+    `ports`.
 
     Raises:
-        UserError: an override holds a line break.
+        UserError: an override contains a line break.
     """
     replicas = min(len(ports), REPLICAS_MAX)
     in_sync = max(1, replicas - 1)
@@ -48,7 +48,7 @@ def server_properties(
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         "log.dirs": home / "data",
-        # A missing topic is an error that tidegate reports; a broker that invents it hides that.
+        # A missing topic is an error that tidegate must report; automatic creation would hide it.
         "auto.create.topics.enable": "false",
         "default.replication.factor": replicas,
         "min.insync.replicas": in_sync,
@@ -58,7 +58,7 @@ def server_properties(
         "transaction.state.log.min.isr": in_sync,
         "transaction.state.log.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # A killed broker may register again only when its session has ended: keep that short.
+        # A killed broker can register again only after its session has ended, so keep it short.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
         "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,  # default 128 MiB: half of the heap
@@ -67,22 +67,23 @@ def server_properties(
         if "\n" in f"{key}{value}":
             message = f"The broker setting {key!r} holds a line break; a setting is one line."
             raise UserError(message)
-    # Backslashes start an escape in Java's format of properties.
+    # In Java's properties format, a backslash starts an escape sequence.
     return "".join(
         f"{key}={str(value).replace(chr(92), chr(92) * 2)}\n" for key, value in settings.items()
     )
 
 
 def bootstrap_servers(ports: Sequence[NodePorts]) -> str:
-    """`HOST:PORT` of every node, separated by commas."""
+    """Return the `HOST:PORT` of every node, separated by commas."""
     return ",".join(f"{HOST}:{each.client}" for each in ports)
 
 
 def choose_ports(nodes: int, wanted: Sequence[NodePorts] = ()) -> list[NodePorts]:
-    """Ports for each node, which were free a moment ago: those `wanted` as far as they are.
+    """Return ports for each node that are free now. Use the `wanted` ports as far as they are free.
 
-    All are held until all are known, so that no two are the same. Another process can still take
-    one before the broker does: its log then says so, and the caller chooses again.
+    All ports are held until all are known, so that no two are the same. Another process can still
+    take a port before the broker binds it. The broker's log then shows that, and the caller chooses
+    again.
     """
     numbers = [number for each in wanted[:nodes] for number in (each.client, each.controller)]
     numbers += [0] * (2 * nodes - len(numbers))

@@ -1,12 +1,12 @@
-"""One process of the embedded broker: started, recognised again later, stopped.
+"""One process of the embedded broker: it is started, recognised again later, and stopped.
 
-A process is its pid and its start time: a pid alone may belong to somebody else by the time that
-`tidegate kafka down` reads it from a file. A process outlives its starter (a standing broker) or
-dies with it (`owned`). Kernel and file system are read here; nobody else in this room does so.
+A process is identified by its pid and its start time. A pid alone may belong to another process
+when `tidegate kafka down` reads it from a file. A process outlives its starter (a permanent broker)
+or dies with it (`owned`). Only this module asks the kernel about broker processes.
 
-The kernel's request to die with the owner counts for the *thread* that started the process, so an
-owned broker is started from the main thread, or from a thread here that lives as long as the
-process.
+The kernel applies the request to die with the owner to the *thread* that started the process. So an
+owned broker is started from the main thread, or from a thread of this module that lives as long as
+the owner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tidegate.drivers.kafka.java import java_environment
 
-POLL_S = 0.02  # how often a process that is not our child is looked at
+POLL_S = 0.02  # the pause between two checks whether a process has ended
 LINUX = sys.platform == "linux"
 
 
@@ -40,10 +40,11 @@ class BrokerProcess:
 
     @classmethod
     def launch(cls, command: Sequence[str], *, log: Path, owned: bool) -> BrokerProcess:
-        """Start `command` with its output appended to `log`, in a session of its own.
+        """Start `command` in a session of its own, with its output appended to `log`.
 
-        A session of its own, because Ctrl-C in a terminal must not reach the broker before its
-        clients. On systems other than Linux `owned` ends with `stop`, not with a killed owner.
+        The session is separate, because Ctrl-C in a terminal must not reach the broker before its
+        clients. On systems other than Linux, an `owned` process does not die with a killed owner:
+        it ends only at `stop`.
         """
         if owned and LINUX:
             script = str(Path(__file__).with_name("die_with_parent.py"))
@@ -57,7 +58,7 @@ class BrokerProcess:
 
     @classmethod
     def read(cls, path: Path) -> BrokerProcess | None:
-        """The process that a pid file names, if it still runs."""
+        """Return the process in a pid file. None if it has ended or the file cannot be used."""
         try:
             pid, _, started = path.read_text(encoding="utf-8").strip().partition(" ")
             found = cls(int(pid), started)
@@ -66,25 +67,25 @@ class BrokerProcess:
         return found if found.alive() else None
 
     def write(self, path: Path) -> None:
-        """Write the pid file that `read` understands."""
+        """Write the pid file that `read` reads."""
         path.write_text(f"{self.pid} {self._started}\n", encoding="utf-8")
 
     def alive(self) -> bool:
-        """Whether it runs; one that has ended and was not yet waited for does not."""
+        """Return whether the process runs. A zombie process does not run."""
         if self._child is not None:
             return self._child.poll() is None
         return start_time(self.pid) == self._started
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; does nothing where the process has ended."""
+        """Send a signal. Do nothing if the process has ended."""
         if self.alive():
             try:
                 os.kill(self.pid, number)
             except ProcessLookupError:
-                return  # ended in between, which is what was wanted
+                return  # the process has ended in between
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; False if it still runs after `timeout_s` seconds."""
+        """Wait for the process to end. Return False if it still runs after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while self.alive():
             if time.monotonic() > deadline:
@@ -94,13 +95,15 @@ class BrokerProcess:
 
 
 def start_time(pid: int) -> str | None:
-    """When the process `pid` was started, in a form only good for comparing; None if it is gone."""
+    """Return the start time of the process `pid`, in a form that is only useful for comparison.
+    None if the process is gone or a zombie.
+    """
     if LINUX:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             return None
-        # The command's name is in brackets and may hold anything: count from the last bracket.
+        # The command's name is in brackets and may contain any text: count from the last bracket.
         fields = stat.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     answer = subprocess.run(

@@ -1,13 +1,14 @@
-"""The connection of control messages: kafka-python's protocol layer, below its public API.
+"""The connection for requests to coordinators and brokers, on kafka-python's protocol layer, below
+its public API.
 
-librdkafka can neither describe a transaction nor end one that another process wrote, so requests to
-coordinators and brokers are made here and sent as they are. This module connects, finds
-coordinators, retries what may succeed later and translates what the library raises; what is asked,
-and what an answer means, is its users' matter (`transactions`, `inspection`). From any thread.
+librdkafka can neither describe a transaction nor end a transaction of another process, so such
+requests are sent as raw protocol messages. This module connects, finds coordinators, retries
+requests that may succeed later, and translates the library's errors. Its users make the requests
+and interpret the answers (`transactions`, `topic_facts`, `inspection`). Any thread may call it.
 
-kafka-python remembers the coordinator of each id and never forgets one by itself, so that one
-failover would break it for good: every error that a moved or dead coordinator can cause drops what
-is known here.
+kafka-python caches the coordinator of each id and never drops one itself, so one failover would
+break it permanently. Therefore every error that a moved or dead coordinator can cause drops the
+cached coordinator.
 """
 
 from __future__ import annotations
@@ -37,22 +38,34 @@ from tidegate.ids import TransactionalId
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S: Final = 8.0
-"""For the first connection: with one retry by the caller still within the 10 s after which a user
-is told that no broker answers."""
+"""The maximum time for the first connection, in seconds. The user must get the report that no
+broker answers within 10 s, including one retry by the caller.
+"""
 FIRST_TRY_MS: Final = 1_000
-"""For the first broker that is tried, and twice as long for each that follows: the library gives
-all of the time to the first, although that may be on a host that is gone, and others answer."""
+"""The maximum time to connect to the first broker, in milliseconds; it doubles for each further
+broker. The library would spend all of the time on the first broker, even if its host is gone and
+other brokers would answer.
+"""
 REQUEST_TIMEOUT_MS: Final = 10_000
-"""A coordinator that is silent for so long is looked up again; the default would be 30 s."""
+"""The time after which a silent coordinator is looked up again, in milliseconds. The default would
+be 30 s.
+"""
 RECONNECT_BACKOFF_MAX_MS: Final = 1_000
-"""The default of 30 s made a commit 5 to 10 s late after a broker's restart."""
+"""The maximum pause before a reconnect, in milliseconds. With the default of 30 s, a commit was 5
+to 10 s late after a broker's restart.
+"""
 RETRY_PAUSE_S: Final = (0.02, 0.5)
-"""First and longest pause: a busy coordinator is free after 7 to 35 ms, a failover takes
-seconds."""
+"""The first and the longest pause between retries, in seconds. A busy coordinator is free after 7
+to 35 ms, a failover takes seconds.
+"""
 IN_FLIGHT: Final = 4
-"""Calls at a time. The client refuses a sixth request on a connection; one is left for metadata."""
+"""The maximum number of concurrent calls. The client refuses a sixth request on a connection, and
+one request is reserved for metadata.
+"""
 COORDINATORS_MAX: Final = 10_000
-"""Cached coordinators of transactional ids, about 2 MB; every attempt brings new ids."""
+"""The maximum number of cached coordinators of transactional ids, about 2 MB. Every attempt adds
+new ids.
+"""
 STATE_TOPIC: Final = "__transaction_state"
 
 RETRY: Final = (
@@ -74,19 +87,21 @@ RETRY: Final = (
     theirs.CorrelationIdError,
     theirs.UnknownError,
 )
-"""The same request may succeed later. All but the first may mean that the coordinator is
-elsewhere."""
+"""The errors after which the same request may succeed later. All except the first may mean that the
+coordinator has moved.
+"""
 FOREIGN: Final = (theirs.KafkaError, OSError, RuntimeError, ValueError)
-"""All that the library raises when Kafka is at fault (ValueError: a state that it does not
-know)."""
+"""The exceptions that the library raises for a failure of Kafka (ValueError: a transaction state
+that the library does not know).
+"""
 
 
 class CoordinatorConnection:
     """A connection to one cluster, made at the first call.
 
-    `deadline_s` bounds what `retried` tries, then KafkaUnavailableError. `rights` is the sentence
-    that tells a principal without them what to grant. ConfigError for a security setting that
-    cannot be applied is raised by the constructor.
+    `retried` tries for `deadline_s` seconds and then raises KafkaUnavailableError. `rights` is the
+    sentence in an error message that says which missing right to grant. The constructor raises
+    ConfigError for a security setting that cannot be applied.
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float, rights: str) -> None:
@@ -101,7 +116,7 @@ class CoordinatorConnection:
         _quiet()
 
     def close(self) -> None:
-        """Close the connections for good; calls that are under way, or come later, fail."""
+        """Close the connections permanently. Calls in progress and later calls fail."""
         with self._connecting:
             self._closed = True
             if self._admin is not None:
@@ -109,10 +124,10 @@ class CoordinatorConnection:
                 self._admin = None
 
     def client(self) -> Any:
-        """The connected client; the first caller connects, others wait for it.
+        """Return the connected client. The first caller connects, and other callers wait for it.
 
-        KafkaUnavailableError after `close`: a thread that comes late would leave a client that
-        nobody closes.
+        KafkaUnavailableError after `close`: otherwise a late thread would make a client that is
+        never closed.
         """
         with self._connecting:
             if self._closed:
@@ -145,7 +160,7 @@ class CoordinatorConnection:
             attempt.done()
 
     def ask(self, transactional_id: TransactionalId, request: Any) -> Any:
-        """Send one request to the coordinator of an id."""
+        """Send one request to the coordinator of an id and return the answer."""
         client = self.client()
         manager = client._manager
 
@@ -168,10 +183,10 @@ class CoordinatorConnection:
     def retried(
         self, what: str, once: Callable[[], T], transactional_id: TransactionalId | None
     ) -> T:
-        """What `once` returns, tried again while its error may pass.
+        """Return the result of `once`; call it again after an error that may be temporary.
 
-        `what` completes "could not ..."; the id's coordinator is looked up again where the error
-        may mean that it moved.
+        `what` completes "could not ..." in error messages. If an error may mean that the id's
+        coordinator has moved, the coordinator is looked up again.
         """
         end = time.monotonic() + self._deadline_s
         pause, longest = RETRY_PAUSE_S
@@ -194,8 +209,8 @@ class CoordinatorConnection:
                 raise self.translated(what, error) from None
 
     def forget(self, transactional_id: TransactionalId | None, error: Exception) -> None:
-        """Drop what the error says of the connections, and the cached coordinator of the id, unless
-        the answer shows that it is the right one.
+        """Drop the cached coordinator of the id, unless the error shows that it is the right one.
+        Also repair the client as the error requires: look up brokers again, or close connections.
         """
         if isinstance(error, theirs.ConcurrentTransactionsError) or self._admin is None:
             return
@@ -210,12 +225,14 @@ class CoordinatorConnection:
         if isinstance(error, theirs.RequestTimedOutError):
             manager.run(_close_silent, manager)
         if isinstance(error, theirs.KafkaConnectionError):
-            # The library leaves the socket of each failed connection in a cycle. A slot collects so
-            # rarely that an outage could use up its file descriptors.
+            # The library leaves the socket of each failed connection in a reference cycle. A slot
+            # collects garbage so rarely that an outage could use up its file descriptors.
             gc.collect(1)
 
     def translated(self, what: str, error: Exception) -> TidegateError:
-        """An error of the library as one of ours; `what` completes "could not ..."."""
+        """Return the error of tidegate for an error of the library. `what` completes "could not
+        ..." in the message.
+        """
         if isinstance(error, theirs.SaslAuthenticationFailedError):
             return KafkaNotAuthorisedError(
                 f"Kafka at {self.servers} refused the credentials of kafka.properties "
@@ -231,15 +248,15 @@ class CoordinatorConnection:
 
 
 async def _look_for_brokers(manager: Any) -> None:
-    """Have the library learn of the brokers anew: one that came back while it was connected stays
-    unknown to it for five minutes, whoever else names it.
+    """Make the library request the list of brokers again. Otherwise a broker that came back while
+    the library was connected stays unknown to it for five minutes, even if other answers name it.
     """
     manager.cluster.request_update()
 
 
 async def _close_silent(manager: Any) -> None:
-    """Close the connections that wait for nothing and have had no answer for as long as the request
-    that timed out: the next would wait as long on each if a firewall or a host has forgotten them.
+    """Close idle connections that have received no data for as long as the request that timed out.
+    If a firewall or a host has dropped them, the next request on each would also wait that long.
     """
     heard_before = time.monotonic() - REQUEST_TIMEOUT_MS / 1000
     for connection in list(manager._conns.values()):
@@ -249,10 +266,10 @@ async def _close_silent(manager: Any) -> None:
 
 
 class _FirstConnection:
-    """Listens to the library's first connection, of which it only logs why it failed.
+    """Observes the library's first connection, because the library only logs why it failed.
 
-    Refused credentials end it at once: without this they are tried until the timeout. A broker that
-    says nothing leaves time for the others.
+    Refused credentials end the first connection at once. Otherwise the library would try them until
+    the timeout. A silent broker gets only part of the time, so that other brokers are tried too.
     """
 
     def __init__(self) -> None:
@@ -260,8 +277,8 @@ class _FirstConnection:
         self._made: list[Any] = []
 
     def client(self, **settings: Any) -> Any:
-        """Make what the library would make, without metrics that nobody reads (an eighth of what a
-        request costs), and listen to its failures.
+        """Make the client that the library would make, and observe its failures. The client has no
+        metrics, because they are unused and cost an eighth of the time of a request.
         """
         made = KafkaNetClient(**{**settings, "metrics": None})
         self._made.append(made)
@@ -269,7 +286,7 @@ class _FirstConnection:
         back_off = manager.update_backoff
 
         def noted(node_id: object) -> object:
-            self.failure = sys.exc_info()[1] or self.failure  # called while it is handled
+            self.failure = sys.exc_info()[1] or self.failure  # called while the library handles it
             if isinstance(self.failure, theirs.SaslAuthenticationFailedError):
                 raise self.failure
             return back_off(node_id)
@@ -287,27 +304,29 @@ class _FirstConnection:
         return made
 
     def done(self) -> None:
-        """Listen no more."""
+        """Stop observing."""
         for made in self._made:
             for name in ("update_backoff", "get_connection"):
                 vars(made._manager).pop(name, None)
 
     def abandon(self) -> None:
-        """Close what the library leaves behind when it cannot connect: a thread, sockets."""
+        """Close the thread and the sockets that the library leaves behind if it cannot connect."""
         for made in self._made:
             made.close()
             made._manager._net.stop()
 
 
 def raise_for(error_code: int) -> None:
-    """Raise the library's error of an answer's code, if it is one."""
+    """Raise the library's error for an answer's code, unless the code is 0."""
     if error_code:
         error = theirs.for_code(error_code)
         raise error()
 
 
 def _quiet() -> None:
-    """The library logs what it raises, and each retry, as errors; what it raises is enough."""
+    """Silence the library's log, unless its level is set. The library logs each retry and each
+    exception that it raises as errors, and the exceptions are enough.
+    """
     logger = logging.getLogger("kafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)

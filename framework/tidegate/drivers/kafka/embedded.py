@@ -1,19 +1,19 @@
 """Apache Kafka itself, without Docker or an installed Java, for trials, tests and the demo.
 
-`EmbeddedKafka.start` brings up a KRaft cluster of one or more nodes on the loopback address from
-the locked jars (`jars`) on the pinned runtime (`java`), and returns when it answers (`ready`). It
-is the real server and no imitation; it is not a way to run Kafka in production. The command
-`tidegate kafka` uses it for a standing broker, the demo and the integration tests for one that dies
-with them.
+`EmbeddedKafka.start` starts a KRaft cluster of one or more nodes on the loopback address. It uses
+the locked jars (`jars`) and the pinned runtime (`java`), and returns when the cluster answers
+(`ready`). The cluster is the real server and not an imitation. It is not meant for production. The
+command `tidegate kafka` uses this module for a permanent broker; the demo and the integration tests
+use it for a broker that dies with them.
 
-A cluster is its directory:
+A cluster is stored in its directory:
 
     cluster.json        version, ports, cluster id: a start on the same directory keeps all three
-    lock                held while somebody starts it
+    lock                held while a process starts the cluster
     <node>/             server.properties, data/, log, log.previous, and pid while it runs
 
-Invariant: a directory is never formatted twice and never started by two processes at once; ports
-are kept from start to start as long as nobody else has taken them.
+Invariant: a directory is never formatted twice, and two processes never start it at the same time.
+Each start uses the same ports again, unless another process has taken them.
 """
 
 from __future__ import annotations
@@ -44,42 +44,45 @@ from tidegate.drivers.kafka.ready import wait_ready
 from tidegate.errors import KafkaError, UserError, check
 from tidegate.private_files import make_private_folder
 
-START_TIMEOUT_S = 90.0  # 1.0 to 4 s on a quiet machine; a busy one has been seen to need 20
-STOP_TIMEOUT_S = 30.0  # 0.4 s; 2 s when it writes its archive; 5 s for three nodes
-STARTS_MAX = 3  # a port may be taken between our choice and the broker's bind, rarely twice
+START_TIMEOUT_S = 90.0  # a start takes 1.0 to 4 s on an idle machine; a busy one has needed 20 s
+STOP_TIMEOUT_S = 30.0  # a stop takes 0.4 s; 2 s if it writes the archive; 5 s for three nodes
+STARTS_MAX = 3  # a port may be taken between the choice and the broker's bind, rarely twice
 LOG_LINES_SHOWN = 15
 NODES_MAX = 9
 
 Properties = Mapping[str, str] | Callable[[int, Sequence[NodePorts]], Mapping[str, str]]
-"""Settings of every node, or a function of a node (from 0) and the ports of all nodes."""
+"""The settings of every node, or a function that returns the settings of a node. Its arguments are
+the node (from 0) and the ports of all nodes.
+"""
 
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cluster.json` says about a cluster."""
+    """The content of `cluster.json`."""
 
     version: str
     cluster_id: str
     ports: list[NodePorts]
     archive: Path
-    """Where the class-data archive goes that the first node may write at its end."""
+    """The path of the class-data archive that the first node may write at its exit."""
 
 
 class _PortTakenError(Exception):
-    """Another process was faster than our broker; choose again."""
+    """Another process has taken a port before the broker; the caller chooses again."""
 
 
 class EmbeddedKafka:
     """A cluster of Kafka that runs on this machine.
 
-    As a context manager it is stopped at the end of the block. Its data stays in its directory.
+    As a context manager, it stops the cluster at the end of the block. The data stays in the
+    directory.
     """
 
     def __init__(
         self, directory: Path, cluster: ClusterFile, processes: list[BrokerProcess | None]
     ) -> None:
-        """Not for users: `start` and `attach` make one."""
+        """Make the object; users call `start` or `attach` instead."""
         self.directory = directory
         self._cluster = cluster
         self._processes = processes
@@ -101,19 +104,19 @@ class EmbeddedKafka:
         """Start a cluster with its data in `directory` and return when it is ready.
 
         Args:
-            version: of Kafka; one that has a lock, see `jars.VERSIONS`.
-            directory: made if it is not there; with data of an earlier start, that is used.
-            nodes: each is broker and controller.
-            owned: the brokers die with this process, also when it is killed (on Linux).
-            properties: added to each node's server.properties, or in place of ours. As a function
-                it is called again where a port was taken and others are tried.
-            report: is told about the progress of a download in short lines.
-            timeout_s: seconds that it may take to get ready.
+            version: the version of Kafka, one that has a lock (see `jars.VERSIONS`).
+            directory: made if it does not exist. Data of an earlier start in it is used.
+            nodes: the number of nodes; each is broker and controller.
+            owned: whether the brokers die with this process, even if it is killed (on Linux).
+            properties: added to each node's server.properties, or replace its defaults. A function
+                is called again if a port was taken and other ports are tried.
+            report: called with short lines about the progress of a download.
+            timeout_s: the maximum time until the cluster is ready, in seconds.
 
         Raises:
-            UserError: the extra `broker` is missing, no such version, the directory holds another
-                version or number of nodes, or its cluster runs already.
-            KafkaError: it did not start; the message ends with the last lines of its log.
+            UserError: the extra `broker` is missing, the version is unknown, the directory has data
+                of another version or number of nodes, or its cluster already runs.
+            KafkaError: the cluster did not start; the message ends with the last lines of its log.
             ExternalError: a download failed.
         """
         if not 1 <= nodes <= NODES_MAX:
@@ -153,7 +156,9 @@ class EmbeddedKafka:
 
     @classmethod
     def attach(cls, directory: Path) -> Self | None:
-        """The cluster that runs on `directory`, wholly or in part; None if none does."""
+        """Return the cluster of which at least one node runs on `directory`; None if no node
+        runs.
+        """
         directory = directory.absolute()
         cluster = _read_cluster(directory)
         if cluster is None:
@@ -167,12 +172,12 @@ class EmbeddedKafka:
 
     @property
     def bootstrap(self) -> str:
-        """`HOST:PORT` of every node, separated by commas, as `bootstrap.servers` wants it."""
+        """The `HOST:PORT` of every node, separated by commas, as `bootstrap.servers` needs it."""
         return bootstrap_servers(self._cluster.ports)
 
     @property
     def pids(self) -> list[int]:
-        """The process of each node as last started, also of one that has ended (0: unknown)."""
+        """The pid of each node's last process, even if the process has ended (0: unknown)."""
         return [each.pid if each else 0 for each in self._processes]
 
     @property
@@ -181,11 +186,13 @@ class EmbeddedKafka:
         return [each is not None and each.alive() for each in self._processes]
 
     def log(self, node: int = 0) -> Path:
-        """The file with a node's output."""
+        """Return the path of the file with a node's output."""
         return self._home(node) / "log"
 
     def stop(self) -> None:
-        """Stop every node in order, or by force where that takes too long; again does nothing."""
+        """Stop every node normally, and kill a node that takes too long. Stopping a stopped cluster
+        does nothing.
+        """
         for each in self._processes:
             if each is not None:
                 each.signal(signal.SIGTERM)
@@ -197,20 +204,20 @@ class EmbeddedKafka:
         keep_archive(self._recording(0), self._cluster.archive)
 
     def kill(self, node: int = 0) -> None:
-        """End a node's process by SIGKILL and wait until it is gone; its data stays."""
+        """End a node's process by SIGKILL and wait until it is gone. Its data stays."""
         process = self._processes[node]
         if process is not None:
             process.signal(signal.SIGKILL)
             check(process.wait(STOP_TIMEOUT_S), f"process {process.pid} outlived SIGKILL")
 
     def restart(self, *nodes: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start nodes (the first, if none is named) again on their data and ports, all of them
-        together, ending first those that run.
+        """Start nodes again on their data and ports, after killing those that run. Without
+        arguments, restart the first node.
 
-        Together, because of a cluster most of whose nodes are down none gets ready alone.
+        The nodes start together, because no single node gets ready while most nodes are down.
 
         Raises:
-            KafkaError: it did not start; the message ends with the last lines of its log.
+            KafkaError: a node did not start; the message ends with the last lines of its log.
         """
         chosen = nodes or (0,)
         for node in chosen:
@@ -224,12 +231,13 @@ class EmbeddedKafka:
                 raise self._not_started(chosen[0], "a port is taken") from None
 
     def upgrade(self, node: int, version: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Stop a node in order and start it on its data with another version of Kafka.
+        """Stop a node normally and start it on its data with another version of Kafka.
 
-        One step of a rolling upgrade; nodes that are restarted later start with that version, too.
+        This is one step of a rolling upgrade. Nodes that are restarted later also start with that
+        version.
 
         Raises:
-            UserError: no such version.
+            UserError: the version is unknown.
             KafkaError: the node did not start; the message ends with the last lines of its log.
         """
         java = find_java(version, lambda _: None)
@@ -269,7 +277,7 @@ class EmbeddedKafka:
             for node in nodes:
                 self._launch(node)
             self._wait_ready(timeout_s)
-        except BaseException:  # whatever it was, no half-started cluster stays
+        except BaseException:  # after any error, no node of the cluster may stay
             for node in nodes:
                 self.kill(node)
                 self._pid_file(node).unlink(missing_ok=True)
@@ -318,7 +326,7 @@ class EmbeddedKafka:
                         raise _PortTakenError
                     raise self._not_started(node, "its process has ended")
 
-        # Of a cluster with dead nodes the living ones cannot name all: then only they are asked.
+        # If some nodes are dead, the running ones do not list all nodes, so only they are expected.
         asked = [ports[node] for node in waiting]
         if not wait_ready(asked, warm=True, timeout_s=timeout_s, still_alive=still_alive):
             raise self._not_started(0, f"it gave no answer in {timeout_s:.0f} s")
@@ -356,7 +364,7 @@ def wipe(directory: Path) -> None:
     """Delete a cluster with its data.
 
     Raises:
-        UserError: it runs.
+        UserError: the cluster runs.
     """
     if EmbeddedKafka.attach(directory) is not None:
         message = f"The broker on the data in {directory} runs: stop it before deleting its data."
@@ -366,7 +374,7 @@ def wipe(directory: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    # The lock goes with the process that holds it, however that ends.
+    # The lock is released when its process ends, in whatever way.
     with (directory / "lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,13 +1,15 @@
-"""Transactions of a whole cluster from outside: `TransactionInspector` of `ports/inspection.py`.
+"""Inspection of the transactions of a whole cluster: `TransactionInspector` of
+`ports/inspection.py`.
 
-The requests are KIP-664's: ListTransactions and DescribeTransactions of coordinators,
-DescribeProducers of partition leaders, and WriteTxnMarkers for what hangs. How each is used
+The requests are those of KIP-664: ListTransactions and DescribeTransactions to coordinators,
+DescribeProducers to partition leaders, and WriteTxnMarkers for hanging transactions. Their use
 follows Kafka's own tool, `kafka-transactions.sh` (TransactionsCommand and AbortTransactionHandler
-of Apache Kafka); the method of kafka-python that bears its name finds old transactions instead of
-hanging ones. Used by the command line only, from one thread.
+of Apache Kafka). The method of kafka-python with that name finds old transactions instead of
+hanging ones. Only the command line uses this module, from one thread.
 
-One broker that does not answer is told, not raised: somebody who looks here often has one that is
-down. Of a broker that has answered nothing is left out silently.
+A broker that does not answer is part of the result and not an error, because users often inspect a
+cluster while one of its brokers is down. If a broker answers, no part of its answer is omitted
+silently.
 """
 
 from __future__ import annotations
@@ -49,15 +51,21 @@ RIGHTS: Final = (
     "CLUSTER_ACTION) on the cluster. Grant it, or use the credentials of somebody who has it."
 )
 DEADLINE_S: Final = 12.0
-"""Of what must be answered: longer than a failover of brokers takes with Kafka's defaults (9 s)."""
+"""The deadline in seconds of a request that must be answered. With Kafka's defaults, a failover of
+brokers takes 9 s, which is shorter.
+"""
 TRIES: Final = 3
 TRY_PAUSE_S: Final = 0.2
-"""Of what may be left out: a connection that broke is made anew, a coordinator that has just moved
-loads; a broker that is dead stays dead."""
+"""The pause in seconds between the `TRIES` of a request whose answer may be left out. In this time
+a broken connection is made again, or a coordinator that has just moved loads its state. More time
+would not help with a dead broker.
+"""
 NAMES_SHOWN: Final = 3
 
 _SILENT: Final = (theirs.KafkaTimeoutError, theirs.RequestTimedOutError)
-"""Ten seconds were waited already."""
+"""The errors after which a request is not tried again, because it has already waited ten
+seconds.
+"""
 _CHANGED: Final = (
     theirs.ProducerFencedError,
     theirs.InvalidProducerEpochError,
@@ -73,22 +81,22 @@ class _Metadata(NamedTuple):
 
 
 class KafkaTransactionInspector:
-    """An inspector of one cluster; connects at the first call.
+    """An inspector of one cluster. It connects at the first call.
 
-    ConfigError for a security setting that cannot be applied is raised by the constructor.
+    The constructor raises ConfigError for a security setting that cannot be applied.
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float = DEADLINE_S) -> None:
         self._control = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
 
     def cluster_id(self) -> str:
-        """The cluster's own id."""
+        """Return the cluster's id."""
         cluster = self._control.client()._manager.cluster.cluster_id
         check(cluster, "a connected client knows the cluster's id")
         return str(cluster)
 
     def brokers(self) -> dict[int, str]:
-        """The address, HOST:PORT, of each broker that is up."""
+        """Return the address, HOST:PORT, of each broker that is up, by broker id."""
         return self._metadata([STATE_TOPIC]).brokers
 
     def survey(
@@ -99,10 +107,10 @@ class KafkaTransactionInspector:
         producer_ids: Collection[int] = (),
         progress: Progress,
     ) -> ClusterTransactions:
-        """What every coordinator knows.
+        """Return the transactions that the coordinators know.
 
-        An id is known to the broker that leads its partition of the state topic. Where a leader
-        moves meanwhile an id could be passed over, so all are asked again.
+        The broker that leads an id's partition of the state topic knows the id. If a leader moves
+        during the survey, an id could be missed, so all brokers are asked again.
         """
         request = wire.list_transactions(states, producer_ids)
         before = self._metadata([STATE_TOPIC])
@@ -121,7 +129,9 @@ class KafkaTransactionInspector:
         )
 
     def describe(self, transactional_id: TransactionalId) -> Transaction | None:
-        """One id, asked of its coordinator."""
+        """Return the transaction of one id as its coordinator knows it. None if the coordinator
+        does not know the id.
+        """
         client = self._control.client()
 
         async def coordinator() -> int:
@@ -138,7 +148,9 @@ class KafkaTransactionInspector:
         return self._control.retried(what, once, transactional_id)
 
     def partitions(self, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Partitions with their leaders."""
+        """Return the leader of each partition of the topic, or of all topics; -1 for a partition
+        without a leader. RefusedError if the topic does not exist.
+        """
         found = {}
         for each in self._metadata(None if topic is None else [topic]).topics:
             if topic is not None:
@@ -150,7 +162,11 @@ class KafkaTransactionInspector:
     def open_transactions(
         self, leaders: Mapping[TopicPartition, int], *, progress: Progress
     ) -> OpenOnPartitions:
-        """Open transactions, as the leaders know them."""
+        """Return the open transactions as the leaders of the partitions know them.
+
+        KafkaNotAuthorisedError if the principal may not describe producers and no partition was
+        answered.
+        """
         found: dict[TopicPartition, tuple[ProducerState, ...]] = {}
         unasked: dict[str, list[TopicPartition]] = {}
         batches = list(wire.batches(leaders))
@@ -176,7 +192,9 @@ class KafkaTransactionInspector:
     def ends(
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
-        """The last stable offsets are asked first, so that none is seen beyond the end."""
+        """Return the end offsets of the partitions whose leaders answer. The last stable offsets
+        are requested first, so that none is higher than the end offset.
+        """
         found = {}
         for leader, origins in wire.batches(leaders):
             if leader < 0:
@@ -193,7 +211,9 @@ class KafkaTransactionInspector:
         return found
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
-        """The coordinator answers CONCURRENT_TRANSACTIONS for an open one, and aborts it."""
+        """Request the abort of a transaction from its coordinator. The coordinator answers
+        CONCURRENT_TRANSACTIONS if the transaction is open, and aborts it.
+        """
         name = transaction.transactional_id
 
         def once() -> AbortAnswer:
@@ -208,7 +228,7 @@ class KafkaTransactionInspector:
         return self._control.retried(f"abort transaction {name}", once, name)
 
     def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
-        """Sent to the partition's leader, whichever it is by then."""
+        """Write an abort marker into a partition. Each try sends it to the leader at that time."""
         where = f"{origin.topic}-{origin.partition}"
 
         def once() -> None:
@@ -258,7 +278,7 @@ class KafkaTransactionInspector:
         return _tried(once)
 
     def _described(self, broker: int, names: Sequence[TransactionalId]) -> list[Transaction]:
-        """Those of the ids that the broker, as their coordinator, knows."""
+        """Return the transactions of those ids that the broker knows as their coordinator."""
         found = []
         for start in range(0, len(names), wire.IDS_AT_ONCE):
             request = wire.describe_transactions(names[start : start + wire.IDS_AT_ONCE])
@@ -271,7 +291,7 @@ class KafkaTransactionInspector:
     def _open_on_one(
         self, leader: int, origins: Sequence[TopicPartition]
     ) -> Iterator[tuple[TopicPartition, Sequence[Any], str]]:
-        """Active producers of each partition, or why they are not known."""
+        """Yield the active producers of each partition, or the reason why they are not known."""
         if leader < 0:
             yield from ((origin, (), "it has no leader") for origin in origins)
             return
@@ -331,7 +351,9 @@ class KafkaTransactionInspector:
 
 
 def _leaders(known: _Metadata) -> dict[int, tuple[int, int]]:
-    """Leader and its epoch of each partition of the state topic; none where we may not see it."""
+    """Return the leader and the leader epoch of each partition of the state topic. Empty if the
+    principal may not describe the topic.
+    """
     return {
         part.partition_index: (part.leader_id, part.leader_epoch)
         for topic in known.topics
@@ -340,7 +362,9 @@ def _leaders(known: _Metadata) -> dict[int, tuple[int, int]]:
 
 
 def _leaderless(known: _Metadata) -> Iterator[str]:
-    """Ids whose partition of the state topic has no leader are known to nobody now."""
+    """Yield a phrase if partitions of the state topic have no leader, because no broker knows the
+    ids of those partitions now.
+    """
     leaders = _leaders(known)
     without = [part for part, (leader, _) in leaders.items() if leader not in known.brokers]
     if without:

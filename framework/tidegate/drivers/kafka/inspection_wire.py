@@ -1,7 +1,7 @@
-"""The requests of an inspector and how their answers read: kafka-python's classes on one side,
-`ports/inspection.py` on the other, and nothing that is sent.
+"""The requests of an inspector, and the decoding of their answers. The module translates between
+kafka-python's classes and `ports/inspection.py`, and sends nothing.
 
-Versions are pinned where a later one would mean something else.
+The version of a request is fixed where a later version would have another meaning.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ from tidegate.stream_elements import TopicPartition
 
 IDS_AT_ONCE: Final = 500
 PARTITIONS_AT_ONCE: Final = 500
-"""In one request. Kafka's own tool asks for as many: an answer stays far below a megabyte."""
+"""The maximum number of partitions in one request, as in Kafka's own tool. An answer stays far
+below a megabyte.
+"""
 LATEST: Final = -1
-"""The timestamp that asks for the end."""
+"""The timestamp that requests the end offset."""
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 ABORT_TIMEOUT_MS: Final = 60_000
-"""What an aborted id is left with at most: Kafka's default. Its next producer sets its own."""
+"""The maximum transaction timeout of an id after an abort, in milliseconds: Kafka's default. The
+next producer of the id sets its own timeout.
+"""
 MARKER_VERSION: Final = 1
-"""Of WriteTxnMarkers. From version 2 on a marker may claim to be of KIP-890's protocol, and must
-then have a higher epoch than the records that it ends: nobody knows one for what hangs."""
+"""The version of WriteTxnMarkers. From version 2 on, a marker may belong to the protocol of
+KIP-890. It must then have a higher epoch than the records that it ends, and no such epoch is known
+for a hanging transaction.
+"""
 
 MOVED: Final = frozenset(
     error.errno
@@ -48,11 +54,11 @@ MOVED: Final = frozenset(
         theirs.OffsetNotAvailableError,
     )
 )
-"""Errors of one partition that a move of its leader explains."""
+"""The errors of one partition that a move of its leader can cause."""
 
 
 def metadata(topics: Sequence[str] | None) -> Any:
-    """Brokers and these topics, or all; never creates one."""
+    """Return a request for the brokers and these topics, or all topics. It creates no topic."""
     row = MetadataRequest.MetadataRequestTopic
     return MetadataRequest(
         topics=None if topics is None else [row(name=name) for name in topics],
@@ -61,7 +67,9 @@ def metadata(topics: Sequence[str] | None) -> Any:
 
 
 def list_transactions(states: Collection[TransactionState], producer_ids: Collection[int]) -> Any:
-    """Empty means any. Filters by age and pattern are not used: brokers before 4.1 lack them."""
+    """Return a request for the ids in these states and of these producers; an empty argument means
+    any. It does not filter by age or pattern, because brokers before 4.1 lack those filters.
+    """
     return ListTransactionsRequest(
         state_filters=[state.value for state in states],
         producer_id_filters=list(producer_ids),
@@ -70,12 +78,12 @@ def list_transactions(states: Collection[TransactionState], producer_ids: Collec
 
 
 def describe_transactions(names: Sequence[TransactionalId]) -> Any:
-    """What a coordinator knows of its ids."""
+    """Return a request for the transactions of ids, to be sent to their coordinator."""
     return DescribeTransactionsRequest(transactional_ids=list(names))
 
 
 def describe_producers(origins: Sequence[TopicPartition]) -> Any:
-    """Active producers of partitions, asked of their leader."""
+    """Return a request for the active producers of partitions, to be sent to their leader."""
     return DescribeProducersRequest(
         topics=[
             DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
@@ -85,7 +93,9 @@ def describe_producers(origins: Sequence[TopicPartition]) -> Any:
 
 
 def list_ends(origins: Sequence[TopicPartition], isolation: int) -> Any:
-    """Ends of partitions for readers of one isolation level."""
+    """Return a request for the end offsets of partitions, as readers of one isolation level see
+    them.
+    """
     topic = ListOffsetsRequest.ListOffsetsTopic
     return ListOffsetsRequest(
         replica_id=-1,
@@ -106,7 +116,9 @@ def list_ends(origins: Sequence[TopicPartition], isolation: int) -> Any:
 
 
 def continue_producer(transaction: Transaction) -> Any:
-    """InitProducerId of this very producer: a coordinator refuses it for a newer one (KIP-360)."""
+    """Return an InitProducerId that continues this producer. A coordinator refuses it if the id has
+    a newer producer (KIP-360).
+    """
     return InitProducerIdRequest(
         transactional_id=transaction.transactional_id,
         transaction_timeout_ms=min(transaction.timeout_ms, ABORT_TIMEOUT_MS),
@@ -118,10 +130,10 @@ def continue_producer(transaction: Transaction) -> Any:
 
 
 def abort_marker(origin: TopicPartition, producer: ProducerState) -> Any:
-    """WriteTxnMarkers as Kafka's tool sends it.
+    """Return a WriteTxnMarkers request as Kafka's tool sends it.
 
-    A producer that has never seen a marker here has no coordinator epoch: 0 is then not above any
-    that the next true coordinator may have.
+    If the partition has no marker of the producer yet, no coordinator epoch is known. The request
+    then uses 0, which is not higher than the epoch of any real coordinator.
     """
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     where = marker.WritableTxnMarkerTopic(name=origin.topic, partition_indexes=[origin.partition])
@@ -140,7 +152,7 @@ def abort_marker(origin: TopicPartition, producer: ProducerState) -> Any:
 
 
 def transaction(row: Any, coordinator: int) -> Transaction:
-    """A row of DescribeTransactions."""
+    """Return the transaction in a row of DescribeTransactions."""
     return Transaction(
         transactional_id=TransactionalId(row.transactional_id),
         coordinator=coordinator,
@@ -160,7 +172,9 @@ def transaction(row: Any, coordinator: int) -> Transaction:
 
 
 def open_producers(rows: Sequence[Any]) -> tuple[ProducerState, ...]:
-    """Of DescribeProducers' rows those with a transaction open, by its first offset."""
+    """Return the producers with an open transaction among rows of DescribeProducers, sorted by the
+    first offset of the transaction.
+    """
     found = [
         ProducerState(
             producer_id=row.producer_id,
@@ -176,7 +190,7 @@ def open_producers(rows: Sequence[Any]) -> tuple[ProducerState, ...]:
 
 
 def batches(leaders: Mapping[TopicPartition, int]) -> Iterator[tuple[int, list[TopicPartition]]]:
-    """The partitions of each leader, as many as one request takes."""
+    """Yield each leader with its partitions, split into as many as one request may have."""
     in_turn = sorted(leaders, key=lambda origin: (leaders[origin], origin))
     for leader, origins in groupby(in_turn, key=leaders.__getitem__):
         while batch := list(islice(origins, PARTITIONS_AT_ONCE)):
@@ -184,6 +198,6 @@ def batches(leaders: Mapping[TopicPartition, int]) -> Iterator[tuple[int, list[T
 
 
 def by_topic(origins: Sequence[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
-    """Partition numbers of each topic."""
+    """Yield each topic with its partition numbers."""
     for topic, of_topic in groupby(sorted(origins), key=lambda origin: origin.topic):
         yield topic, [origin.partition for origin in of_topic]

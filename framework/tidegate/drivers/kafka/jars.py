@@ -1,12 +1,14 @@
-"""Kafka's jars: named and hashed by a lock in this package, downloaded once per user.
+"""Kafka's jars: a lock in this package lists and hashes them, and they are downloaded once per
+user.
 
-`kafka-<version>.jars` holds one line per jar, its coordinates and its SHA-256, in the order of the
-class path. It names packages and never a registry: jgo knows where packages come from. jgo itself
-is not trusted with more than the download: it checks only a SHA-1 of the same server, and it writes
-in place, so that a killed download would leave a broken jar for ever. Hence a staging folder per
-download, our own hash, and one rename at the end: the cache holds a version whole or not at all.
+`kafka-<version>.jars` has one line per jar, with its coordinates and its SHA-256, in the order of
+the class path. It names packages and never a registry: jgo knows where packages come from. jgo is
+trusted only with the download. It checks only a SHA-1 from the same server, and it writes files in
+place, so a killed download would leave a broken jar forever. Therefore each download uses a staging
+folder, checks the SHA-256, and renames the folder once at the end. So the cache has all jars of a
+version or none.
 
-`embedded` calls `jars`; `make lock` runs this module to resolve the dependency trees again.
+`java` calls `jars`. `make lock` runs this module to resolve the dependency trees again.
 """
 
 from __future__ import annotations
@@ -28,15 +30,17 @@ VERSIONS = ("4.3.0", "4.3.1", "3.9.1")
 """The versions of Kafka with a lock in this package; the first is the default."""
 
 LOG_BINDING = "org.slf4j:slf4j-simple:1.7.36"
-"""Kafka's own dependencies carry no log binding: without one a broker that fails says nothing."""
+"""The log binding. Kafka's own dependencies have none, and without it a failing broker logs
+nothing.
+"""
 
 SHA256_DIGITS = 64
-DOWNLOADS_AT_ONCE = 8  # more gains nothing: the largest jar alone takes as long as all the others
-ATTEMPTS_PER_JAR = 3  # one hiccup of a registry must not cost the other 45 downloads
-DOWNLOAD_TIMEOUT_S = 60  # between two packets, not for the whole
+DOWNLOADS_AT_ONCE = 8  # more do not help: the largest jar takes as long as all the others together
+ATTEMPTS_PER_JAR = 3  # one brief error of a registry must not waste the other 45 downloads
+DOWNLOAD_TIMEOUT_S = 60  # between two packets, not for the whole download
 
 Report = Callable[[str], None]
-"""Is told about progress in short lines; the caller decides how to show them."""
+"""A function that gets short lines about the progress. The caller decides how to show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,10 @@ class Jar:
 
 
 def jars(version: str, report: Report) -> list[Path]:
-    """The jars of a Kafka version in class path order, downloaded if they are not there.
+    """Return the jars of a Kafka version in class path order. Download them if any is missing.
 
     Raises:
-        UserError: no such version, or jgo is not installed and jars are missing.
+        UserError: the version is unknown, or jgo is not installed and jars are missing.
         ExternalError: a download failed or a hash differs.
     """
     wanted = read_lock(version)
@@ -75,7 +79,7 @@ def jars(version: str, report: Report) -> list[Path]:
 
 
 def read_lock(version: str) -> list[Jar]:
-    """The lock of a Kafka version, in its order.
+    """Return the jars in the lock of a Kafka version, in its order.
 
     Raises:
         UserError: this package has no lock for the version.
@@ -103,17 +107,17 @@ def parse_lock(text: str) -> list[Jar]:
 
 
 def lock_path(version: str) -> Path:
-    """Where the lock of a Kafka version is, or would be."""
+    """Return the path of the lock of a Kafka version, which may not exist."""
     return Path(__file__).with_name(f"kafka-{version}.jars")
 
 
 def cache_folder() -> Path:
-    """What tidegate keeps per user and could fetch or compute again."""
+    """Return the folder of the user's files that tidegate can download or compute again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate"
 
 
 def missing_extra(what: str) -> UserError:
-    """The error for a library of the extra `broker` that is not installed."""
+    """Return the error for a library of the extra `broker` that is not installed."""
     return UserError(
         f"The embedded Kafka broker needs {what}, which is not installed. It comes with an extra:"
         " pip install 'tidegate[broker]'. To use a broker of your own instead, pass"
@@ -129,7 +133,7 @@ def _download(version: str, wanted: list[Jar], folder: Path, report: Report) -> 
     staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     (staging / "jars").mkdir(parents=True)
     try:
-        # Without a folder of its own it would fill the user's Maven repository.
+        # Without a folder of its own, jgo would fill the user's Maven repository.
         context = MavenContext(repo_cache=staging / "repo", timeout=DOWNLOAD_TIMEOUT_S)
         with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
             futures = [pool.submit(_fetch, context, jar, staging / "jars") for jar in wanted]
@@ -177,24 +181,25 @@ def _fetch(context: Any, jar: Jar, into: Path) -> None:
 
 def _put_in_place(source: Path, folder: Path, names: list[str]) -> None:
     if folder.exists() and not all((folder / name).exists() for name in names):
-        shutil.rmtree(folder)  # somebody has deleted jars from it
+        shutil.rmtree(folder)  # jars were deleted from it
     try:
         source.rename(folder)
     except OSError:
-        # Another process was first, which is as good; anything else is an error.
+        # Another process may have put the folder there first, which is fine. Otherwise it is an
+        # error.
         if not all((folder / name).exists() for name in names):
             raise
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_lock(version: str) -> None:
     """Resolve the dependency tree of a Kafka version and write its lock. Needs the network."""
-    # Not jgo.build: to sort jars it insists on a JDK of its own from the internet.
+    # Not jgo.build: to sort jars, it downloads its own JDK.
     from jgo import resolve
 
     lines = []

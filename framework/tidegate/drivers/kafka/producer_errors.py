@@ -1,13 +1,13 @@
-"""Why a producer failed: the first cause, and not what followed from it.
+"""The reason why a producer failed: the first cause, and not a consequence of it.
 
-librdkafka may tell a consequence before its cause: once one record was refused, what is handed over
-meets a wrong state, and what waits in its queues is purged, by threads of other brokers maybe
-sooner than the refused record is reported. The cause decides whether trying again is of any use (a
-record that is too large stays so), so a consequence is only a symptom here, which the producer has
-explained before it raises anything.
+librdkafka may report a consequence before its cause. After the broker refused one record, further
+records meet a wrong state, and the records in the queues are purged. Threads of other brokers may
+report the purged records before the refused record is reported. The cause decides whether a retry
+can help: a record that is too large stays too large. So a consequence is only a symptom here, and
+the producer looks for the cause before it raises an error.
 
-Apart from the producer, so that the client's references to these callbacks do not keep it alive:
-dropping a producer must free its client at once.
+This class is separate from the producer, because the client refers to its callbacks. Those
+references must not keep the producer alive: dropping a producer must free its client at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError as Code
 from tidegate.errors import RecordTooLargeError, TransactionError
 
 CONSEQUENCES: Final = frozenset({Code._STATE, Code._FATAL, Code._PURGE_QUEUE, Code._PURGE_INFLIGHT})
-"""What librdkafka says of records of a producer or transaction that has failed already."""
+"""The errors of records whose producer or transaction has already failed."""
 REMEDIES: Final = {
     Code.MSG_SIZE_TOO_LARGE: "Raise message.max.bytes of the sink (kafka=) and of the topic "
     "(max.message.bytes), or write smaller records.",
@@ -40,7 +40,7 @@ REMEDIES: Final = {
 
 
 class ProducerErrors:
-    """What became of one producer: `text` once its failure has a cause, `symptom` before that."""
+    """The failure of one producer: `text` if its cause is known, `symptom` before that."""
 
     __slots__ = ("auth_error", "symptom", "text", "too_large", "what")
 
@@ -48,36 +48,42 @@ class ProducerErrors:
         self.what = what
         self.auth_error: Any = None
         self.symptom: tuple[str, Any] | None = None
-        """What could not be done, and why: the first consequence that came before its cause."""
+        """The first consequence that came before its cause: the failed action, and its error."""
         self.text: str | None = None
         self.too_large = False
 
     def error(self) -> TransactionError | RecordTooLargeError:
-        """What was noted; of a record that is too large it is no use to try again."""
+        """Return the recorded failure. RecordTooLargeError means that a retry cannot help."""
         text = self.text or f"{self.what} failed"
         kind = RecordTooLargeError if self.too_large else TransactionError
         return kind(text[0].upper() + text[1:])
 
     def set_text(self, text: str, *, too_large: bool = False) -> None:
-        """Keep a text, unless there is one."""
+        """Set the text, unless it is already set."""
         if self.text is None:
             self.text, self.too_large = text, too_large
 
     def cause(self, what: str, error: Any) -> None:
-        """Something could not be done, and this is why, unless a cause is known."""
+        """Record `error` as the cause of a failed action, unless a cause is already known. `what`
+        describes the action as a sentence without its reason.
+        """
         remedy = REMEDIES.get(error.code(), "")
         too_large = error.code() == Code.MSG_SIZE_TOO_LARGE
         self.set_text(f"{what}: {error.str()}. {remedy}".rstrip(), too_large=too_large)
 
     def record(self, what: str, error: Any) -> None:
-        """Something could not be done, and this is why, or what followed from why."""
+        """Record the error of a failed action: as the cause, or as a symptom if it is a known
+        consequence of other errors.
+        """
         if error.code() not in CONSEQUENCES:
             self.cause(what, error)
         elif self.symptom is None:
             self.symptom = what, error
 
     def larger_than_the_queue(self, topic: str, value: bytes | None) -> None:
-        """A record was refused by an empty queue."""
+        """Record that an empty queue refused a record, because the record is larger than the whole
+        queue.
+        """
         self.set_text(
             f"{self.what} cannot take a record of {_size(value)} bytes for topic {topic}: it is "
             "larger than its whole queue. Raise queue.buffering.max.kbytes of the sink (kafka=), "
@@ -86,14 +92,17 @@ class ProducerErrors:
         )
 
     def on_error(self, event: Any) -> None:
-        """Called by librdkafka for errors of the client as a whole. It mends lost connections;
-        those that are for good are not told here, but raised by what serves the callbacks.
+        """Handle an error of the client as a whole; librdkafka calls this. librdkafka repairs lost
+        connections itself. Fatal errors do not come here: the call that serves the callbacks raises
+        them.
         """
         if event.code() == Code._AUTHENTICATION:
             self.auth_error = event
 
     def delivered(self, error: Any, message: Any) -> None:
-        """Called by librdkafka for records that were not delivered, and only for those."""
+        """Record a failed delivery. librdkafka calls this only for records that it could not
+        deliver.
+        """
         if error is not None and self.text is None:
             size = _size(message.value())
             self.record(

@@ -1,15 +1,16 @@
-"""Reading assigned partitions with librdkafka: `PartitionReader` of `ports/kafka.py`.
+"""The reader of assigned partitions with librdkafka: `PartitionReader` of `ports/kafka.py`.
 
-It assigns and never subscribes: which partitions a subtask reads is JobMaster's decision, and from
-where is the checkpoint's. Nothing is committed but for lag monitoring, and no offset is ever reset:
-one that is not in the log any more is an error, because a jump would lose records silently.
+The reader assigns partitions and never subscribes. The JobMaster decides which partitions a subtask
+reads, and the checkpoint decides the offsets. The reader commits offsets for lag monitoring only,
+and it never resets an offset. An offset that the log no longer has is an error, because a jump
+would lose records silently.
 
-Used by one thread, the mailbox's. Cost on the hot path is a matter of calls into C per record:
-errors, partitions and (in the data plane) offsets and values are read by `map` over the client's
-own accessors.
+Only the mailbox thread uses the reader. The cost on the hot path is the number of calls into C per
+record. So errors, partitions and (in the data plane) offsets and values are read by `map` over the
+client's own accessors.
 
-Invariant: per partition, runs come in the order of the log, without a gap but for control records
-and aborted data, which `position` covers.
+Invariant: the batches of a partition come in the order of the log and without gaps, except for
+control records and aborted data. `position` includes those.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SETTINGS: Final[dict[str, object]] = {
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
     "max.poll.interval.ms": 86_400_000,
-    # A source that stands still (back-pressure, a slow sink) is no dead group member.
+    # A source that pauses (backpressure, a slow sink) must not count as a dead group member.
 }
 DEFAULTS: Final[dict[str, str]] = {
     # ms; the default of 1000 costs a factor 4 in throughput once the queue has been full.
@@ -56,14 +57,18 @@ DEFAULTS: Final[dict[str, str]] = {
     "queued.max.messages.kbytes": "32768",
     "reconnect.backoff.max.ms": "1000",
 }
-"""What a user may override, unlike SETTINGS."""
+"""The settings that a user may override, unlike SETTINGS."""
 
 IDLE_CHECK_S: Final = 30.0
-"""Silence after which the reader asks whether its partitions still exist."""
+"""The time without records after which the reader checks whether its partitions still exist, in
+seconds.
+"""
 
 CONNECTION_CHECK_S: Final = 3.0
-"""Silence after an error of the client, and the pause between two questions whether it is over: the
-client does not say when it is connected again."""
+"""The time without records after an error of the client, in seconds, before the reader checks
+whether the leaders answer. Also the pause between two such checks. The client does not report when
+it is connected again.
+"""
 UNKNOWN_EPOCH: Final = -1
 
 _ABSENT: Final = frozenset(
@@ -73,7 +78,9 @@ _DENIED: Final = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code._AUTHENTICATIO
 
 
 class KafkaPartitionReader:
-    """A consumer of explicitly assigned partitions; `group` is where `commit` reports progress."""
+    """A consumer of explicitly assigned partitions. `commit` reports progress to the consumer group
+    `group`.
+    """
 
     def __init__(
         self, settings: Mapping[str, str], group: str, *, with_end_of_partition: bool = False
@@ -112,11 +119,13 @@ class KafkaPartitionReader:
 
     @property
     def commit_failures(self) -> int:
-        """Offset commits that the broker did not take: lag monitoring is behind, nothing else."""
+        """The number of offset commits that the broker refused. Only lag monitoring is affected."""
         return self._commit_failures
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read exactly these partitions from these offsets on."""
+        """Read exactly these partitions, from these offsets on. KafkaError if the client refuses
+        the assignment.
+        """
         self._positions = dict(positions)
         self._one_topic = len({origin.topic for origin in positions}) == 1
         try:
@@ -127,15 +136,17 @@ class KafkaPartitionReader:
             raise KafkaError(f"Kafka does not take the assignment: {error.args[0].str()}") from None
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
-        """What has arrived, waiting up to `timeout_s` for the first of it.
+        """Return the records that have arrived, at most `max_records`. Wait up to `timeout_s`
+        seconds for the first one.
 
-        Raises KafkaError, among others when an assigned offset is not in the log any more, and what
-        a question that was asked in the background has raised unexpectedly.
+        KafkaError if reading fails, for example because an assigned offset is no longer in the log.
+        An unexpected exception of a background check is raised here too.
         """
         if self._failure is not None:
             raise self._failure
         try:
-            # consume(n, t) would wait for n records or all of t: wait for one, then take the rest.
+            # consume(n, t) would wait for n records or the whole time t. So wait for one record,
+            # then take the others that are there.
             first = self._poll(timeout_s)
             if first is None:
                 self._when_idle()
@@ -154,12 +165,12 @@ class KafkaPartitionReader:
         self._consumer.pause([ClientPartition(topic, part) for topic, part in origins])
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """The position in each partition: behind what `poll` has returned, and behind markers
-        and aborted records that followed it, of which nothing is delivered. A partition of which
-        nothing was read is left out.
+        """Return the position in each partition. It is after the records that `poll` has returned,
+        and after markers and aborted records that follow them and are not delivered. A partition
+        from which nothing was read is left out.
 
-        To be asked once for a checkpoint. To hear of ends instead would cost a reader that keeps up
-        a sixth of its CPU (measured at 20,000 records/s).
+        Call this once per checkpoint. Events at the ends of partitions could replace it, but would
+        cost a reader that keeps up a sixth of its CPU (measured at 20,000 records/s).
         """
         partitions = self._consumer.position(
             [ClientPartition(*origin) for origin in self._positions]
@@ -171,9 +182,10 @@ class KafkaPartitionReader:
         }
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
-        """The newest known end offset of each assigned partition, without asking the broker.
+        """Return the newest known end offset of each assigned partition, without a request to the
+        broker.
 
-        A partition that nothing was fetched from yet is left out.
+        A partition from which nothing was fetched yet is left out.
         """
         found = {}
         for origin in self._positions:
@@ -183,9 +195,9 @@ class KafkaPartitionReader:
         return found
 
     def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
-        """Commit offsets to the consumer group, without waiting, with `metadata` beside each.
+        """Commit offsets to the consumer group, each with `metadata`, without waiting.
 
-        Refusals are counted (`commit_failures`) and logged once.
+        Refused commits are counted (`commit_failures`), and only the first is logged.
         """
         offsets = [
             ClientPartition(topic, part, at, metadata) for (topic, part), at in positions.items()
@@ -198,19 +210,20 @@ class KafkaPartitionReader:
             self._on_commit(error.args[0], offsets)
 
     def connection_error(self) -> str:
-        """Why nothing can be read, in the client's words; empty once records come, or the leaders
-        of all partitions have answered.
+        """Return the client's error while nothing can be read. Empty after records come again, or
+        after the leaders of all partitions have answered.
         """
         return self._connection_error
 
     def close(self) -> None:
-        """Leave; records that were fetched and not polled are dropped."""
+        """Close the consumer. Records that were fetched and not polled are dropped."""
         self._consumer.close()
 
     def _when_idle(self) -> None:
-        """Raise what librdkafka keeps to itself: refused credentials, a topic that is gone.
+        """Raise errors that librdkafka does not report: refused credentials, a deleted topic. Start
+        the background checks when they are due.
 
-        For partitions that were assigned it asks after a deleted topic for ever and tells nobody.
+        For assigned partitions, librdkafka asks for a deleted topic forever and reports no error.
         """
         if self._denied is not None:
             raise self._error(TopicPartition("", -1), self._denied)
@@ -233,8 +246,8 @@ class KafkaPartitionReader:
         self._in_background(lambda: self._ask_leaders(origins))
 
     def _in_background(self, question: Callable[[], None]) -> None:
-        """Ask in a thread of its own, because a question waits for its answer. What it raises is
-        not lost: the next `poll` raises it.
+        """Run a check in a new thread, because it waits for an answer. The next `poll` raises an
+        exception of the check.
         """
 
         def ask() -> None:
@@ -246,7 +259,7 @@ class KafkaPartitionReader:
         threading.Thread(target=ask, daemon=True).start()
 
     def _ask_leaders(self, origins: list[TopicPartition]) -> None:
-        """If every leader answers, the error of the client is over."""
+        """Clear the error of the client if the leaders of all partitions answer."""
         error = self._client_error
         try:
             admin = KafkaClusterAdmin(self._settings)
@@ -265,7 +278,9 @@ class KafkaPartitionReader:
             self._checking = False
 
     def _look(self, origins: set[TopicPartition]) -> None:
-        """Whether the topics and partitions still exist."""
+        """Check whether the topics and partitions still exist. If not, `_when_idle` raises an
+        error.
+        """
         try:
             admin = KafkaClusterAdmin(self._settings)
             try:
@@ -278,7 +293,7 @@ class KafkaPartitionReader:
                 admin.close()
         except RefusedError as error:
             self._gone = KafkaError(str(error))
-        except KafkaError as error:  # an outage: the client goes on trying, and so do we
+        except KafkaError as error:  # an outage: the client continues to try, and so does this
             CLIENT_LOG.info("the idle source's topic could not be described: %s", error)
 
     def _absent(self, where: str) -> KafkaError:
@@ -288,7 +303,9 @@ class KafkaPartitionReader:
         )
 
     def _runs(self, messages: list[Message]) -> list[PartitionBatch]:
-        """Split by partition: a fetch comes partition by partition, so runs are long."""
+        """Split messages by partition. A fetch returns partition after partition, so the batches
+        are long.
+        """
         if not self._one_topic:
             return [self._run(list(run)) for _, run in groupby(messages, key=_origin)]
         partitions = list(map(Message.partition, messages))
@@ -304,10 +321,11 @@ class KafkaPartitionReader:
         )
 
     def _with_events(self, messages: list[Message]) -> list[PartitionBatch]:
-        """Messages with events among them: ends of partitions become empty runs, errors are raised.
+        """Split messages that include events. The end of a partition becomes an empty batch, and an
+        error is raised.
 
-        Records before an error are lost with it, which does no harm: the attempt ends, and the next
-        one starts at the offsets of a checkpoint.
+        Records before an error are dropped. That does no harm: the attempt ends, and the next
+        attempt starts at the offsets of a checkpoint.
         """
         runs: list[PartitionBatch] = []
         records: list[Message] = []
@@ -317,7 +335,7 @@ class KafkaPartitionReader:
                 records.append(message)
                 continue
             if event.code() == Code.GROUP_AUTHORIZATION_FAILED:
-                self._on_commit(event, [])  # the group is for lag monitors, reading needs no right
+                self._on_commit(event, [])  # only lag monitoring needs the group, reading does not
                 continue
             if records:
                 runs += self._runs(records)
@@ -351,8 +369,8 @@ class KafkaPartitionReader:
         return KafkaError(f"Reading {where} at {self._servers} failed: {event.str()}")
 
     def _on_error(self, event: Code) -> None:
-        # Lost connections come here too. The client connects again, and a restart would not be
-        # faster; but while nothing can be read, the status must say why.
+        # Lost connections are reported here too. The client reconnects, and a restart would not be
+        # faster. But while nothing can be read, the status must give the reason.
         if event.code() in _DENIED:
             self._denied = event
         else:
@@ -375,6 +393,8 @@ def _origin(message: Message) -> tuple[str | None, int | None]:
 
 
 def _epoch(position: ClientPartition) -> int:
-    """Of the last record before it. The client says None, whatever its types say, for unknown."""
+    """Return the leader epoch of the last record before a position. The client returns None for an
+    unknown epoch, although its type does not allow None.
+    """
     epoch = cast("int | None", position.leader_epoch)
     return UNKNOWN_EPOCH if epoch is None else epoch

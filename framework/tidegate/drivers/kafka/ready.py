@@ -1,10 +1,10 @@
-"""Asks a starting broker whether it is ready, in Kafka's own words and with nothing but a socket.
+"""Asks a starting broker whether it is ready, in Kafka's own protocol and with only a socket.
 
-Ready means: every node is in the metadata that every node gives, and the coordinators of
-transactions and of groups answer. Their first lookup creates the topics they live in, which takes a
-second that would otherwise be paid by the first transaction. The requests are old, fixed versions
-(Metadata 1, FindCoordinator 1, InitProducerId 0), which brokers from 2.0 to 4.3 know, so that no
-client library has to be imported to start one. This is a probe and no client.
+A cluster is ready when the metadata of every node lists every node, and the coordinators of
+transactions and of groups answer. Their first lookup creates their topics. That takes a second,
+which the first transaction would otherwise have to wait. The requests are old, fixed versions
+(Metadata 1, FindCoordinator 1, InitProducerId 0), which brokers from 2.0 to 4.3 support. So no
+client library must be imported to start a broker. This module is a probe and not a client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.drivers.kafka.broker_config import HOST
 
 METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID = 3, 10, 22
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators
-POLL_S = 0.05  # a node answers 0.9 to 1.5 s after its launch
+POLL_S = 0.05  # a node answers 0.9 to 1.5 s after its start
 REQUEST_TIMEOUT_S = 5.0
 RESPONSE_BYTES_MAX = 1 << 20  # a probe's answer has some hundred bytes
 KEY = "tidegate-ready"
@@ -27,10 +27,10 @@ KEY = "tidegate-ready"
 def wait_ready(
     ports: Sequence[int], *, warm: bool, timeout_s: float, still_alive: Callable[[], None]
 ) -> bool:
-    """Wait until a broker on `ports` is ready; False after `timeout_s` seconds.
+    """Wait until the brokers on `ports` are ready. Return False after `timeout_s` seconds.
 
-    `warm` asks for the coordinators too. `still_alive` is called between questions and raises when
-    there is nothing left to wait for.
+    With `warm`, the coordinators must answer too. `still_alive` is called between questions and
+    raises an error if a further wait is useless.
     """
     questions: list[Callable[[], bool]] = [
         lambda port=port: _knows_nodes(port, len(ports))  # type: ignore[misc]
@@ -56,12 +56,12 @@ def _yes(question: Callable[[], bool]) -> bool:
     try:
         return question()
     except (OSError, struct.error):
-        return False  # not listening yet, or it closed the connection in the middle
+        return False  # the broker does not listen yet, or it closed the connection
 
 
 def _knows_nodes(port: int, nodes: int) -> bool:
-    # An array of length 0 asks about no topic at all. There may be more nodes than asked about: one
-    # that was killed stays in the metadata until its session ends.
+    # An array of length 0 asks for no topic. The metadata may list more nodes than expected: a
+    # killed node stays in it until its session ends.
     answer = _ask(port, METADATA, 1, struct.pack(">i", 0))
     (count,) = struct.unpack_from(">i", answer, 0)
     return bool(count >= nodes)
@@ -74,7 +74,7 @@ def _coordinator_answers(port: int, kind: int) -> bool:
 
 
 def _gives_producer_ids(port: int) -> bool:
-    # No transactional id (length -1): this leaves nothing behind but a used-up number.
+    # Without a transactional id (length -1), the request only uses up a producer id.
     answer = _ask(port, INIT_PRODUCER_ID, 0, struct.pack(">hi", -1, 60_000))
     _throttled_ms, error = struct.unpack_from(">ih", answer, 0)
     return bool(error == 0)

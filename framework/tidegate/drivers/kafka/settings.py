@@ -1,12 +1,12 @@
-"""One table of settings: librdkafka's names are what users write; this module translates them.
+"""The translation of Kafka settings: users write librdkafka's names, and this module maps them.
 
-Data goes through librdkafka, transaction control through kafka-python, and both must speak to the
-cluster with the same credentials. So security settings are given once, under librdkafka's names,
-and mapped here; one that kafka-python has no counterpart for is refused by name rather than left
-out, because a job that reads and writes but cannot commit is worse than one that does not start.
-Settings without a security prefix concern librdkafka alone.
+Data goes through librdkafka, transaction control through kafka-python, and both must connect with
+the same credentials. So users give security settings once, under librdkafka's names, and this
+module maps them for kafka-python. If kafka-python has no counterpart for a security setting, the
+setting is refused, and the error names it. To omit the setting would be worse: the job would read
+and write but could not commit. Settings without a security prefix are only for librdkafka.
 
-Values are never part of a message: only names are.
+Messages contain only the names of settings, never their values.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tidegate.config import foreign_code
 from tidegate.errors import ConfigError
 
 CLIENT_LOG: Final = logging.getLogger("tidegate.kafka.client")
-"""Where librdkafka's own log lines go, instead of the process's stderr."""
+"""The logger for librdkafka's own log lines, which would otherwise go to the process's stderr."""
 CLIENT_LOG.addHandler(logging.NullHandler())
-# Else Python prints them in a process that has set up no log: the command line.
+# Without the handler, Python prints the lines in a process without a log: the command line.
 
 _SECURITY_PREFIXES: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 _KAFKA_PYTHON: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
@@ -48,11 +48,11 @@ _CONTEXT: Final = frozenset(
         "enable.ssl.certificate.verification",
     }
 )
-"""Settings that go into the TLS context rather than under a name of kafka-python's."""
+"""The settings that become part of the TLS context and have no name in kafka-python."""
 
 
 def bootstrap_servers(settings: Mapping[str, str]) -> str:
-    """The brokers to ask first; ConfigError where none are given."""
+    """Return the brokers to connect to first. ConfigError if none are given."""
     servers = settings.get("bootstrap.servers") or settings.get("metadata.broker.list")
     if not servers:
         raise ConfigError(
@@ -62,7 +62,9 @@ def bootstrap_servers(settings: Mapping[str, str]) -> str:
 
 
 def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[str, Any]:
-    """The user's settings, then ours: what exactness rests on cannot be overridden."""
+    """Return the user's settings, overridden by `ours`, because a user must not change the settings
+    on which exactly-once depends. ConfigError for a setting that would load foreign code.
+    """
     bootstrap_servers(settings)
     for name in settings:
         how = foreign_code(name)
@@ -71,12 +73,14 @@ def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[
                 f"The Kafka setting {name.strip()} is not allowed: {how}. Remove it from the "
                 "pipeline or the configuration."
             )
-    # Ours come last: librdkafka has two names for some settings, and the later one counts.
+    # `ours` come last: librdkafka has two names for some settings, and the last one is used.
     return {name: value for name, value in settings.items() if name not in ours} | dict(ours)
 
 
 def kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The same cluster and credentials for kafka-python; ConfigError names a setting it lacks."""
+    """Return settings with the same cluster and credentials for kafka-python. ConfigError for a
+    security setting that kafka-python lacks.
+    """
     given: dict[str, Any] = {"bootstrap_servers": bootstrap_servers(settings).split(",")}
     tls = {name: settings[name] for name in settings if name in _CONTEXT}
     for name, value in settings.items():
@@ -98,7 +102,7 @@ def kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tls_context(tls: Mapping[str, str]) -> ssl.SSLContext:
-    """A TLS context that verifies as librdkafka does with the same settings."""
+    """Return a TLS context that verifies as librdkafka does with the same settings."""
     try:
         file, folder, text = _authorities(tls)
         context = ssl.create_default_context(cafile=file, capath=folder, cadata=text)
@@ -128,7 +132,9 @@ def _tls_context(tls: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _authorities(tls: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
-    """Whom to trust, as file, folder or text: those given only, or the system's if all are None."""
+    """Return the trusted certificate authorities as file, folder or text. If all are None, the
+    authorities of the operating system are trusted.
+    """
     location = tls.get("ssl.ca.location", "probe")
     text = tls.get("ssl.ca.pem")
     if location == "probe":

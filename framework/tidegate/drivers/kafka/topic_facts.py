@@ -1,8 +1,8 @@
-"""What brokers say of topics, over the control connection: topic ids and ends of leader epochs.
+"""Topic ids and end offsets of leader epochs, requested over the coordinator connection.
 
-confluent-kafka has no OffsetForLeaderEpoch, and a topic's id is asked for before each publication:
-one Metadata request for all topics, over a connection that is open anyway. Answers are for
-`checkpoint/source_changes`; nothing is decided here.
+confluent-kafka has no OffsetForLeaderEpoch request. The ids of topics are needed before each
+publication: they take one Metadata request for all topics, over a connection that is open anyway.
+`checkpoint/source_changes` evaluates the answers; this module makes no decision.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MOVED: Final = wire.MOVED | {
     theirs.FencedLeaderEpochError.errno,
 }
 CONSUMER: Final = -1
-"""The replica id of a client, which is not told of records that are not replicated yet."""
+"""The replica id of a client. The leader does not show it records that are not replicated yet."""
 UNKNOWN_EPOCH: Final = -1
-"""As the current leader epoch: the leader answers whatever epoch it is in."""
+"""The value for the current leader epoch that makes a leader of any epoch answer."""
 
 
 def topic_ids(control: CoordinatorConnection, topics: Collection[str]) -> dict[str, str]:
@@ -78,7 +78,9 @@ def _metadata(control: CoordinatorConnection, topics: Collection[str]) -> Any:
 
 
 def _leaders(metadata: Any, wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """The leaders of those partitions that exist; a retriable error while one has none."""
+    """Return the leaders of those wanted partitions that exist. Raise a retriable error while one
+    of them has no leader.
+    """
     leaders = {}
     for topic in metadata.topics:
         for row in topic.partitions:
@@ -91,7 +93,9 @@ def _leaders(metadata: Any, wanted: Collection[TopicPartition]) -> dict[TopicPar
 
 
 def _check(error_code: int) -> None:
-    """Raise the error of a code; one that passes when a leader is elected is to be retried."""
+    """Raise the error of a code, if it is one. Raise a retriable error if the code can be caused by
+    a leader election.
+    """
     if error_code in MOVED:
         raise theirs.StaleMetadata("a leader is being elected")
     raise_for(error_code)
@@ -128,7 +132,9 @@ def _sent(control: CoordinatorConnection, request: Any, node_id: int | None = No
 
 
 def _notation(topic_id: UUID | None) -> str:
-    """As Kafka writes ids: the 16 bytes in URL-safe base64; empty for none."""
+    """Return a topic id in Kafka's notation, the 16 bytes in URL-safe base64. Empty if the topic
+    has no id.
+    """
     if topic_id is None or not topic_id.int:
         return ""
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")

@@ -1,13 +1,12 @@
 """Control of transactions from outside their producer: describe, end, fence and list.
 
-`TransactionAdmin` of `ports/kafka.py` on kafka-python's protocol layer, because librdkafka can
-neither describe a transaction nor end one that another process wrote. It speaks EndTxn v3 and
-InitProducerId v4 whatever the broker offers: a transaction must be ended by the protocol of the
-client that wrote it, and librdkafka writes by the old one.
+The module implements `TransactionAdmin` of `ports/kafka.py` with kafka-python's protocol layer,
+because librdkafka can neither describe a transaction nor end a transaction of another process. It
+uses EndTxn v3 and InitProducerId v4 even if the broker supports later versions. A transaction must
+be ended with the protocol of the client that wrote it, and librdkafka uses the old protocol.
 
-Called by slots (identity of producers, pre-commit check) and by the transaction committer in
-JobMaster, from any of their threads. It decides nothing: what a state means is `checkpoint/`'s
-matter.
+Slots call it (identity of producers, pre-commit check), and so does the transaction committer in
+the JobMaster, from any thread. It makes no decision: `checkpoint/` interprets the states.
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ from tidegate.ports.kafka import UNFINISHED, EndTxnResult, TransactionDescriptio
 from tidegate.stream_elements import TopicPartition
 
 RIGHTS: Final = "grant the job's principal WRITE on the transactional ids with the prefix tidegate."
-"""What a job needs; told where it is missing."""
+"""The right that a job needs; part of the error if the right is missing."""
 FENCE_TIMEOUT_MS: Final = 1_000
-"""The timeout that a fenced id is left with. Nothing is ever written under it, and it is below any
-broker's maximum."""
+"""The transaction timeout of an id after it is fenced, in milliseconds. No producer writes with it,
+and it is below the maximum of every broker.
+"""
 FENCED_FROM: Final = -1
-"""Producer id and epoch of an InitProducerId that continues no producer."""
+"""The producer id and the epoch of an InitProducerId that does not continue a known producer."""
 _REFUSED: Final = (
     theirs.InvalidTxnStateError,
     theirs.ProducerFencedError,
@@ -52,23 +52,26 @@ _REFUSED: Final = (
 
 
 class KafkaTransactionAdmin:
-    """Transaction control of one cluster; connects at the first call.
+    """Transaction control of one cluster. It connects at the first call.
 
-    Describe, fence and list are retried until `deadline_s` has passed, then KafkaUnavailableError.
-    ConfigError for a security setting that cannot be applied is raised by the constructor.
+    `describe`, `fence` and `list` retry for `deadline_s` seconds and then raise
+    KafkaUnavailableError. The constructor raises ConfigError for a security setting that cannot be
+    applied.
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float = 30.0) -> None:
         self._control = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
 
     def cluster_id(self) -> str:
-        """The cluster's own id: part of what is recorded of a prepared transaction."""
+        """Return the cluster's id, which is part of the record of a prepared transaction."""
         cluster = self._control.client()._manager.cluster.cluster_id
         check(cluster, "a connected client knows the cluster's id")
         return str(cluster)
 
     def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
-        """The coordinator's facts; None when it does not know the id."""
+        """Return the id's transaction as its coordinator knows it. None if the coordinator does not
+        know the id.
+        """
 
         def once() -> TransactionDescription | None:
             request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
@@ -90,7 +93,7 @@ class KafkaTransactionAdmin:
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndTxnResult:
-        """One raw EndTxn v3, sent once. RETRY leaves open whether it took effect."""
+        """Send one raw EndTxn v3, once. After RETRY the request may have taken effect or not."""
         request = EndTxnRequest(
             transactional_id=transactional_id,
             producer_id=producer_id,
@@ -117,7 +120,9 @@ class KafkaTransactionAdmin:
         return EndTxnResult.ACCEPTED
 
     def fence(self, transactional_id: TransactionalId) -> None:
-        """One raw InitProducerId: aborts what is open, locks out older producers of the id."""
+        """Fence an id with a raw InitProducerId. It aborts an open transaction of the id and locks
+        out the id's older producers.
+        """
 
         def once() -> None:
             request = InitProducerIdRequest(
@@ -135,8 +140,8 @@ class KafkaTransactionAdmin:
     def list(
         self, prefix: str, *, unfinished: bool = False
     ) -> dict[TransactionalId, TransactionState]:
-        """All ids with this prefix, asked of every broker; raises rather than leave one out.
-        `unfinished`: but for those with a complete transaction, which the brokers leave out.
+        """Return all ids with this prefix, from every broker. Raise an error if the list may be
+        incomplete. With `unfinished`, the brokers leave out ids whose transaction is complete.
         """
         states = sorted(state.value for state in UNFINISHED) if unfinished else []
 
@@ -149,26 +154,28 @@ class KafkaTransactionAdmin:
         return {name: state for name, state in found.items() if name.startswith(prefix)}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """The ids of those topics that exist, in Kafka's notation."""
+        """Return the ids of those topics that exist, in Kafka's notation."""
         return topic_ids(self._control, topics)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Where the records of a leader epoch and of all before it end in each partition."""
+        """Return, for each partition, the end offset of the records of a leader epoch and of all
+        earlier epochs.
+        """
         return epoch_ends(self._control, epochs)
 
     def close(self) -> None:
-        """Close the connections; calls that are under way fail."""
+        """Close the connections. Calls in progress fail."""
         self._control.close()
 
 
 async def _list_everywhere(
     manager: Any, states: Sequence[str]
 ) -> dict[TransactionalId, TransactionState]:
-    """One complete listing of ids in these states; in any, where none is given.
+    """Return one complete list of the ids in these states; in all states if `states` is empty.
 
-    An id is listed by the broker that leads its partition of the state topic. So every partition
-    must have a leader, every broker is asked, and no leader may have changed meanwhile: else an id
-    could be passed over. Raises a retriable error in these cases.
+    The broker that leads an id's partition of the state topic lists the id. So every partition must
+    have a leader, every broker is asked, and no leader may change during the listing. Otherwise an
+    id could be missed, and a retriable error is raised.
     """
     before, brokers = await _leaders(manager)
     found: dict[TransactionalId, TransactionState] = {}
@@ -185,10 +192,11 @@ async def _list_everywhere(
 
 
 async def _leaders(manager: Any) -> tuple[dict[int, tuple[int, int]], list[int]]:
-    """Leader and its epoch per partition of the state topic, and all brokers.
+    """Return the leader and the leader epoch of each partition of the state topic, and all brokers.
 
-    No leaders where the topic does not exist yet, or may not be described by us (listing needs no
-    right on it); then a move of a leader goes unnoticed, which the repeated sweeps make good.
+    The leaders are empty if the topic does not exist yet, or if this principal may not describe it
+    (listing needs no right on it). In that case a change of a leader is not detected, but the
+    JobMaster repeats its search for ids of older attempts.
     """
     topic = MetadataRequest.MetadataRequestTopic(name=STATE_TOPIC)
     answer = await manager.send(MetadataRequest(topics=[topic], allow_auto_topic_creation=False))

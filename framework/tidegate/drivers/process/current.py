@@ -1,4 +1,4 @@
-"""The process that is asking, by the operating system."""
+"""The current process, with data from the operating system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tidegate.ports.processes import CurrentProcess, ExitStatus
 
 
 class OsProcess:
-    """`ports.processes.CurrentProcess`; right also in a fork of the process that made it."""
+    """An implementation of `ports.processes.CurrentProcess`. It is also correct in a fork of the
+    process that made it.
+    """
 
     @property
     def pid(self) -> int:

@@ -1,13 +1,15 @@
-"""The zygote: a process that has imported what slots need and opened nothing, and forks them.
+"""The fork server: a process that has imported all modules that slots need, has opened nothing, and
+forks the slots.
 
-Forking is safe only from a process with one thread and without clients, so this one does nothing
-else: it waits for commands of its TaskManager and for the end of its children, reaps them and
-reports their status. A slot is its copy: a few milliseconds instead of a quarter of a second of
-imports, and mostly shared memory. It never imports a user's module: that of one job must not be
-seen by another.
+Forking is safe only from a process with one thread and without clients, so the fork server has no
+other work. It waits for commands of its TaskManager and for the end of its children, reaps the
+children and reports their exit status. A slot starts as a copy of the fork server. That takes a few
+milliseconds instead of a quarter of a second of imports, and most of the memory is shared. The fork
+server never imports a user's module, because one job must not see the modules of another.
 
-It runs until the command socket ends (the TaskManager is gone); then it kills what it forked and
-exits. Should it be killed itself, the TaskManager ends, and the slots with their lifeline.
+The fork server runs until the command socket ends, which means that the TaskManager is gone. Then
+it kills its children and exits. If the fork server itself is killed, the TaskManager exits, and the
+slots exit because their lifeline ends.
 """
 
 from __future__ import annotations
@@ -32,17 +34,19 @@ from tidegate.private_files import FILE_MODE, make_private_folder
 from tidegate.protocol.messages import StartSlot
 
 SlotMain = Callable[[StartSlot], int]
-"""The main of a slot process: its exit status. Runs in the fork, lifeline held, logs redirected."""
+"""The main function of a slot process, which returns the exit status. It runs in the fork, after
+the lifeline is watched and the log is redirected.
+"""
 
 _FIRST_FD_OF_OTHERS = 3
 _CRASHED = 70
-"""Exit status of a slot whose main raised (EX_SOFTWARE)."""
+"""The exit status of a slot whose main function raised an exception (EX_SOFTWARE)."""
 
 
 def run_fork_server(
     commands: socket.socket, slot_main: SlotMain, slot_log: Callable[[StartSlot], Path]
 ) -> int:
-    """Serve forks until the TaskManager is gone; returns the exit status."""
+    """Fork slots on command until the TaskManager is gone. Return the exit status."""
     return _Zygote(commands, slot_main, slot_log).run()
 
 
@@ -57,7 +61,7 @@ class _Zygote:
         self._slot_main = slot_main
         self._slot_log = slot_log
         self._children: dict[int, int] = {}
-        """Slot index by pid, of children that are not reaped."""
+        """The slot index by pid, for children that are not reaped."""
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -67,7 +71,7 @@ class _Zygote:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         gc.collect()
-        gc.freeze()  # what is here stays: the collector would only unshare its pages
+        gc.freeze()  # these objects stay: the collector would only unshare their pages
         try:
             self._tell(frames.Ready(pid=os.getpid()))
             while self._serve():
@@ -78,7 +82,7 @@ class _Zygote:
         return 0
 
     def _serve(self) -> bool:
-        """One round; False when the TaskManager is gone."""
+        """Wait for one event and handle it. Return False if the TaskManager is gone."""
         readable, _, _ = select.select([self._commands, self._woken], [], [])
         if self._woken in readable:
             with contextlib.suppress(BlockingIOError):
@@ -98,7 +102,7 @@ class _Zygote:
     def _fork(self, start: StartSlot) -> None:
         try:
             pid = os.fork()
-        except OSError as error:  # no memory or no process id: the other slots must live on
+        except OSError as error:  # no memory or no process id: the other slots must continue
             self._tell(frames.NotForked(index=start.index, reason=str(error)))
             return
         if pid == 0:
@@ -117,14 +121,17 @@ class _Zygote:
             )
 
     def _tell(self, notice: frames.Notice) -> None:
-        with contextlib.suppress(ConnectionError):  # the TaskManager is gone: the next read says so
+        with contextlib.suppress(ConnectionError):  # no TaskManager: the next read detects that
             frames.send(self._commands, notice)
 
     def _become_slot(self, start: StartSlot) -> NoReturn:
-        """In the fork: own what a process owns, drop what is the zygote's, run, never return."""
+        """Turn this fork into a slot process and run the slot; never return. The slot gets a
+        session, a log and a lifeline of its own, and drops the fork server's files and signal
+        handlers.
+        """
         status = _CRASHED
         try:
-            os.setsid()  # signals of the terminal are not for slots
+            os.setsid()  # a slot must not receive signals of the terminal
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for ours in (self._commands, self._woken, self._waker):
@@ -136,7 +143,7 @@ class _Zygote:
             status = self._slot_main(start)
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-        except BaseException as error:  # noqa: BLE001  # the last frame: said, then left
+        except BaseException as error:  # noqa: BLE001  # the last frame: print it, then exit
             trace = "".join(traceback.format_exception(error))
             os.write(2, f"the slot failed: {trace}".encode(errors="backslashreplace"))
         finally:
@@ -144,7 +151,7 @@ class _Zygote:
 
 
 def _threads() -> int:
-    """Threads of this process, native ones too where the system lists them."""
+    """Count the threads of this process, native ones too if the system lists them."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 

@@ -1,8 +1,8 @@
-"""What a TaskManager and its zygote say to each other, over a Unix socket pair.
+"""The messages between a TaskManager and its fork server, over a Unix socket pair.
 
-Frames are a length and one JSON object; JSON because a person may want to read them in a trace, and
-because there are few. The socket is the zygote's command line: at its end the zygote ends. Both
-ends have one reader and one writer.
+A frame is a length and one JSON object. It is JSON because a person may want to read it in a trace,
+and because there are few frames. The fork server exits when the socket ends. Each end has one
+reader and one writer.
 """
 
 from __future__ import annotations
@@ -17,43 +17,45 @@ from tidegate.protocol.messages import StartSlot
 
 _LENGTH = struct.Struct("!I")
 FRAME_BYTES_MAX = 16 << 20
-"""A StartSlot holds the settings of a job: kilobytes. A larger length is a broken stream."""
+"""The maximum length of a frame in bytes. A StartSlot contains the settings of a job, which take
+kilobytes. A larger length means a broken stream.
+"""
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork a slot; answered by Forked or NotForked."""
+    """The command to fork a slot; the answer is Forked or NotForked."""
 
     start: StartSlot
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """SIGKILL a child that is not reaped yet."""
+    """The command to send SIGKILL to a child that is not reaped yet."""
 
     pid: int
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything is imported."""
+    """The notice that everything is imported."""
 
     pid: int
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The slot's process exists."""
+    """The notice that the slot's process exists."""
 
     index: int
     pid: int
 
 
 class NotForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The operating system refused the fork."""
+    """The notice that the operating system refused the fork."""
 
     index: int
     reason: str
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A slot's process was reaped; status as subprocess gives it."""
+    """The notice that a slot's process was reaped. `status` has the form that `subprocess` uses."""
 
     index: int
     pid: int
@@ -69,19 +71,19 @@ _notices: msgspec.json.Decoder[Notice] = msgspec.json.Decoder(Notice)
 
 
 def send(connection: socket.socket, frame: Command | Notice) -> None:
-    """Write one frame; OSError when the other end is gone."""
+    """Write one frame. OSError if the other end is gone."""
     data = _encoder.encode(frame)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive_command(connection: socket.socket) -> Command | None:
-    """The next command; None when the TaskManager is gone."""
+    """Read the next command. None if the TaskManager is gone."""
     data = _receive(connection)
     return None if data is None else _commands.decode(data)
 
 
 def receive_notice(connection: socket.socket) -> Notice | None:
-    """The next notice; None when the zygote is gone."""
+    """Read the next notice. None if the fork server is gone."""
     data = _receive(connection)
     return None if data is None else _notices.decode(data)
 

@@ -1,7 +1,7 @@
-"""How rarely a process that works through batches collects garbage.
+"""The garbage collection settings of a process that works through batches of records.
 
-Called by the slot, when all is there that lives as long as it does, and by the benchmarks of its
-parts.
+A slot calls `settle_gc` when all objects exist that live as long as the slot. The benchmarks of its
+parts call it too.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ import gc
 from typing import Final
 
 THRESHOLDS: Final = (200_000, 50, 50)
-"""Of `gc.set_threshold`; `settle_gc` says why."""
+"""The arguments of `gc.set_threshold`; `settle_gc` gives the reasons."""
 
 
 def settle_gc() -> None:
-    """Keep what there is out of all further collections, and make those rare.
+    """Exclude all present objects from further collections, and make collections rare.
 
-    Nothing of ours that a record makes is a cycle: batches, values and state are freed by their
-    reference counts, and a collection finds none of them. But a batch of 250 records holds more
-    than 700 objects for a moment, so with Python's own thresholds (700, 10, 10) the young are
-    collected in nine of ten batches (0.04 to 0.3 ms), the middle ones in each twelfth (0.2 to 0.7
-    ms) and, while keyed state grows, all of it three to six times in 1000 batches (90 to 130 ms, at
-    worst 340: a pause in which no barrier passes). That was a fifth to a half of the CPU of a keyed
-    loop. With ours there was none among 100,000 keys, and one in 1250 batches among 2,000,000 keys
-    that were nearly all new, 2 % of the CPU (measured on 2 cores at 2.5 GHz).
+    The framework makes no reference cycles per record: batches, values and state are freed by their
+    reference counts, and a collection finds no garbage among them. But a batch of 250 records holds
+    more than 700 objects for a short time. So with Python's own thresholds (700, 10, 10), nine of
+    ten batches collect the young generation (0.04 to 0.3 ms). Each twelfth batch collects the
+    middle generation (0.2 to 0.7 ms). While keyed state grows, 1000 batches collect all generations
+    three to six times (90 to 130 ms, at worst 340 ms). No barrier passes during such a pause.
+    Together this was a fifth to a half of the CPU of a keyed loop. With `THRESHOLDS` there was no
+    collection with 100,000 keys. With 2,000,000 keys, nearly all of them new, there was one in 1250
+    batches, 2 % of the CPU (measured on 2 cores at 2.5 GHz).
 
-    200,000 is far above what a batch holds, and as many as `state.cache_entries`: only what grows
-    gets there, and a collection of so many takes 26 to 36 ms. 50 and 50, so that the older
-    generations, where state is, are not walked before ten million objects have been added. Zero, no
-    collection at all, would keep the cycles that libraries and user code do make for ever
-    (kafka-python leaves one for each failed connection).
+    The first threshold, 200,000, is far above the number of objects of a batch and equals
+    `state.cache_entries`. Only growing data reaches it, and a collection of so many objects takes
+    26 to 36 ms. The other thresholds are 50 and 50, so that the collector does not walk the older
+    generations, which contain the state, before ten million objects have been added. Zero would
+    mean no collection at all. The cycles that libraries and user code do make would then stay
+    forever (kafka-python leaves one for each failed connection).
 
-    Frozen are the modules, the user's among them, what `open` has loaded, and restored state: a
-    walk over the modules alone is 37 to 46 ms. Collected before, because a cycle that is frozen is
-    never freed; what the zygote had imported is frozen since the fork, so that this is quick.
+    The frozen objects are the modules, including the user's, the objects that `open` has loaded,
+    and restored state. A walk over the modules alone takes 37 to 46 ms. The function collects
+    before it freezes, because a frozen cycle is never freed. This collection is quick, because the
+    objects that the fork server had imported are frozen since the fork.
     """
     gc.collect()
     gc.freeze()

@@ -1,16 +1,16 @@
-"""How a process ends with its parent, however the parent ended.
+"""The lifeline: a pipe through which a process notices that its parent is gone, and then exits.
 
-Every process of a cluster has a pipe as its standard input, whose other end only its parent holds.
-The parent writes one line into it, the arguments (they hold secrets, and a command line can be read
-by anybody), and nothing ever after; so the end of the file means that the parent is gone, and the
-operating system sends it also for a parent that was killed. Slots inherit the pipe from the zygote,
-and with it the TaskManager's life. A process that is started before its arguments are known
-(`prestart.py`) is given its pipe later.
+Every process of a cluster has a pipe as its standard input. Only its parent holds the other end.
+The parent writes one line into the pipe, the arguments, and nothing afterwards. (The arguments
+contain secrets, and every user can read a command line.) So the end of the file means that the
+parent is gone. The operating system signals it even if the parent was killed. Slots inherit the
+pipe from the fork server, so they exit when the TaskManager ends. A process that is started before
+its arguments are known (`prestart.py`) gets its pipe later.
 
-What is not done: asking the kernel for a signal at the parent's death (Linux sends it when the
-*thread* that forked ends, and a slot's parent is the zygote). A process whose threads are all stuck
-in native code that holds the interpreter lock ends only when that returns; heartbeats see to the
-rest.
+This module does not ask the kernel for a signal at the parent's death. Linux sends that signal when
+the *thread* that forked ends, and the parent of a slot is the fork server. If all threads of a
+process are stuck in native code that holds the interpreter lock, the process exits only when that
+code returns. Heartbeats detect such a process.
 """
 
 from __future__ import annotations
@@ -26,26 +26,31 @@ from typing import Any, NoReturn
 from tidegate.errors import check
 
 LIFELINE_FD = 0
-"""Standard input: inherited by definition, and no library uses it."""
+"""The descriptor of standard input: children inherit it by definition, and no library uses it."""
 
 PARENT_DIED = 72
-"""Exit status of a process whose parent is gone; nobody is left to see it but the logs of a
-system."""
+"""The exit status of a process whose parent is gone. No parent reads it; it can only appear in the
+logs of the operating system.
+"""
 
 _CHUNK = 1 << 16
 _FDS_MAX = 8
-"""A lifeline, a log, and what a role is passed: the socket of a zygote."""
+"""The maximum number of descriptors in one message: a lifeline, a log, and those passed to a role,
+such as the command socket of a fork server.
+"""
 
 
 def encode_arguments(arguments: Mapping[str, object]) -> bytes:
-    """The line that a parent writes."""
+    """Return the line that a parent writes into the pipe."""
     return json.dumps(arguments, separators=(",", ":")).encode() + b"\n"
 
 
 def read_arguments() -> dict[str, Any]:
-    """Read the parent's line; the lifeline is what remains. Exits if the parent is gone already.
+    """Read the parent's line and return the arguments. Afterwards the pipe is only the lifeline.
+    Exit if the parent is already gone.
 
-    `fds` of the result are the file descriptors that the parent has passed, by their numbers here.
+    `fds` of the result are the file descriptors that the parent has passed, with their numbers in
+    this process.
     """
     passed = _take_over() if is_prestarted() else None
     line = b""
@@ -60,8 +65,8 @@ def read_arguments() -> dict[str, Any]:
 
 
 def _take_over() -> list[int]:
-    """Put the lifeline and the log of a prestarted process in their places; the other descriptors
-    that were passed.
+    """Receive the lifeline and the log of this prestarted process and make them standard input and
+    output. Return the other descriptors that the parent has passed.
     """
     with _socket() as parent:
         message, fds, _, _ = socket.recv_fds(parent, _CHUNK, _FDS_MAX)
@@ -78,7 +83,9 @@ def _take_over() -> list[int]:
 
 
 def is_prestarted() -> bool:
-    """Whether this process was started before its arguments were known, and has none yet."""
+    """Return whether this process was started before its arguments were known, and has not received
+    them yet.
+    """
     return stat.S_ISSOCK(os.fstat(LIFELINE_FD).st_mode)
 
 
@@ -96,20 +103,22 @@ def leave_if_orphaned() -> None:
 
 
 def _socket() -> socket.socket:
-    """Standard input as the socket that it is; to be detached."""
+    """Return standard input as a socket object. The caller detaches it, to keep the descriptor
+    open.
+    """
     return socket.socket(fileno=LIFELINE_FD)
 
 
 def exit_with_parent() -> None:
-    """Start the thread that ends this process with its parent. Not in the zygote: threads forbid
-    fork.
+    """Start the thread that ends this process when its parent is gone. The fork server must not
+    call it, because a process with threads must not fork.
     """
     threading.Thread(target=_watch, name="lifeline", daemon=True).start()
 
 
 def _watch() -> NoReturn:
-    # No cleaning up: whoever is left without its parent must not get a chance to hang in an exit
-    # handler, and everything durable is written so that it can be left at any moment.
+    # Exit without cleaning up: a process without its parent must not hang in an exit handler. All
+    # durable data is written so that the process may stop at any time.
     while os.read(LIFELINE_FD, _CHUNK):
         continue
     os._exit(PARENT_DIED)

@@ -1,15 +1,15 @@
-"""Processes that are started before their arguments are known, so that they import meanwhile.
+"""Processes that are started before their arguments are known, so that they can import meanwhile.
 
-A start of a cluster is a chain: the command starts a JobManager, which starts a TaskManager and a
-JobMaster, and the TaskManager starts its zygote. Each process imports for 0.2 to 0.6 s before it
-can do anything. So each one starts the next at once, imports beside it, and sends it the arguments
-when they are known. The chain then takes as long as its longest link.
+The start of a cluster is a chain: the command starts a JobManager, which starts a TaskManager and a
+JobMaster, and the TaskManager starts its fork server. Each process imports for 0.2 to 0.6 s before
+it can do anything. So each process starts the next one immediately, imports at the same time, and
+sends the arguments when they are known. The chain then takes only as long as its slowest process.
 
-A prestarted process opens nothing, reads no file but code, and starts no thread until it begins.
-Until then its standard input is a socket, of which only its parent has the other end. Through it
-come the pipe that is its standard input and lifeline from then on (`parent_watch.py`), and its log
-file: it does not differ from any other process any more. Before, what it writes is discarded, and
-it ends without a word when its parent ends.
+A prestarted process opens nothing, reads no file except code, and starts no thread until it begins.
+Until then its standard input is a socket, and only its parent has the other end. To begin, it
+receives two descriptors through this socket. One is the pipe that becomes its standard input and
+lifeline (`parent_watch.py`), the other is its log file. From then on it does not differ from any
+other process. Before it begins, its output is discarded, and it exits silently if its parent ends.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ CHILD_ENVIRONMENT: Final = {
 
 
 def command(role: str) -> list[str]:
-    """How a process of a role is started."""
-    # -P: the working folder is for the user's modules, ours come first in our own processes; it is
-    # put on the path of those that run the user's code.
+    """Return the command that starts a process of a role."""
+    # -P: the working folder may contain the user's modules, so it must not come before tidegate's
+    # own on the module path. Only processes that run the user's code add it to their path.
     return [sys.executable, "-P", "-m", MODULE, role]
 
 
 class Prestarted:
-    """A process of a role that waits for its arguments, or is about to.
+    """A process of a role that waits for its arguments, or is still on the way to that point.
 
-    Its owner calls `begin` once, or `discard`. The end of a `with` block discards one that has not
-    begun.
+    Its owner calls `begin` once, or `discard`. The end of a `with` block discards a process that
+    has not begun.
     """
 
     def __init__(self, role: str, *, announces: bool = False) -> None:
-        """Start it. `announces`: its standard output is a pipe to us. OSError if the operating
-        system refuses.
+        """Start the process. With `announces`, its standard output is a pipe that this process
+        reads. OSError if the operating system refuses.
         """
         self.announces = announces
         ours, theirs = socket.socketpair()
@@ -59,7 +59,7 @@ class Prestarted:
                     stdout=subprocess.PIPE if announces else subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env={**os.environ, **CHILD_ENVIRONMENT},
-                    start_new_session=True,  # Ctrl-C is the command line's to interpret
+                    start_new_session=True,  # only the command line may receive Ctrl-C
                 )
         except BaseException:
             ours.close()
@@ -85,13 +85,14 @@ class Prestarted:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def begin(self, log: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-        """Send its standard input, its log and copies of other file descriptors; the process, which
-        takes its arguments from `stdin` as every other. One that has died since is returned as
-        well: its exit will be reported. OSError if there is no pipe for it.
+        """Send the process its standard input, its log and copies of other file descriptors. Return
+        the process, whose `stdin` takes the arguments as in any other child. A process that has
+        ended in the meantime is returned too: its exit will be reported. OSError if the operating
+        system refuses a pipe.
         """
         reading, writing = os.pipe()
         try:
@@ -106,7 +107,7 @@ class Prestarted:
         return self._process
 
     def discard(self) -> None:
-        """Kill and reap it."""
+        """Kill the process and reap it."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -115,8 +116,8 @@ class Prestarted:
 
 
 def prestarted(role: str, *, announces: bool = False) -> Prestarted | None:
-    """A prestarted process, or None if the operating system refuses one now: it is started later
-    then, and whoever starts it says why it cannot.
+    """Return a prestarted process, or None if the operating system refuses one now. In that case
+    the process is started later, and that start reports the error if it also fails.
     """
     try:
         return Prestarted(role, announces=announces)

@@ -1,10 +1,10 @@
-"""Starting processes by role: `ports.processes.Processes` by subprocess.
+"""Starts processes by role: an implementation of `ports.processes.Processes` with `subprocess`.
 
-A child is `python -m tidegate.role ROLE` with the arguments as the first line of its standard
-input, which is its lifeline from then on (`parent_watch.py`). The first child of a role may have
-been started before (`prestart.py`). Its output goes to its log file; the one line that a server
-announces itself with goes to its parent first. One waiting thread per child reports the exit status
-the moment the child is gone.
+A child is `python -m tidegate.role ROLE`. It reads its arguments from the first line of its
+standard input, which is its lifeline afterwards (`parent_watch.py`). The first child of a role may
+have been started earlier (`prestart.py`). The output of a child goes to its log file. The parent
+reads only the one line with which a server announces itself, from the server's standard output. One
+waiting thread per child reports the exit status as soon as the child ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tidegate.private_files import make_private_folder, private_opener
 
 
 class OsProcesses:
-    """Starts processes that share `common`: settings every process of the cluster is given."""
+    """Starts processes that share `common`, the settings that every process of the cluster gets."""
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class OsProcesses:
         logs: Path,
         prestarted: Mapping[str, Prestarted] = MappingProxyType({}),
     ) -> None:
-        """`prestarted` processes, by role, are used by the first start of their role."""
+        """Store the settings. The first start of a role uses the process of that role in
+        `prestarted`, if it has one.
+        """
         self._common = dict(common)
         self._logs = logs
         self._prestarted = dict(prestarted)
@@ -59,13 +61,15 @@ class OsProcesses:
         on_exit: Callable[[ExitStatus], None],
         on_ready: Callable[[dict[str, Any]], None] | None = None,
     ) -> OsChild:
-        """Start `role`; ExternalError names the reason if the operating system refuses."""
+        """Start a process of `role`. ExternalError, with the reason, if the operating system
+        refuses.
+        """
         child = OsChild(
             self._start(role, arguments, log, announces=on_ready is not None, pass_fds=())
         )
         try:
             child.watch(on_exit, on_ready)
-        except RuntimeError as error:  # no thread for it: a process that nobody watches must not be
+        except RuntimeError as error:  # no thread can watch the process, so it must not run
             child.discard()
             raise _cannot_start(role, error) from error
         return child
@@ -73,7 +77,7 @@ class OsProcesses:
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
     ) -> OsForkServer:
-        """Start a zygote; what is asked of it before it is ready waits in the socket."""
+        """Start a fork server. Commands that are sent before it is ready wait in the socket."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -94,7 +98,7 @@ class OsProcesses:
             except RuntimeError as error:
                 child.discard()
                 raise _cannot_start("zygote", error) from error
-            undo.pop_all()  # the zygote's thread closes it
+            undo.pop_all()  # the thread that reads from the fork server closes the socket
         return zygote
 
     def _start(
@@ -119,7 +123,7 @@ class OsProcesses:
                     stderr=output,
                     env={**os.environ, **CHILD_ENVIRONMENT},
                     pass_fds=pass_fds,
-                    start_new_session=True,  # Ctrl-C is the command line's to interpret
+                    start_new_session=True,  # only the command line may receive Ctrl-C
                 )
         except (OSError, MemoryError) as error:
             raise _cannot_start(role, error) from error
@@ -129,7 +133,9 @@ class OsProcesses:
     def _prestarted_process(
         self, role: str, log: int, announces: bool, pass_fds: tuple[int, ...]
     ) -> subprocess.Popen[bytes] | None:
-        """The one of that role, unless there is none any more."""
+        """Return the prestarted process of the role, with its log and descriptors passed. None if
+        no usable one exists.
+        """
         early = self._prestarted.pop(role, None)
         if early is None:
             return None
@@ -155,7 +161,7 @@ class OsChild:
         self._process.kill()
 
     def discard(self) -> None:
-        """Kill it and reap it."""
+        """Kill the process and reap it."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -166,7 +172,7 @@ class OsChild:
         on_exit: Callable[[ExitStatus], None],
         on_ready: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Report what it announces, then its exit, from a thread of its own."""
+        """Report the announcement of the process, then its exit, from a new thread."""
         threading.Thread(
             target=self._wait, args=(on_exit, on_ready), name=f"wait-{self.pid}", daemon=True
         ).start()
@@ -187,7 +193,7 @@ class OsChild:
 
 
 class OsForkServer:
-    """A TaskManager's end of its zygote; notices are read in a thread of its own."""
+    """The fork server as its TaskManager sees it. A thread of its own reads the notices."""
 
     def __init__(
         self, child: OsChild, commands: socket.socket, listener: Callable[[ZygoteEvent], None]
@@ -209,11 +215,11 @@ class OsForkServer:
         self._tell(frames.Kill(pid=pid))
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # it ended before
+        with contextlib.suppress(OSError):  # the fork server has already ended
             self._commands.shutdown(socket.SHUT_WR)
 
     def _tell(self, command: frames.Command) -> None:
-        # It is gone: the reader reports that, and may have closed the socket meanwhile.
+        # The fork server is gone: the reader reports that, and may already have closed the socket.
         with contextlib.suppress(OSError):
             frames.send(self._commands, command)
 
@@ -240,12 +246,12 @@ def _cannot_start(role: str, error: BaseException) -> ExternalError:
 def _write_arguments(process: subprocess.Popen[bytes], arguments: Mapping[str, object]) -> None:
     lifeline = process.stdin
     if lifeline is not None:
-        with contextlib.suppress(BrokenPipeError):  # it died at once: its exit will be reported
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its exit will be reported
             lifeline.write(encode_arguments(arguments))
             lifeline.flush()
 
 
 def _close(stream: IO[bytes] | None) -> None:
     if stream is not None:
-        with contextlib.suppress(BrokenPipeError):  # flushing arguments that nobody read
+        with contextlib.suppress(BrokenPipeError):  # flushing arguments that were never read
             stream.close()

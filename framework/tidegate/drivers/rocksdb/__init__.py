@@ -1,6 +1,6 @@
-"""The key-value store in RocksDB, by rocksdict: `RocksDBStore` implements `ports/kv.py`.
+"""The key-value store in RocksDB, through rocksdict: `RocksDBStore` implements `ports/kv.py`.
 
-The only room that imports rocksdict; what that raises is translated here.
+This is the only package that imports rocksdict. It translates the exceptions of rocksdict.
 """
 
 from tidegate.drivers.rocksdb.store import RocksDBStore

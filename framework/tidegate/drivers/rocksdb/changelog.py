@@ -1,26 +1,28 @@
-"""`Changelog`: a full checkpoint of a store and, in files of their own, what was written after it.
+"""`Changelog`: a full checkpoint of a store, and files with the writes that came after it.
 
-A full checkpoint has RocksDB sort, compress and index every key that changed, and the same keys
-change again before the next one. So most checkpoints only add a *segment*, the writes since the
-checkpoint before, to the files of the last full one (the idea of FLIP-158, "generalized incremental
-checkpoints"; here the store itself is not written either until the next full one). Who opens such a
-checkpoint applies the segments to the tables, in the order of their numbers.
+In a full checkpoint, RocksDB sorts, compresses and indexes every changed key, and the same keys
+change again before the next full checkpoint. So most checkpoints only add a *segment* to the files
+of the last full checkpoint. A segment contains the writes since the previous checkpoint. FLIP-158,
+"generalized incremental checkpoints", has the same idea. In addition, RocksDB itself receives these
+writes only at the next full checkpoint. A store that opens such a checkpoint applies the segments
+to the tables, in the order of their numbers.
 
-A segment is one MessagePack array: format, then the writes in their order, each an array of the
-deleted keys and of the pairs that were put. It stands in checkpoints, so the format only ever
-grows.
+A segment is one MessagePack array: format, then the writes in their order. Each write is an array
+of the deleted keys and of the pairs that were put. Segments are part of checkpoints, so new
+versions may extend the format but must still read the old one.
 
-The folder holds hard links of the tables, so that RocksDB may drop its own, and the segments. No
-file of it ever changes, so a checkpoint is the list of those that are there. A changelog ends when
-what an opening would have to apply becomes long; the store begins another one then, and the folder
-goes when a checkpoint of that one is asked for. The changelog's number stands behind the name of
-each of its files but the tables: RocksDB numbers those, and calls the others the same in each full
-checkpoint. So no name stands for two contents.
+The folder contains the segments, and hard links to the tables, so that RocksDB may delete its own
+links. Its files never change, so a checkpoint is the list of the present files. A changelog ends
+when an opening would have to apply too much. The store then begins the next changelog. The folder
+is deleted when the upload asks for the files of a checkpoint of the next changelog. RocksDB numbers
+the table files, but gives its other files the same names in each full checkpoint. So the
+changelog's number is added to the names of all its files except the tables, and no name has two
+contents.
 
-Not here: which content is in RocksDB and which is not yet (`store.py`). `add`, `roll_segment` and
-`can_append` are called by the store's thread; `materialize`, `files` and what `roll_segment`
-returns by whoever freezes a checkpoint, one after the other in the order of the checkpoints;
-`delete_previous` by who reads them.
+Which content is already in RocksDB is the responsibility of `store.py`. The store's thread calls
+`add`, `roll_segment` and `can_append`. The thread that freezes a checkpoint calls `materialize`,
+`files` and the function that `roll_segment` returns; checkpoints are frozen one after the other, in
+their order. The thread that reads the files calls `delete_previous`.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ from tidegate.errors import CorruptCheckpointError
 from tidegate.private_files import FOLDER_MODE, write_private
 
 LOG_BYTES_MAX: Final = 16 << 20
-"""Keys and values of all segments together: a fifth of a second of an opening."""
+"""The maximum size of the keys and values of all segments together, in bytes. To apply this much
+takes about a fifth of a second when a store is opened.
+"""
 
 SEGMENTS_MAX: Final = 32
-"""Each is a file that every manifest names."""
+"""The maximum number of segments. Each is a file that every manifest lists."""
 
 FORMAT: Final = 1
 TABLE: Final = ".sst"
@@ -48,7 +52,7 @@ _SEGMENT: Final = "segment-"
 
 Pairs = list[tuple[bytes, bytes]]
 Write = tuple[list[bytes], Pairs]
-"""Deleted keys and pairs that were put; the deletes come first."""
+"""The deleted keys, and the pairs that were put. The deletes are applied first."""
 
 
 class _Segment(msgspec.Struct, array_like=True, frozen=True):
@@ -57,22 +61,28 @@ class _Segment(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Changelog:
-    """From one full checkpoint on; its files lie in `folder`, which `materialize` makes."""
+    """One full checkpoint and the segments after it. The files are in `folder`, which `materialize`
+    makes.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder, self._number = folder, number
         self._writes: list[Write] = []
-        """Those since the last checkpoint."""
+        """The writes since the last checkpoint."""
         self._bytes = self._segments = 0
         self._files: list[Path] = []
-        """Those of the last checkpoint."""
+        """The files of the last checkpoint."""
         self._whole = False
-        """Whether they hold everything up to it."""
+        """Whether the files have all writes up to the last checkpoint. False before the full
+        checkpoint is made, and after a segment could not be written.
+        """
         self._alone = False
         """Whether the folders of earlier changelogs are gone."""
 
     def add(self, write: Write, size: int) -> None:
-        """Keep a write for the next segment; `size` in bytes. Beyond the limit nothing is kept."""
+        """Keep a write for the next segment; `size` is in bytes. Keep no writes once their size,
+        added to that of the segments, is above the limit.
+        """
         self._bytes += size
         if self._bytes <= LOG_BYTES_MAX:
             self._writes.append(write)
@@ -80,14 +90,15 @@ class Changelog:
             self._writes.clear()
 
     def can_append(self) -> bool:
-        """Whether the next checkpoint may be a segment; else a full one is due. The checkpoints
-        before must be frozen.
+        """Return whether the next checkpoint may be a segment. Otherwise it must be a full one. All
+        earlier checkpoints must be frozen.
         """
         return self._whole and self._bytes <= LOG_BYTES_MAX and self._segments < SEGMENTS_MAX
 
     def roll_segment(self) -> Callable[[], None]:
-        """End the next segment here; what is returned writes it into the folder. Where that fails,
-        as files do, a full checkpoint is due. Where nothing was written there is none.
+        """End the current segment and return a function that writes it into the folder. The
+        function raises OSError if that fails, and then the next checkpoint must be a full one.
+        Without writes since the last checkpoint there is no segment, and the function does nothing.
         """
         if not self._writes:
             return _nothing
@@ -97,7 +108,9 @@ class Changelog:
         return partial(self._append, self._folder / name, writes)
 
     def materialize(self, make: Callable[[Path], None]) -> None:
-        """Have the folder made with the files of the full checkpoint."""
+        """Let `make` create the folder with the files of the full checkpoint. Add the changelog's
+        number to the names of all files except the tables.
+        """
         self._folder.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
         make(self._folder)
         for path in list(self._folder.iterdir()):
@@ -107,15 +120,17 @@ class Changelog:
         self._whole = True
 
     def files(self) -> list[Path]:
-        """Of the last checkpoint; they stay until the next changelog drops them."""
+        """Return the files of the last checkpoint. They stay until the next changelog deletes
+        them.
+        """
         return list(self._files)
 
     def delete_previous(self) -> None:
-        """Remove the folders of the changelogs before: nobody reads their checkpoints any more."""
+        """Delete the folders of earlier changelogs. No thread reads their checkpoints any more."""
         if self._alone:
             return
         for folder in self._folder.parent.iterdir():
-            if int(folder.stem) < self._number:  # a later one, being made, has a suffix
+            if int(folder.stem) < self._number:  # a later folder has a suffix while it is made
                 shutil.rmtree(folder)
         self._alone = True
 
@@ -127,12 +142,12 @@ class Changelog:
 
 
 def _nothing() -> None:
-    """An idle store's checkpoint has the files of the one before."""
+    """Add no segment: the checkpoint of an idle store has the files of the previous checkpoint."""
 
 
 def lay_out(directory: Path) -> int:
-    """Give the files of a checkpoint in `directory` the names that RocksDB knows them by. Returns
-    the number of their changelog, 0 where there are none.
+    """Rename the files of a checkpoint in `directory` to the names that RocksDB expects. Return the
+    number of their changelog, or 0 if there are no such files.
     """
     number = 0
     for path in sorted(directory.iterdir()):
@@ -143,8 +158,9 @@ def lay_out(directory: Path) -> int:
 
 
 def take_segments(directory: Path) -> Iterator[Write]:
-    """The writes of the segments among the files that are laid out, in their order; each segment is
-    removed when its writes were taken. CorruptCheckpointError where one is none.
+    """Yield the writes of all segments in `directory`, in their order, after `lay_out` has renamed
+    the files. Delete each segment after its last write. CorruptCheckpointError if a file is not a
+    segment or has an unknown format.
     """
     for path in sorted(directory.glob(f"{_SEGMENT}*")):
         try:

@@ -1,10 +1,10 @@
-"""`RocksDBCheckpoint`: one checkpoint of the RocksDB store on its way into files.
+"""`RocksDBCheckpoint`: one checkpoint of the RocksDB store while its files are made.
 
-The mailbox thread takes it, an upload thread asks for its files, and either may be the one that
-makes them: the upload as a rule, the mailbox thread where it can not wait for that. They are made
-once, and not at all where the store was closed before.
+The mailbox thread takes the checkpoint, and an upload thread asks for its files. Usually the upload
+thread makes the files. The mailbox thread makes them if it cannot wait for the upload. The files
+are made once, or never if the store is closed earlier.
 
-Not here: what is made (`store.py`, `changelog.py`).
+`store.py` and `changelog.py` decide which files are made.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tidegate.errors import StorageError
 
 
 class RocksDBCheckpoint:
-    """`ports.kv.Frozen`: the files of a checkpoint, made by `freeze`, whoever comes first. Who asks
-    for them has `drop` remove those of earlier checkpoints.
+    """A `ports.kv.StoreCheckpoint`. The first thread that needs the files makes them with `freeze`.
+    `files` also calls `drop`, which deletes the files of earlier changelogs.
     """
 
     def __init__(self, *, freeze: Callable[[], list[Path]], drop: Callable[[], None]) -> None:
@@ -36,7 +36,9 @@ class RocksDBCheckpoint:
         return self._files
 
     def end(self) -> None:
-        """Make the files, or note why that failed."""
+        """Make the files, or keep the error for `files` to raise. Do nothing if this was done
+        before.
+        """
         with self._freezing:
             if self._freeze is None:
                 return
@@ -47,7 +49,9 @@ class RocksDBCheckpoint:
             self._freeze = None
 
     def abandon(self) -> None:
-        """The store is about to be closed: whoever has not asked yet comes too late."""
+        """Do not make the files if they are not made yet, because the store is being closed.
+        `files` then raises StorageError.
+        """
         with self._freezing:
             if self._freeze is not None:
                 self._freeze = None

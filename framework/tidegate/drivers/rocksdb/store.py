@@ -1,29 +1,37 @@
-"""`RocksDBStore`: the key-value store of one keyed step, in a folder, by RocksDB.
+"""`RocksDBStore`: the key-value store of one keyed step, in a folder, with RocksDB.
 
-What was written last is *held* in memory, where reads find it, and goes into RocksDB at the next
-full checkpoint, for a scan, or when it becomes much. Between full checkpoints a checkpoint is a
-file with what was written since the one before (`changelog.py`), so that a key which changes in
-each of them is put, sorted and compressed once for many.
+The latest writes are *held* in a buffer in memory, where reads find them. They go into RocksDB at
+the next full checkpoint, for a scan, or when the buffer becomes large. Between two full
+checkpoints, a checkpoint only adds a file with the writes since the previous checkpoint
+(`changelog.py`). So RocksDB receives, sorts and compresses a key that changes before every
+checkpoint only once for many checkpoints.
 
-RocksDB keeps no write-ahead log: what is not in a checkpoint does not survive the process, and is
-not meant to. A full checkpoint flushes the memtable and links the table files into a new folder,
-where they stay while the changelog goes on; table files never change and their numbers are never
-used twice by one store, so that only new ones need uploading. The write-ahead log and the option
-files that RocksDB adds to a checkpoint are left out: the first is empty, the second are restated at
-each opening.
+RocksDB keeps no write-ahead log: writes that are in no checkpoint do not survive the process, and
+need not. A full checkpoint flushes the memtable and links the table files into a new folder, where
+they stay as long as the changelog continues. Table files never change, and one store never uses a
+table number twice, so only new table files must be uploaded. The write-ahead log and the option
+files that RocksDB adds to a checkpoint are deleted: the log is empty, and each opening sets the
+options again.
 
-To freeze takes the mailbox thread no time. For a full checkpoint it sets what is held *aside*,
-where reads find it still. The upload puts that into RocksDB (up to a microsecond a pair), in pieces
-with Python's lock given away in between, RocksDB's own threads flush the memtable (rocksdict's
-checkpoint would do it with the lock held, 0.2 s for 100,000 pairs), and the files are linked. A
-read of what is neither held nor set aside waits for all that, or does it if nobody has begun.
-Nothing else is put into RocksDB meanwhile, or it would be in the checkpoint: who wants to, freezes
-it first. Files of earlier changelogs go when the upload asks for later ones, and not before, for
-whoever freezes a checkpoint does not know what is still being read.
+A checkpoint takes almost no time of the mailbox thread. For a full checkpoint the thread moves the
+buffer *aside*, where reads still find it. The upload thread then freezes the checkpoint in three
+steps:
 
-Called by the mailbox thread only, but for a checkpoint's `files`. rocksdict raises plain
-`Exception` for whatever RocksDB reports; all of it becomes `StorageError` with the folder's name, a
-full disk with the remedy.
+- It puts the detached buffer into RocksDB (up to a microsecond per pair), in pieces, and lets other
+  threads run after each piece.
+- RocksDB's own threads flush the memtable. rocksdict's checkpoint call would flush while it holds
+  Python's lock, which takes 0.2 s for 100,000 pairs.
+- It links the files.
+
+A read of a key that is in neither buffer waits for these steps, or runs them if no thread has begun
+them. No other writes may go into RocksDB meanwhile, because they would become part of the
+checkpoint: a method that needs to put writes into RocksDB first completes the freeze. The files of
+earlier changelogs are deleted when the upload asks for the files of a later one, and not during the
+freeze. The thread that freezes a checkpoint does not know which files are still being read.
+
+Only the mailbox thread calls the store, except for the `files` of a checkpoint. rocksdict raises a
+plain `Exception` for every error of RocksDB. The store raises it as `StorageError` with the
+folder's name and a remedy, which differs for a full disk.
 """
 
 from __future__ import annotations
@@ -56,42 +64,55 @@ from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.private_files import make_private_folder
 
 HELD_BYTES_MAX: Final = 32 << 20
-"""Of what is held, by the mean of what was written: some 130,000 small pairs. Beyond it all goes
-into RocksDB. What is set aside for a full checkpoint comes on top, for as long as that takes.
+"""The maximum size of the buffer in bytes, estimated from the mean size of the writes: some 130,000
+small pairs. A larger buffer goes into RocksDB. The detached buffer of a full checkpoint needs
+memory in addition, until the checkpoint is frozen.
 """
 
 PAIR_BYTES: Final = 200
-"""What a held pair takes beside its key and value: two objects and a place in a dict."""
+"""The memory of a buffered pair in bytes, in addition to its key and value: two objects and a dict
+entry.
+"""
 
 BLOCK_CACHE_BYTES: Final = 32 << 20
-"""Shared by all stores of a process: the write-back cache above holds the hot keys already, so this
-serves index and filter look-ups of cold ones within a slot's 200 MB."""
+"""The size of the block cache in bytes, shared by all stores of a process. The write-back cache
+above the store already has the hot keys. So the block cache only serves index and filter look-ups
+of cold keys, and its size fits into the 200 MB of a slot.
+"""
 
 WRITE_BUFFER_BYTES: Final = 32 << 20
-"""A memtable: what is held is seldom more at once, so it is flushed whole, and not by size."""
+"""The size of a memtable in bytes. The buffer is rarely larger than this, so it is flushed as a
+whole, and a flush because of the size is rare.
+"""
 
 BLOOM_BITS_PER_KEY: Final = 10
-"""1 % false positives: a key that was never seen is answered without reading a block."""
+"""The size of the Bloom filters, which gives 1 % false positives: a look-up of a new key usually
+reads no block.
+"""
 
 BACKGROUND_JOBS: Final = 2
-"""One flush and one compaction at a time; a slot is meant to use one core."""
+"""The number of RocksDB's background jobs: one flush and one compaction at a time. A slot is meant
+to use one core.
+"""
 
 LEVEL_ZERO_FILES: Final = 8
-"""Checkpoints whose tables are merged in one compaction. RocksDB's own 4 would compact twice as
-often for nothing: reads are few, and the Bloom filters answer most.
+"""The number of full checkpoints whose tables one compaction merges. RocksDB's default of 4 would
+compact twice as often without a benefit: reads are few, and the Bloom filters answer most of them.
 """
 
 PIECE: Final = 2_000
-"""Pairs that are put between two chances for the mailbox thread to go on: one or two
-milliseconds.
+"""The number of pairs that are put before the mailbox thread may run again: one or two milliseconds
+of work.
 """
 
 FLUSH_POLL_S: Final = 0.002
 FLUSH_WAIT_S_MAX: Final = 30.0
-"""After this the flush is asked for again, and waited for where its error is told."""
+"""The maximum time to wait for a flush, in seconds. After that, the creation of the checkpoint
+flushes again, waits for the flush and raises its error.
+"""
 
 _CHANGELOG: Final = "changelog"
-"""A folder in the store's, which RocksDB leaves alone."""
+"""The folder of the changelogs, inside the store's folder. RocksDB ignores it."""
 
 _UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
 _FAILED: Final = "rocksdb.background-errors"
@@ -100,29 +121,31 @@ _NO_SPACE: Final = ("No space left", "Disk quota exceeded", "out of space")
 
 
 class RocksDBStore:
-    """An empty or existing store in a local folder, which is made where it is missing."""
+    """A new or existing store in a local folder. The folder is made if it is missing."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._write_options = WriteOptions()
-        # A property, which rocksdict's stub takes for a method.
+        # The stub of rocksdict declares this property as a method.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         self._held: dict[bytes, bytes | None] = {}
-        """Written and not yet in RocksDB; None for what was deleted."""
+        """The buffer: writes that are not yet in RocksDB, with None for a deleted key."""
         self._aside: dict[bytes, bytes | None] = {}
-        """What was held at a full checkpoint, until its files are there."""
+        """The detached buffer of a full checkpoint, until the checkpoint's files exist."""
         self._written = self._written_bytes = 0
-        """Keys, and bytes of keys and values, of the writes of what is held."""
+        """The number of keys written to the buffer, and the bytes of those keys and their values.
+        Repeated writes of one key count each time.
+        """
         self._log: Changelog | None = None
-        """Since the newest full checkpoint."""
+        """The changelog since the newest full checkpoint; None before the first one."""
         self._scanned = False
-        """Whether there was a scan since the last checkpoint: then the next ones are likely to
-        come, and RocksDB is to have it all by then.
+        """Whether a scan ran since the last checkpoint. Further scans are then likely, so the next
+        checkpoint is a full one: a scan needs all writes in RocksDB.
         """
         self._flushing = False
-        """Whether RocksDB was or will be told to flush, and nobody has waited for it since."""
+        """Whether a flush was or will be requested, and `_settle` has not waited for it since."""
         self._freezing: RocksDBCheckpoint | None = None
-        """The newest checkpoint, until its files are there."""
+        """The newest checkpoint, until `_freeze` has completed it."""
         self._closed = False
         with self._translated("open"):
             make_private_folder(directory)
@@ -132,7 +155,7 @@ class RocksDBStore:
                 self.write(puts, deletes)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        aside = self._aside  # before RocksDB is asked: what is gone from here is there
+        aside = self._aside  # taken before RocksDB is read: a pair that is gone here is there
         if not self._held and not aside:
             return self._stored(keys)
         held = self._held.get
@@ -207,8 +230,8 @@ class RocksDBStore:
         return cast("list[bytes | None]", found)
 
     def _put_held(self) -> None:
-        """Write what is held into RocksDB, and have it flushed: the memtable is a list, which each
-        reader would sort as a whole.
+        """Write the buffer into RocksDB and request a flush, because the memtable is a list, which
+        each reader would sort as a whole.
         """
         if self._aside:
             self._freeze()
@@ -223,20 +246,20 @@ class RocksDBStore:
         self._written = self._written_bytes = 0
 
     def _detach_buffer(self) -> None:
-        """What is held, for the full checkpoint that begins."""
+        """Move the buffer aside for the full checkpoint that begins."""
         self._take_back()
         self._aside, self._held = self._held, {}
         self._written = self._written_bytes = 0
         self._flushing = True
 
     def _take_back(self) -> None:
-        """What was set aside and RocksDB has refused is held as before."""
+        """Merge a detached buffer that RocksDB has refused into the buffer. Newer writes win."""
         if self._aside:
             self._held = self._aside | self._held
             self._aside = {}
 
     def _put(self, pairs: Mapping[bytes, bytes | None]) -> Iterator[None]:
-        """Write them into RocksDB, piece by piece."""
+        """Write pairs into RocksDB, and yield after each piece."""
         gone: list[bytes] = []
         if None in pairs.values():
             gone = [key for key, value in pairs.items() if value is None]
@@ -251,26 +274,30 @@ class RocksDBStore:
                 yield
 
     def _freeze(self) -> None:
-        """Bring the newest checkpoint to its end; what became of it is told by its `files`."""
+        """Complete the newest checkpoint. Its `files` method returns the files or raises the
+        error.
+        """
         if self._freezing is not None:
             self._freezing.end()
             self._freezing = None
 
     def _begin_log(self) -> Changelog:
-        """The changelog that begins with a full checkpoint."""
+        """Return a new changelog, which begins with a full checkpoint."""
         self._logs += 1
         return Changelog(self._directory / _CHANGELOG / str(self._logs), self._logs)
 
     def _fill(self, log: Changelog) -> None:
-        """With a full checkpoint: what was set aside is put into RocksDB, and nothing else."""
+        """Start the changelog with a full checkpoint: put the detached buffer into RocksDB, and no
+        other writes.
+        """
         for _ in self._put(self._aside):
-            self._check_open()  # who closes the store waits for what is under way
-            time.sleep(0)  # what is done in C asks nobody whether another thread waits
+            self._check_open()  # `close` waits for this freeze, so it must end early
+            time.sleep(0)  # code in C does not check whether another thread waits for the lock
         self._db.flush(wait=False)
         self._await_flush()
         log.materialize(self._make)
         done, self._aside = self._aside, {}
-        while done:  # to free objects takes the lock as well
+        while done:  # freeing the objects holds the lock too
             deque(starmap(done.popitem, repeat((), min(PIECE, len(done)))), maxlen=0)
             time.sleep(0)
 
@@ -281,7 +308,7 @@ class RocksDBStore:
                 path.unlink()
 
     def _frozen(self, log: Changelog, write: Callable[[], None]) -> list[Path]:
-        """The files of a checkpoint once `write` has added its own to those of the changelog."""
+        """Return the files of a checkpoint after `write` has added its files to the changelog."""
         with self._translated("checkpoint"):
             write()
             return log.files()
@@ -291,8 +318,9 @@ class RocksDBStore:
             log.delete_previous()
 
     def _await_flush(self) -> None:
-        """Until RocksDB has flushed what it was told to, or says that it can not: then linking the
-        files, which flushes, raises its error, and so does the next write.
+        """Wait until RocksDB has done the requested flush, reports an error, or the time is over.
+        If the flush failed, the creation of a checkpoint, which flushes again, raises the error,
+        and so does the next write.
         """
         end_s = time.monotonic() + FLUSH_WAIT_S_MAX
         asked = self._db.property_int_value
@@ -300,7 +328,9 @@ class RocksDBStore:
             time.sleep(FLUSH_POLL_S)
 
     def _settle(self) -> None:
-        """Wait for the flush that is under way, or have it done: nobody reads a memtable."""
+        """Complete a checkpoint that is not frozen yet and wait for its flush, because reads must
+        not read a memtable.
+        """
         if self._flushing:
             self._freeze()
             self._await_flush()
@@ -309,11 +339,11 @@ class RocksDBStore:
     def _read(
         self, pairs: Iterator[tuple[bytes, bytes]], end: bytes
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Apart from `scan`, so that what is read is the content at its call and not at first
-        use.
+        """Yield the pairs below `end`. This is a separate generator, so that `scan` opens the
+        iterator at its call and not at the first use, and the content is that of the call.
         """
         with self._translated("scan"):
-            # Not by RocksDB's upper bound: rocksdict frees its bytes while the iterator uses them.
+            # Not with RocksDB's upper bound: rocksdict frees its bytes while the iterator uses them
             for pair in pairs:
                 if pair[0] >= end:
                     return
@@ -321,12 +351,12 @@ class RocksDBStore:
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        """The door: whatever RocksDB says becomes a StorageError that names the folder."""
+        """Raise every error of RocksDB as a StorageError with the folder, `doing` and a remedy."""
         try:
             yield
         except CorruptCheckpointError:
             raise
-        except Exception as error:  # rocksdict has no class of its own for what RocksDB reports
+        except Exception as error:  # rocksdict has no exception class for the errors of RocksDB
             reason = str(error)
             remedy = "the job is restored from its last checkpoint"
             if any(sign in reason for sign in _NO_SPACE):
@@ -340,7 +370,9 @@ class RocksDBStore:
 
 @functools.cache
 def _block_cache() -> Cache:
-    """Made at the first opening and not at import, which may be before a fork."""
+    """Return the shared block cache. It is made at the first opening and not at import, because the
+    import may happen before a fork.
+    """
     return Cache(BLOCK_CACHE_BYTES)
 
 
@@ -353,14 +385,15 @@ def _options() -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(create_if_missing=True)
     options.set_block_based_table_factory(table)
-    # A write is one large batch in no order, and is flushed before it is read: filling a list costs
-    # a tenth of filling a skip list, and one sort at the flush is cheaper than many insertions.
+    # A write is one large unordered batch, and it is flushed before it is read. Filling a list
+    # costs a tenth of filling a skip list, and one sort at the flush is cheaper than many
+    # insertions.
     options.set_memtable_factory(MemtableFactory.vector())
-    options.set_allow_concurrent_memtable_write(allow=False)  # a list takes one writer
+    options.set_allow_concurrent_memtable_write(allow=False)  # a list allows only one writer
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)
     options.set_level_zero_file_num_compaction_trigger(LEVEL_ZERO_FILES)
     options.set_max_background_jobs(BACKGROUND_JOBS)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_keep_log_file_num(1)  # RocksDB's own report: the last one only
+    options.set_keep_log_file_num(1)  # keep only the last of RocksDB's own log files
     options.set_stats_dump_period_sec(0)
     return options

@@ -1,3 +1,3 @@
-"""Control messages over gRPC: generic handlers, one method, our own bytes. Driver of
-`ports.rpc`.
+"""Control messages over gRPC: a generic handler with one method, and tidegate's own encoding. This
+is the driver of `ports.rpc`.
 """

@@ -1,6 +1,7 @@
-"""What a call is, whatever carries its bytes: gRPC (`channel`), or a simulated network.
+"""The handling of a call, independent of its transport: gRPC (`channel`) or a simulated network.
 
-Pure: bytes in, bytes out, and the words in which a caller hears that no reply came.
+The module is pure. It decodes and encodes messages, and makes the errors that a caller gets if no
+reply comes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def handle_call(handler: Handler, data: bytes) -> bytes:
-    """Decode, handle, encode the reply, or what the handler raised; runs in the server's thread."""
+    """Decode a message, handle it, and return the encoded reply. If the handler raises an error,
+    return the encoded error. Runs in a thread of the server.
+    """
     try:
         reply: Message = handler(codec.decode(data))
         return codec.encode(reply)
@@ -32,7 +35,7 @@ def handle_call(handler: Handler, data: bytes) -> bytes:
 
 
 def decode_reply(data: bytes) -> Any:
-    """The reply that `handle_call` gave; raises what the handler raised."""
+    """Return the reply that `handle_call` encoded, or raise the error of the handler."""
     reply = codec.decode(data)
     if isinstance(reply, Failed):
         raise reply.error.exception()
@@ -40,15 +43,15 @@ def decode_reply(data: bytes) -> Any:
 
 
 def timeout_reason(timeout_s: float) -> str:
-    """Why no reply came: it took too long."""
+    """Return the reason for a reply that took too long."""
     return f"no reply within {timeout_s:g} s"
 
 
 def failed(message: object, address: str, why: str) -> RpcError:
-    """No reply came, though the message may have arrived."""
+    """Return the error for a call without a reply. The message may have arrived."""
     return RpcError(f"{type(message).__name__} to {address} failed: {why}.")
 
 
 def not_sent(message: object, address: str) -> RpcError:
-    """The client was closed before."""
+    """Return the error for a call after the client was closed."""
     return RpcError(f"{type(message).__name__} to {address} was not sent: its connection is shut.")

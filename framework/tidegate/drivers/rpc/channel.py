@@ -1,16 +1,16 @@
-"""Both ends of `ports.rpc` over gRPC.
+"""Client and server of `ports.rpc` over gRPC.
 
-One unary method carries every message: bytes in, bytes out, written and read by `protocol.codec`.
-What a handler raises travels as `Failed` and is raised at the caller as the same class (`calls`);
-what gRPC itself reports becomes RpcError with the address. No retries here: only the caller knows
-what is safe to repeat. A process that forks must never have imported a live server from here (the
-zygote imports, but starts nothing).
+One unary method carries every message as bytes, which `protocol.codec` encodes and decodes. An
+error of a handler is sent as `Failed`, and the caller raises it as the same class (`calls`). An
+error of gRPC itself becomes RpcError with the address. This module does not retry: only the caller
+knows which calls are safe to repeat. A process that forks must not have started a server or a
+client before (the fork server imports this module, but starts nothing).
 
-A connection whose other end is gone without a word (a host that lost its power, a firewall that
-forgot it) takes calls for ever and answers none. So one that left a call without its reply is
-doubted: later calls get a new one, also where it was still being made. gRPC's own remedy is to ask
-each connection every few seconds whether it lives, and whatever happens in a process wakes its pool
-of threads dozens of times, also in a cluster that has nothing to do.
+The other end of a connection can vanish silently: a host loses its power, or a firewall drops the
+connection. Such a connection accepts calls forever and answers none. So a connection on which a
+call timed out is doubted: later calls use a new connection, even if the doubted one was still being
+established. gRPC's own remedy is to ping each connection every few seconds. But every event in a
+process wakes gRPC's thread pool dozens of times, even in an idle cluster.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-# Before grpc is imported: its fork handlers would only complain, because no process of ours forks
-# after it has made a channel; and what it logs by itself at "info" is not for a user's terminal.
+# Set before grpc is imported. Its fork handlers would only log warnings, because no process of
+# tidegate forks after it has made a channel. Its own "info" logs must not reach a user's terminal.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -37,12 +37,18 @@ from tidegate.ports.rpc import Handler
 from tidegate.protocol import codec
 
 MESSAGE_BYTES_MAX = 64 << 20
-"""A Deploy names every restored file of a slot; 64 MiB is hundreds of thousands of them."""
+"""The maximum size of a message in bytes. A Deploy lists every restored file of a slot; 64 MiB is
+enough for hundreds of thousands of files.
+"""
 
 _SERVER_THREADS = 16
-"""Handlers post to a loop and wait for it, so threads cost little; SubmitJob waits for storage."""
+"""The number of threads of a server. Handlers post to an event loop and wait for it, so threads
+cost little. SubmitJob waits for the storage.
+"""
 _CALLS_MAX = 512
-"""Concurrent calls; beyond it gRPC refuses (RESOURCE_EXHAUSTED) and the caller comes again."""
+"""The maximum number of concurrent calls. gRPC refuses more (RESOURCE_EXHAUSTED), and the caller
+retries.
+"""
 _STOP_GRACE_S = 0.2
 
 _METHOD = "/tidegate.Control/Call"
@@ -53,57 +59,59 @@ _LIMITS: Final[Options] = [
 ]
 CLIENT_OPTIONS: Final[Options] = [
     *_LIMITS,
-    # A restarted process has a new port, so an address that refused is seldom tried again; but
-    # where it is (a JobManager with a fixed port), gRPC's default of a second and more would
-    # dominate recovery.
+    # A restarted process has a new port, so an address that refused a connection is rarely tried
+    # again. For a JobManager with a fixed port it is, and gRPC's default back-off of a second and
+    # more would then be most of the recovery time.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Despite its name, how long a connection may take to be made, its first frames included. As
-    # short as the back-off, a process that is busy for a moment is taken for one that is gone.
+    # Despite its name, this is the maximum time to establish a connection, including its first
+    # frames. With a value as short as the back-off, a briefly busy process would count as gone.
     ("grpc.min_reconnect_backoff_ms", 10_000),
-    # A question now and then, for firewalls that forget connections which say nothing: those from
-    # the JobManager to its TaskManagers carry no call for days. Less time for its answer would
-    # break calls to a machine that is only busy.
+    # Rare pings, because firewalls drop silent connections: those from the JobManager to its
+    # TaskManagers carry no call for days. A shorter timeout for the answer to a ping would break
+    # calls to a machine that is only busy.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # of its own questions, behind which ours would wait
+    ("grpc.http2.ping_timeout_ms", 10_000),  # for gRPC's own pings, behind which keepalives wait
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
-    # Or the successor of a doubted connection would be the same one again.
+    # Otherwise the successor of a doubted connection would share its TCP connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _SERVER_OPTIONS: Final[Options] = [
     *_LIMITS,
     ("grpc.so_reuseport", 0),
-    # By default a server hangs up on a client that asks more often than every five minutes.
+    # By default a server closes the connection of a client that pings more often than every five
+    # minutes.
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
 class GrpcRpc:
-    """`ports.rpc.Rpc` by gRPC, for a process that is reached as `network` says."""
+    """An implementation of `ports.rpc.Rpc` with gRPC. Its servers listen as `network` says."""
 
     def __init__(self, network: Network = LOOPBACK) -> None:
         self._network = network
 
     def serve(self, handler: Handler, port: int = 0) -> GrpcServer:
-        """Listen; RpcError where that is not possible."""
+        """Listen for calls. RpcError if that is not possible."""
         return GrpcServer(handler, self._network, port)
 
     def connect(self, address: str) -> GrpcClient:
-        """A client of `host:port` or `unix:PATH`; connects at the first call."""
+        """Return a client of `host:port` or `unix:PATH`. It connects at the first call."""
         return GrpcClient(address)
 
 
 class GrpcServer:
-    """A listening endpoint; handlers run in its threads."""
+    """A listening endpoint. Handlers run in its threads."""
 
     def __init__(self, handler: Handler, network: Network, wanted: int) -> None:
         self._handler = handler
         self._threads = ThreadPool(_SERVER_THREADS, thread_name_prefix="rpc")
-        # One thread before the first call: gRPC's own thread ends, and the process is deaf from
-        # then on, if the pool raises because the operating system refuses it a first thread.
+        # Start one thread before the first call. If the operating system refuses the pool its first
+        # thread, the pool raises. gRPC's own thread would then end, and the server would answer no
+        # further call.
         self._threads.submit(lambda: None).result()
         self._server = grpc.server(
             self._threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
@@ -117,11 +125,11 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        """`host:port` or `unix:PATH`, as others reach it."""
+        """The `host:port` or `unix:PATH` at which others reach the server."""
         return self._address
 
     def close(self) -> None:
-        """Take no more calls; those under way get a moment to finish."""
+        """Accept no further calls. Calls in progress have 0.2 s to finish."""
         self._server.stop(_STOP_GRACE_S).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -130,7 +138,7 @@ class GrpcServer:
         try:
             port = self._server.add_insecure_port(bound)
         except RuntimeError as error:
-            # What gRPC says names a variable for its own log, and no reason.
+            # gRPC's own message gives no reason, only a variable that enables gRPC's log.
             raise RpcError(
                 f"Cannot listen on {bound}. Is it an address of this host, and is the port free? "
                 "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
@@ -154,18 +162,19 @@ class GrpcServer:
 
 
 class GrpcClient:
-    """A connection to one endpoint, and its successors; safe to use from several threads."""
+    """A connection to one endpoint, and its successors. Safe to use from several threads."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._lock = threading.Lock()
         self._connections = [_Connection(address)]
-        """The last takes calls; those before are doubted, and end with their last call. Empty once
-        the client is closed."""
+        """The open connections. The last one takes calls. The others are doubted, and each is
+        closed when its last call ends. Empty after the client is closed.
+        """
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
-        """Send and wait for the reply. RpcError when it does not come; else what the handler
-        raised.
+        """Send a message and return the reply. RpcError if no reply comes within `timeout_s`
+        seconds or the call fails. An error of the handler is raised here.
         """
         data = codec.encode(message)
         connection = self._take()
@@ -178,14 +187,14 @@ class GrpcClient:
             code = _code_of(error)
             late = code is grpc.StatusCode.DEADLINE_EXCEEDED
             raise calls.failed(message, self._address, _why(code, timeout_s)) from error
-        except ValueError as error:  # it was closed by another thread
+        except ValueError as error:  # another thread has closed the channel
             raise calls.not_sent(message, self._address) from error
         finally:
             self._give_back(connection, doubted=late)
         return calls.decode_reply(reply)
 
     def close(self) -> None:
-        """Calls under way end with RpcError."""
+        """Close all connections. Calls in progress end with RpcError."""
         with self._lock:
             left, self._connections = self._connections, []
         for connection in left:
@@ -218,7 +227,7 @@ class _Connection:
         self.channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
         self.method: Callable[..., bytes] = self.channel.unary_unary(_METHOD)
         self.calls = 0
-        """Under way; guarded by the client's lock."""
+        """The number of calls in progress; guarded by the client's lock."""
 
 
 def _why(code: grpc.StatusCode | None, timeout_s: float) -> str:
@@ -230,7 +239,9 @@ def _why(code: grpc.StatusCode | None, timeout_s: float) -> str:
 
 
 def _code_of(error: Any) -> grpc.StatusCode | None:
-    """Errors of a call are calls themselves; the type of the base class does not say so."""
+    """Return the status code of a failed call. gRPC's errors of a call are also calls, although
+    the type of the base class does not show that.
+    """
     return error.code() if isinstance(error, grpc.Call) else None
 
 

@@ -1,7 +1,7 @@
 """Checkpoint storage: a folder of this machine, or an object store.
 
-`open_store` takes the setting `checkpoint.storage`. Both drivers pass one contract suite
-(`tests/contracts/blobs.py`) and translate foreign errors here, once.
+`open_store` takes the setting `checkpoint.storage`. Both drivers pass the same contract tests
+(`tests/contracts/blobs.py`), and each translates the errors of its library once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from tidegate.errors import ConfigError
 from tidegate.ports.blobs import BlobStore
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
-"""What obstore serves with conditional creates; `memory` is for tests within one process."""
+"""The URL schemes that obstore supports with conditional creates. `memory` is for tests within one
+process.
+"""
 
 
 def open_store(url: str) -> BlobStore:
-    """The storage at a path or URL; ConfigError for a scheme that no driver knows.
+    """Return the storage at a path or URL. ConfigError if no driver knows the scheme, or if the URL
+    cannot be opened.
 
-    Nothing is read or written yet; `BlobStore.probe` finds out whether it can be used.
+    The function reads and writes nothing. `BlobStore.probe` checks whether the storage can be used.
     """
     from tidegate.drivers.storage.local import LocalStore
 

@@ -1,10 +1,11 @@
-"""Which file system a folder is on, and whether it can hold a journal.
+"""The check whether the file system of a folder can hold a journal.
 
-The journal needs a `link` that says truthfully whether it created the name, and an `fsync` that
-returns when the data survives a crash. A client of NFS or SMB can repeat a `link` whose answer was
-lost, and then reports that the name exists although it created it; attributes are cached, so that
-two hosts can see different names. A FUSE file system does whatever its program does. So these are
-refused unless the user allows them. The parser is pure; `file_system_of` asks Linux.
+The journal needs a `link` that reports correctly whether it created the name, and an `fsync` that
+returns only when the data survives a crash. A client of NFS or SMB can repeat a `link` whose answer
+was lost. It then reports that the name exists, although it created the name itself. These clients
+also cache attributes, so two hosts can see different names. A FUSE file system behaves as its
+program decides. So these file systems are refused unless the user allows them. The parser is pure;
+`refuse_unsafe` reads the mounts from Linux.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from typing import Final, NamedTuple
 from tidegate.errors import RefusedError
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
-"""What is mounted, as this process sees it; only Linux has it."""
+"""The file with the mounts that this process sees. Only Linux has it."""
 
 NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs"})
 KNOWN_FUSE: Final = frozenset({"fuse.fuse-overlayfs"})
-"""Of rootless containers: it passes link and fsync to the local file system below."""
+"""The FUSE file systems that are safe. fuse-overlayfs is used by rootless containers: it passes
+link and fsync to the local file system below.
+"""
 
 _POINT: Final = 4
-"""Which field is the mount point."""
+"""The index of the mount point among the fields of a line."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """A line of mountinfo."""
+    """A line of mountinfo: the mount point, the type of the file system, and its source."""
 
     point: str
     kind: str
@@ -36,9 +39,9 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """The mounts of a mountinfo file, in its order: later ones hide earlier ones.
+    """Return the mounts of a mountinfo file, in its order: later mounts hide earlier ones.
 
-    Fields are separated by spaces, optional ones end with a hyphen; see proc(5).
+    Spaces separate the fields, and a hyphen ends the optional fields; see proc(5).
     """
     found = []
     for line in text.splitlines():
@@ -50,7 +53,9 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(folder: str, mounts: list[Mount]) -> Mount | None:
-    """The mount that an absolute folder without symbolic links is on."""
+    """Return the mount that contains a folder; None if no mount does. The path must be absolute and
+    without symbolic links.
+    """
     best: Mount | None = None
     for mount in mounts:
         inside = folder == mount.point or folder.startswith(mount.point.rstrip("/") + "/")
@@ -60,14 +65,14 @@ def mount_of(folder: str, mounts: list[Mount]) -> Mount | None:
 
 
 def is_unsafe(kind: str) -> bool:
-    """Whether a file system of this kind cannot be trusted with a journal."""
+    """Return whether a file system of this kind may be unable to hold a journal."""
     fuse = kind == "fuse" or kind.startswith(("fuse.", "fuseblk"))
     return kind in NETWORK or (fuse and kind not in KNOWN_FUSE)
 
 
 def refuse_unsafe(folder: Path, mounts: Path = MOUNTS) -> None:
-    """RefusedError if the folder is on such a file system. Nothing is known where the system does
-    not tell what is mounted.
+    """Raise RefusedError if the folder is on an unsafe file system. Do nothing if the operating
+    system does not list its mounts.
     """
     try:
         text = mounts.read_text(encoding="utf-8", errors="surrogateescape")

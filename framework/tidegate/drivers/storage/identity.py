@@ -1,9 +1,10 @@
 """The identity of a checkpoint storage: a random id in a file that is created once.
 
-A path says nothing about what is mounted there. Processes that use a storage read its id when they
-begin, and hand it to the processes that they start. A storage without that id is another one, or it
-is gone: nothing may be written to it, and nothing that it lacks counts as missing. A file that
-holds no id, as a crash may leave it, is never taken for one: an empty id would end the guard.
+A path does not show which storage is mounted there. Processes that use a storage read its id when
+they start, and pass it to the processes that they start. A storage without that id is a different
+one, or the right one is gone. A process must not write to such a storage, and must not conclude
+that an object is missing because the storage lacks it. A crash may leave a file without an id. Such
+a file is never accepted, because an empty id would switch this check off.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from tidegate.errors import CorruptCheckpointError, StorageError, StorageGoneErr
 from tidegate.ports.blobs import BlobStore
 
 IDENTITY: Final = "_storage/id"
-"""Where the id lies; no job has such a name."""
+"""The path of the file with the id. No job can have the name of its folder."""
 
 _ID = re.compile(rb"\s*([0-9a-f]{16})\s*")
-"""With the line end that an editor or a shell adds to it."""
+"""The content of the file: an id, possibly with the line end that an editor or a shell adds."""
 _SHOWN_MAX: Final = 40
-"""Bytes of a damaged file that a message quotes."""
+"""The maximum number of bytes of a damaged file that a message quotes."""
 _ABSENT: Final = f"its folder, or {IDENTITY} in it, does not exist"
 
 
 def read_or_create(store: BlobStore, where: str) -> str:
-    """The id of a storage. The first process to create it wins, for all others and for ever.
+    """Return the id of a storage, and create it if it is missing. The id of the first process that
+    creates it is permanent and valid for all processes.
 
-    CorruptCheckpointError if the file is there and holds no id.
+    CorruptCheckpointError if the file exists and contains no id. StorageError if the store does not
+    answer whether it created the file.
     """
     for _ in range(TRIES):
         found = store.get(IDENTITY)
@@ -41,13 +44,15 @@ def read_or_create(store: BlobStore, where: str) -> str:
 
 
 def id_in(data: bytes) -> str | None:
-    """The id that a file holds; None if it holds anything else."""
+    """Return the id in a file's content. None if the content is anything else."""
     found = _ID.fullmatch(data)
     return None if found is None else found[1].decode()
 
 
 def compare(found: bytes, expected: str, where: str) -> None:
-    """StorageGoneError unless the file of a storage, as it was read, holds the expected id."""
+    """Raise StorageGoneError unless `found`, the content of a storage's id file, is the expected
+    id.
+    """
     present = id_in(found)
     if present is None:
         raise gone(
@@ -76,7 +81,7 @@ def _shown(data: bytes) -> str:
 
 
 def gone(where: str, why: str = _ABSENT) -> StorageGoneError:
-    """Nothing is there, or nothing that can be read."""
+    """Return the error for a storage that is missing or cannot be read."""
     return StorageGoneError(
         f"The checkpoint storage {where} is gone: {why}. Mount or restore it; nothing is written "
         "to the path until it is back."
@@ -84,7 +89,7 @@ def gone(where: str, why: str = _ABSENT) -> StorageGoneError:
 
 
 def another(where: str, found: str, expected: str) -> StorageGoneError:
-    """A second storage lies behind the same path."""
+    """Return the error for a different storage behind the same path."""
     return StorageGoneError(
         f"The checkpoint storage {where} is gone: another storage is there ({IDENTITY} says "
         f"{found!r}, and the job uses {expected!r}). Mount the right one; nothing is written to "

@@ -1,12 +1,13 @@
-"""Checkpoint storage in a folder of a file system, surviving kill -9 and loss of power.
+"""Checkpoint storage in a folder of a file system, which survives kill -9 and loss of power.
 
-Every object is written to a temporary file, synced, and only then given its name: by `link`, which
-fails where the name is taken, or by `replace`. Then the folder is synced, because a name that is
-not on disk is no name; folders that are made are synced into their parents. So a reader sees an
-object whole or not at all, whoever is killed when. Safe for several threads and several processes.
+Every object is written to a temporary file and synced. Only then does it get its name: by `link`,
+which fails if the name exists, or by `replace`. Then the folder is synced, because a name that is
+not on disk is lost in a crash. A new folder is synced into its parent. So a reader sees a complete
+object or no object, at whatever point a process is killed. Several threads and several processes
+may use the storage.
 
-It needs a file system with hard links whose `link` is atomic (all local ones of Linux and macOS);
-the probe refuses others, and NFS, SMB and FUSE (`file_systems.py`).
+The storage needs a file system with hard links and an atomic `link`. All local file systems of
+Linux and macOS have them. The probe refuses others, and NFS, SMB and FUSE (`file_systems.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import FOLDER_MODE, private_opener
 
 _TEMPORARY: Final = ".temporary"
-"""The folder, beside the objects, of files that have no name yet. Never listed."""
+"""The folder of the temporary files, next to the objects. `list` omits it."""
 
 _ABANDONED_AFTER_S: Final = 86_400
-"""A temporary file of yesterday belongs to a process that was killed: no upload takes a day."""
+"""The age in seconds from which a temporary file is deleted. No upload takes a day, so the process
+that wrote the file was killed.
+"""
 
 _FOLDER_TRIES: Final = 10
-"""A folder that was just made may be removed by a `delete` that emptied it; not ten times in a
-row. What is still not found then is not the folder."""
+"""The number of times that a missing folder is made again. A `delete` that empties a new folder may
+remove it, but not ten times in a row. After ten tries, the missing thing is not the folder.
+"""
 
 _CERTAIN: Final = frozenset(
     {
@@ -55,11 +59,14 @@ _CERTAIN: Final = frozenset(
         errno.ENOENT,
     }
 )
-"""Errors of `link` after which the name certainly does not exist; after others it may."""
+"""The errors of `link` after which the name certainly does not exist. After other errors it may
+exist.
+"""
 
 _LOST: Final = frozenset({errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EIO})
-"""Errors of reading the identity where a file system is still mounted and what is behind it has
-gone: the export of a server, a device, the program of a FUSE file system."""
+"""The errors of reading the identity if a file system is still mounted, but its source is gone: the
+export of a server, a device, or the program of a FUSE file system.
+"""
 
 _PART = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -67,10 +74,10 @@ _PART = re.compile(r"[A-Za-z0-9._-]+")
 class LocalStore:
     """A BlobStore in the folder `root`, which is made when the first object is written.
 
-    Once it is bound to an identity, `root` is never made again: a folder that has vanished was
-    unmounted or removed, and what would be written to a new one would not be found later. Each call
-    looks at the identity file: before it changes anything, and after it has read or written,
-    because a storage can vanish in between.
+    After the store is bound to an identity, it never makes `root` again. A folder that has vanished
+    was unmounted or removed, and objects that are written to a new folder would not be found later.
+    Each call checks the identity file: before it changes anything, and after it has read or
+    written, because a storage can vanish in between. A `delete` checks it only before.
     """
 
     def __init__(self, root: Path) -> None:
@@ -78,7 +85,7 @@ class LocalStore:
         self._identity = ""
 
     def create(self, path: str, data: bytes) -> CreateResult:
-        """See BlobStore. StorageError where it is certain that nothing was written."""
+        """See BlobStore. StorageError if it is certain that nothing was written."""
         target = self._target(path)
         self.confirm()
         with self._temporary(path, lambda file: _write(file, data)) as temporary:
@@ -93,8 +100,8 @@ class LocalStore:
             else:
                 outcome = CreateResult.CREATED
             try:
-                # Also what exists must be on disk before anybody acts on it: its writer may have
-                # been killed between the two steps.
+                # An existing name must also be on disk before a process relies on it: its writer
+                # may have been killed between the two steps.
                 _sync_folder(target.parent)
             except OSError:
                 return CreateResult.UNKNOWN
@@ -103,7 +110,7 @@ class LocalStore:
             except StorageError:
                 return (
                     CreateResult.UNKNOWN
-                )  # perhaps it was written to what lies below the mount point
+                )  # the object may have been written below the mount point
             return outcome
 
     def put(self, path: str, data: bytes) -> None:
@@ -139,7 +146,7 @@ class LocalStore:
                 return False
             raise _translated(error, "write", target) from error
         except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # the disk of the copy, not ours
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # the disk of the copy, not the storage
                 message = (
                     f"{source} can not be copied to {target}: the disk is full: make room there, "
                     "or set state.directory to a larger disk"
@@ -159,14 +166,14 @@ class LocalStore:
             at_root = within == Path()
             if at_root and _TEMPORARY in folders:
                 folders.remove(_TEMPORARY)
-            # One Path for each folder, none for each file: a journal is listed twice a checkpoint.
+            # One Path per folder and not per file: a journal is listed twice per checkpoint.
             head = "" if at_root else f"{within.as_posix()}/"
             found += [head + file for file in files]
         self.confirm()
         return sorted(found)
 
     def delete(self, path: str) -> None:
-        """See BlobStore. Folders that become empty go too."""
+        """See BlobStore. Folders that become empty are removed too."""
         target = self._target(path)
         self.confirm()
         try:
@@ -238,7 +245,9 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temporary(self, path: str, fill: Callable[[Path], None]) -> Iterator[Path]:
-        """A synced file that `fill` has written, gone at the end if it was not given a name."""
+        """Yield a temporary file that `fill` has written and synced. At the end of the block the
+        temporary name is removed.
+        """
         folder = self._root / _TEMPORARY
         temporary = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
@@ -248,11 +257,11 @@ class LocalStore:
                 raise _translated(error, "write", self._root / path) from error
             yield temporary
         finally:
-            with contextlib.suppress(OSError):  # the next probe removes what is left behind
+            with contextlib.suppress(OSError):  # a later probe removes a file that stays here
                 temporary.unlink()
 
     def _into_folder(self, target: Path, action: Callable[[], object]) -> None:
-        """Run an action that puts a file into a folder, which is made where it is missing."""
+        """Run an action that puts a file into a folder. Make the folder if it is missing."""
         for _ in range(_FOLDER_TRIES):
             try:
                 action()
@@ -264,7 +273,7 @@ class LocalStore:
         action()
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder with its parents, each synced into its parent."""
+        """Make a folder and its missing parents, and sync each into its parent."""
         if folder.is_dir():
             return
         if folder == self._root and self._identity:
@@ -321,7 +330,7 @@ def _sync(descriptor: int) -> None:
     if sys.platform == "darwin":  # pragma: no cover - fsync of macOS stops at the disk's cache
         import fcntl
 
-        with contextlib.suppress(OSError):  # not every file system has it; fsync is what remains
+        with contextlib.suppress(OSError):  # not every file system supports it: then use fsync
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
@@ -330,7 +339,7 @@ def _sync(descriptor: int) -> None:
 def _removed_if_empty(folder: Path) -> bool:
     try:
         folder.rmdir()
-    except OSError:  # not empty, or already gone: both are what was wanted
+    except OSError:  # not empty, or already removed: both are expected
         return False
     return True
 

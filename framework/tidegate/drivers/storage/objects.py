@@ -1,9 +1,9 @@
-"""Checkpoint storage in an object store (S3, Google Cloud, Azure), by obstore.
+"""Checkpoint storage in an object store (S3, Google Cloud, Azure), through obstore.
 
-Objects there appear whole and at once, and a conditional put is the create-if-absent that the
+An object store writes objects atomically, and a conditional put is the create-if-absent that the
 journal needs. Credentials, regions and endpoints come from the environment in each cloud's own way.
-A request that fails after it was sent may have been carried out: creates answer UNKNOWN then, and
-the caller sends the same bytes again.
+A request that fails after it was sent may have been executed. In that case a create returns
+UNKNOWN, and the caller sends the same bytes again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import private_opener
 
 _CHUNK: Final = 4 << 20
-"""Bytes per write of a download: large enough that Python's share in it is small."""
+"""The bytes per write of a download: large enough that Python's part of the time is small."""
 
 
 class ObjectStore:
@@ -46,7 +46,9 @@ class ObjectStore:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """By URL; ConfigError if it is not one of a store. Reads and writes nothing."""
+        """Return the store at a URL. ConfigError if the URL is not valid. Reads and writes
+        nothing.
+        """
         try:
             return cls(from_url(url), url)
         except (BaseError, ValueError) as error:
@@ -110,7 +112,7 @@ class ObjectStore:
 
     def probe(self, *, allow_network_filesystem: bool = False) -> None:
         """See BlobStore."""
-        del allow_network_filesystem  # an object store has none
+        del allow_network_filesystem  # an object store has no file system
         check_create_if_absent(self, self._where, secrets.token_hex(8))
 
     def identify(self) -> str:
@@ -119,8 +121,8 @@ class ObjectStore:
         return self._identity
 
     def bind(self, identity: str) -> None:
-        """See BlobStore. A bucket cannot vanish behind its name without errors: each call would
-        cost a second request, so that only `confirm` looks.
+        """See BlobStore. Only `confirm` checks the identity, because a check in each call would
+        cost a second request. A bucket cannot vanish behind its name without errors.
         """
         self._identity = identity
 
@@ -138,7 +140,7 @@ class ObjectStore:
 
     @contextmanager
     def _door(self, what: str, path: str) -> Iterator[None]:
-        """Where obstore's exceptions become ours."""
+        """Translate obstore's exceptions into StorageError."""
         try:
             yield
         except (BaseError, OSError) as error:
@@ -151,5 +153,7 @@ class ObjectStore:
 
 
 def _first_line(error: Exception) -> str:
-    """Foreign messages carry a dump of the library's own objects after the first line."""
+    """Return the first line of an error's message. In obstore's messages, a dump of the library's
+    own objects follows after it.
+    """
     return str(error).split("\n", maxsplit=1)[0] or type(error).__name__

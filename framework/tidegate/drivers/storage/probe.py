@@ -1,7 +1,8 @@
-"""The proof that a store can hold a journal: a second create of one name is refused.
+"""The check that a store can hold a journal: the store must refuse a second create of one name.
 
-Everything that must be decided once rests on that primitive, and there are stores and mounts that
-accept both creates. Both drivers' `probe` call this; a job is refused where it fails.
+Every decision that must be made only once depends on that primitive, and some stores and mounts
+accept both creates. The `probe` methods of both drivers call this check. If it fails, the job is
+refused.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from tidegate.errors import RefusedError, StorageError
 from tidegate.ports.blobs import BlobStore, CreateResult
 
 TRIES: int = 3
-"""Creates whose outcome stays unknown: three in a row are no hiccup of the store."""
+"""The number of tries of a create whose outcome stays unknown. Three in a row are not a brief
+problem of the store.
+"""
 
 
 def check_create_if_absent(store: BlobStore, where: str, nonce: str) -> None:
-    """StorageError if the store does not work, RefusedError if it creates a name twice. `nonce` is
-    one that nobody else has.
+    """Create one name twice and check that the store refuses the second create. `nonce` is a text
+    that no other process uses.
+
+    StorageError if the store does not work. RefusedError if it does not refuse the second create or
+    does not keep the content of the first one.
     """
     path = f"probe/{nonce}"
     data, other = b"first", b"second"
@@ -36,7 +42,7 @@ def _create(store: BlobStore, path: str, data: bytes, where: str) -> CreateResul
     for _ in range(TRIES):
         outcome = store.create(path, data)
         if outcome is CreateResult.EXISTS and store.get(path) == data:
-            return CreateResult.CREATED  # our own, from a try that the store did not confirm
+            return CreateResult.CREATED  # by an earlier try that the store did not confirm
         if outcome is not CreateResult.UNKNOWN:
             return outcome
     message = f"checkpoint.storage {where} does not say whether it has written; is it reachable?"

@@ -1,9 +1,9 @@
-"""The id of the checkpoint storage that this host used last, remembered beside its local state.
+"""The id of the checkpoint storage that this host used last, stored next to its local state.
 
-A JobManager that is started while its storage is not mounted sees an empty folder, and would take
-it for a new storage: it would know no job, and would write below the mount point. Other processes
-are told the id by who starts them; a JobManager that stands by itself reads it here. Only paths
-need this: an object store that is away does not look empty.
+A JobManager that starts while its storage is not mounted sees an empty folder. Without this file it
+would use the folder as a new storage: it would know no job, and would write below the mount point.
+Other processes get the id from the process that starts them. The JobManager of a session cluster
+reads it from this file. Only paths need the file: an unreachable object store does not look empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tidegate.private_files import make_private_folder, write_private
 
 
 class RememberedStorage:
-    """The file of one storage, named by a digest of its path, in `folder`."""
+    """The file with the id of one storage. Its name is a digest of the storage's path, and it is
+    below `folder`.
+    """
 
     def __init__(self, folder: Path, storage: str) -> None:
         digest = hashlib.sha256(storage.encode()).hexdigest()[:16]
@@ -25,9 +27,10 @@ class RememberedStorage:
         self._storage, self._is_path = storage, "://" not in storage
 
     def read(self) -> str:
-        """The id; empty if none is remembered.
+        """Return the stored id, or an empty text if none is stored or the storage is a URL.
 
-        CorruptCheckpointError if the file holds no id: a new storage would pass for the old one.
+        CorruptCheckpointError if the file contains no id: without an id, this host could not
+        distinguish a new storage from the old one.
         """
         if not self._is_path:
             return ""
@@ -44,7 +47,9 @@ class RememberedStorage:
         return found
 
     def write(self, identity: str) -> None:
-        """Remember the id. Whole or not at all: a torn file would be waited for."""
+        """Store the id atomically, because `read` would refuse a torn file until the user deletes
+        it. Do nothing if the storage is a URL.
+        """
         if self._is_path and self.read() != identity:
             make_private_folder(self.file.parent)
             new = self.file.with_suffix(".new")
